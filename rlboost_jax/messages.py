@@ -126,6 +126,7 @@ class Hello(Message, frozen=True, kw_only=True):
     # Unlike any other's: what whoever asked for this server gave it, or drawn by chance as it
     # starts. With the name it is the instance; see `rlboost_jax.providers.base`.
     nonce: Name = ""
+    cache_tokens: Count = 0  # of context that its memory has pages for; 0: not said
 
 
 class Renew(Message, frozen=True, kw_only=True):

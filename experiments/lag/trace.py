@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from experiments.lag.experiment import SYSTEMS
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.lag.experiment import ENGINES, SYSTEMS
 from experiments.plots import FOLDER
 from experiments.simulated import SEEDS, config_of, gains, interval, outcome
-from rlboost_jax.simulator.bound import run_bound
+from rlboost_jax.simulator.bound import lag_bound, run_bound
 from rlboost_jax.simulator.hazard import draw
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.markets import Market, markets
@@ -48,7 +51,8 @@ def measure(seed: int, *, small: bool = False) -> dict[str, Outcome]:
     hazard = {f"market__hazard__{name}": value for name, value in asdict(HAZARD).items()}
     config = config_of(
         "14b", small=small, seed=seed, settling_steps=0,
-        market__kind="hazard", market__segments=((0.0, HOURS / 10 if small else HOURS),), **hazard,
+        market__kind="hazard", market__segments=((0.0, HOURS / 10 if small else HOURS),),
+        **hazard, **ENGINES,
     )  # fmt: skip
     (market,) = markets(config.market, seed=TRACE_SEED)
     return {lag: outcome(system, config, market, seed=seed) for lag, system in SYSTEMS.items()}
@@ -66,6 +70,9 @@ def over_seeds(runs: Mapping[int, Mapping[str, Outcome]]) -> dict[str, Any]:
             "of_bound": interval(
                 [of_bound(one, seed=seed) for seed, one in zip(runs, own, strict=True)]
             ),
+            "of_lag_bound": interval(
+                [of_lag_bound(one, seed, int(lag)) for seed, one in zip(runs, own, strict=True)]
+            ),
             "steps": interval([len(one.rows) for one in own]),
         }
     return found
@@ -74,10 +81,25 @@ def over_seeds(runs: Mapping[int, Mapping[str, Outcome]]) -> dict[str, Any]:
 def of_bound(outcome: Outcome, *, seed: int) -> float:
     """Least seconds of the steps that were complete, on this trace, over theirs."""
     config: SimConfig = outcome.config
-    steps = [response_lengths(config.workload, seed=seed, step=r["step"]) for r in outcome.rows]
     (market,) = markets(config.market, seed=TRACE_SEED)
-    least = run_bound(config, steps, instance_seconds(market))
+    least = run_bound(config, _lengths(outcome, seed), instance_seconds(market))
     return least / sum(row["step_seconds"] for row in outcome.rows)
+
+
+def of_lag_bound(outcome: Outcome, seed: int, lag: int) -> float:
+    """The same with no batch generated earlier than its lag allows, from the end of the first step
+    on: in that one nothing is known of lengths and speeds."""
+    (market,) = markets(outcome.config.market, seed=TRACE_SEED)
+    first, *others = (row["step_seconds"] for row in outcome.rows)
+    steps = _lengths(outcome, seed)
+    found = lag_bound(outcome.config, steps, instance_seconds(market), lag=lag, ends=[first])
+    return (found[-1] - first) / sum(others)
+
+
+def _lengths(outcome: Outcome, seed: int) -> list[NDArray[np.int64]]:
+    """Of all responses, by step."""
+    work = outcome.config.workload
+    return [response_lengths(work, seed=seed, step=row["step"]) for row in outcome.rows]
 
 
 def instance_seconds(market: Market) -> Callable[[float], float]:

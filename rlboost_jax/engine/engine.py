@@ -107,6 +107,7 @@ class Engine:
         self.memory = plan_memory(sizes, memory, config.memory_fraction)
         self.layout = replace(layout, num_pages=self.memory.num_pages)
         self.slots, self.slot_tokens = config.slots, slot_tokens
+        self.cache_tokens = self.layout.num_pages * config.page_size  # of context, in all slots
         self.programs = Programs(
             base_model(model),
             self.layout,

@@ -69,4 +69,5 @@ def hello_of(
         device=engine.device_kind,
         fingerprint=engine.fingerprint,
         nonce=nonce or secrets.token_hex(8),
+        cache_tokens=engine.cache_tokens,
     )

@@ -22,6 +22,14 @@ reserved engines; instances start for nothing, are paid while they work, and pul
 Of a run whose batches may be generated ahead, as far as one likes (`run_bound`), tails and the
 order of steps bind nobody: the learner works for the sum of all C, and all engines together have
 to do the sum of all works, the reserved ones in what the learner leaves of their time.
+
+Of a run with a lag of k (`lag_bound`) batch b is generated after step b − k − 1 has ended, at
+T(b − k − 1), and not before:
+
+- T(b) is C after T(b − 1) at the earliest,
+- and no sooner after T(b − k − 1) than its i-th response can be complete and what remains trained;
+- between T(a − k − 1) and T(b) engines have to do the works of the batches a to b, the reserved
+  ones in what the learner leaves of the steps a − k to b.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,7 +68,7 @@ def step_bound(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64], n:
     works = _least_works(config, tokens, reads)
     shortest = np.minimum(*(_alone(each, tokens, reads) for each in rates))
     trained, after = _trained(config, tokens)
-    learner = trainer.begin_seconds + trainer.switch_seconds + float(trained.sum()) + after
+    learner = _learner_seconds(config, trained, after) + trainer.switch_seconds
     remaining = np.cumsum(np.sort(trained))[::-1]  # at least, when the i-th group is complete
 
     def worked(seconds: float) -> Floats:
@@ -107,19 +115,78 @@ def run_bound(
         instance_seconds: that preemptible instances are there for within the first so many
             seconds; it does not fall.
     """
-    trainer, own = config.trainer, config.num_engines
+    own = config.num_engines
     learner = total = 0.0
     for lengths in steps:
         tokens, reads = _tokens(config, lengths)
         trained, after = _trained(config, tokens)
         total += float(_least_works(config, tokens, reads)[-1])
-        learner += trainer.begin_seconds + trainer.switch_seconds + float(trained.sum()) + after
+        learner += _learner_seconds(config, trained, after)
     low, high = learner, learner + total / own
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         enough = own * (middle - learner) + instance_seconds(middle) >= total
         low, high = (low, middle) if enough else (middle, high)
     return low
+
+
+def lag_bound(
+    config: SimConfig,
+    steps: Sequence[Sequence[int] | NDArray[np.int64]],
+    instance_seconds: Callable[[float], float],
+    *,
+    lag: int,
+    ends: Sequence[float] = (),
+) -> list[float]:
+    """When each of some steps ends at the earliest, in seconds from the first one's begin.
+
+    Args:
+        steps: of each, the tokens of every response, by sample.
+        instance_seconds: that preemptible instances are there for within the first so many
+            seconds; it does not fall.
+        lag: batches that may be generated ahead.
+        ends: of the first steps, where they are known.
+    """
+    rates = [EngineRates(config, reserved=side) for side in (False, True)]
+    works, learners, latencies = [], [], []
+    for lengths in steps:
+        tokens, reads = _tokens(config, lengths)
+        trained, after = _trained(config, tokens)
+        remaining = np.cumsum(np.sort(trained))[::-1]
+        shortest = np.minimum(*(_alone(each, tokens, reads) for each in rates))
+        works.append(float(_least_works(config, tokens, reads)[-1]))
+        learners.append(_learner_seconds(config, trained, after))
+        latencies.append(float(np.max(shortest + remaining)) + after)
+    found = list(ends)
+
+    def end_of(step: int) -> float:
+        return found[step] if step >= 0 else 0.0
+
+    for step in range(len(found), len(steps)):
+
+        def enough(seconds: float, step: int = step) -> bool:
+            for first in range(step + 1):
+                since, known = end_of(first - lag - 1), max(0, first - lag)
+                free = config.num_engines * (seconds - since - sum(learners[known : step + 1]))
+                lent = instance_seconds(seconds) - instance_seconds(since)
+                if free + lent < sum(works[first : step + 1]):
+                    return False
+            return True
+
+        low = max(end_of(step - 1) + learners[step], end_of(step - lag - 1) + latencies[step])
+        high = low + sum(works) / config.num_engines
+        if enough(low):
+            high = low
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        found.append(low)
+    return found
+
+
+def _learner_seconds(config: SimConfig, trained: Floats, after: float) -> float:
+    """That the learner has to do in a step in which its chips are not used for anything else."""
+    return config.trainer.begin_seconds + float(trained.sum()) + after
 
 
 def _tokens(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64]) -> tuple[Floats, Floats]:

@@ -34,7 +34,7 @@ class Server:
         self.alive = True
         engine = world.config.engine
         rates = world.rates_of(name, reserved=reserved)
-        self._slots = rates.slots
+        self._slots, self._cache_tokens = rates.slots, rates.kv_tokens
         self.engine = Engine(
             rates,
             slots=rates.slots,
@@ -66,6 +66,7 @@ class Server:
                 device="simulated",
                 fingerprint="simulated",
                 nonce=self.nonce,
+                cache_tokens=self._cache_tokens,
             )
         )
 

@@ -1,5 +1,8 @@
 """The roster's index by hand; `tests/simulate/invariants.py` compares it after every event."""
 
+from types import SimpleNamespace
+from typing import Any
+
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.state.ledger import Ledger
 from rlboost_jax.manager.state.roster import Roster
@@ -56,3 +59,27 @@ def test_prices_and_names_follow() -> None:
     whole.leave(whole.streams[1])
     assert list(whole.index.prices.elements()) == [4.0]
     assert len(whole.index.names) == 1 == whole.index.claims.total()
+
+
+def test_who_has_fewer_pages_than_slots_has_room_for_as_many_as_fit() -> None:
+    """Rows of 70 tokens on average while nothing is known (half of a slot), of 8 by the batch:
+    an answer of 8 tokens to a prompt of 4 holds 4 + 8 / 2 of them."""
+    whole = Roster(settings(deterministic=False, slots=100, slot_tokens=140), 0.0)
+    known = {"slots": 100, "slot_tokens": 140}
+    silent, small, ample, tiny = (
+        whole.join(stream, hello(**known, cache_tokens=tokens), 0.0)
+        for stream, tokens in enumerate((0, 720, 14_000, 1))
+    )
+    rooms = [(i.room, i.last_room) for i in (silent, small, ample, tiny)]
+    assert rooms == [(100, 100), (10, 10), (100, 100), (1, 1)]
+    unfinished = SimpleNamespace(length=1000, num_sampled=996, result=None)
+    nothing: Any = SimpleNamespace(rollouts=[unfinished])
+    whole.learn(nothing)
+    assert small.room == 10
+    finished = SimpleNamespace(length=12, num_sampled=8, result=object())
+    batch: Any = SimpleNamespace(rollouts=[finished, unfinished, finished])
+    whole.learn(batch)
+    rooms = [(i.room, i.last_room) for i in (silent, small, ample, tiny)]
+    assert rooms == [(100, 100), (90, 10), (100, 100), (1, 1)]
+    late = whole.join(9, hello(**known, cache_tokens=720), 0.0)
+    assert late.room == 90

@@ -488,6 +488,6 @@ def test_an_instance_counts_for_the_oldest_batch_that_it_has_rollouts_of() -> No
     older, newer = object(), object()
     held = {1: SimpleNamespace(batch=newer), 2: SimpleNamespace(batch=older)}
     parameters = SimpleNamespace(announced=manifest(0, "d"))
-    instance: Any = SimpleNamespace(held=held, parameters=parameters, slots=2, reserved=False)
+    instance: Any = SimpleNamespace(held=held, parameters=parameters, last_room=2, reserved=False)
     places: Any = {older: 0, newer: 1}
     assert directions._holder(instance, places, [0, 1]).holds == 0

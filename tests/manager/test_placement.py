@@ -5,14 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.manager.policies.placement import (
-    MUCH_SLOWER,
     Load,
     Pace,
     assign,
+    even_moves,
     pending_moves,
     room,
     running_moves,
-    straggler,
 )
 
 THETA = 3
@@ -149,28 +148,54 @@ def test_nobody_waits_while_a_slow_one_has_a_slot() -> None:
 
 
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=6), st.data())
-def test_moves_between_paces_come_to_an_end(held: list[int], data: st.DataObject) -> None:
-    """Whoever gives one away ends later than wherever it goes, and the moves are few."""
+def test_moves_between_paces_make_all_end_alike_and_come_to_an_end(
+    held: list[int], data: st.DataObject
+) -> None:
+    """Against all ways to divide the rollouts among the slots: none ends sooner."""
     seconds = [data.draw(st.sampled_from([1.0, 1.4, 3.0])) for _ in held]
     fleet = mixed(seconds, held)
-    for _ in range(8 * len(held)):
-        slow = straggler(fleet)
-        if slow is None:
-            break
-        pace = fleet[slow].pace
-        assert pace is not None
-        before = pace.seconds(fleet[slow].running)
-        fleet[slow].held -= 1
-        (place,) = assign([0], fleet, max_pending=THETA, group_size=1)
-        there = fleet[place].pace
-        assert place != slow and there is not None
-        assert MUCH_SLOWER * there.seconds(fleet[place].running) < before
-    else:
-        raise AssertionError("moves without an end")
+    moves = even_moves(fleet)
+    assert all(0 <= count <= load.held for count, load in zip(moves, fleet, strict=True))
+    if not any(moves):
+        return
+    before = latest_end(fleet)
+    for load, count in zip(fleet, moves, strict=True):
+        load.held -= count
+    for _ in range(sum(moves)):  # one by one, as they come back
+        assign([0], fleet, max_pending=THETA, group_size=1)
+    assert latest_end(fleet) <= before
+    assert sum(load.held for load in fleet) == sum(held)
+    assert latest_end(fleet) == pytest.approx(least_end(seconds, sum(held)))
+    assert not any(even_moves(fleet))
+
+
+def latest_end(fleet: list[Load]) -> float:
+    return max(load.pace.seconds(load.running) for load in fleet if load.held and load.pace)
+
+
+def least_end(seconds: list[float], rollouts: int) -> float:
+    """Of the fleets of `mixed` that hold so many: the least end that leaves room for all."""
+    paces = [load.pace for load in mixed(seconds, [0] * len(seconds)) if load.pace]
+    ends = sorted(pace.seconds(count) for pace in paces for count in range(1, 9))
+    return next(
+        end
+        for end in ends
+        if rollouts <= sum(sum(p.seconds(n) <= end for n in range(1, 9)) for p in paces)
+    )
+
+
+def test_equals_share_what_one_of_them_took_before_the_others_were_there() -> None:
+    """8 · 8 rollouts at the first, of 1 + n / 10 seconds a step; the rest came to nothing."""
+    fleet = [
+        Load(slots=64, held=held, pace=Pace(base=1.0, row=0.1, tokens=100.0))
+        for held in (64, 2, 2, 0)
+    ]
+    assert even_moves(fleet) == [47, 0, 0, 0]
+    assert even_moves(fleet[1:]) == [0, 0, 0]  # 1.2 against 1.1 seconds: not worth a prefill
 
 
 def test_without_all_paces_it_goes_by_what_is_pending() -> None:
     fleet = mixed([1.0, 9.0], [3, 1])
     fleet[0].pace = None
-    assert straggler(fleet) is None
+    assert even_moves(fleet) == [0, 0]
     assert assign([0], fleet, max_pending=THETA, group_size=1) == [1]

@@ -1,6 +1,5 @@
 """Fits against engines whose coefficients are known."""
 
-import math
 import random
 
 import numpy as np
@@ -93,11 +92,3 @@ def test_a_kind_is_believed_after_some_spans() -> None:
     speeds.end_step(["a"])
     assert speeds.rates(KIND) is None
     assert SHRINK_SECONDS > 0 and speeds.factor("unknown") == 1.0
-
-
-def test_a_cache_that_was_full_is_remembered() -> None:
-    speeds = Speeds()
-    assert speeds.cache_tokens(KIND) == math.inf
-    speeds.crowded(KIND, 1000)
-    speeds.crowded(KIND, 1100)
-    assert 1000 < speeds.cache_tokens(KIND) < 1100

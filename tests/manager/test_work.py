@@ -8,12 +8,14 @@ from tests.manager.fakes import ready, settings
 A, B = 10, 11
 
 
-def busy_server(held: int, *, slots: int) -> tuple[Desk, list[m.GenerateRequest]]:
+def busy_server(
+    held: int, *, slots: int, cache_tokens: int = 0
+) -> tuple[Desk, list[m.GenerateRequest]]:
     """One server that holds `held` rollouts, in a run without reserved engines."""
     desk = Desk(settings(deterministic=False, manager__max_pending=held))
     desk.open_run(reserved=False)
     desk.publish(0)
-    desk.join(A, version=0, slots=slots)
+    desk.join(A, version=0, slots=slots, cache_tokens=cache_tokens)
     desk.begin(0, prompts=held // 2)
     requests = desk.requests(A)
     assert len(requests) == held
@@ -73,3 +75,19 @@ def test_an_engine_with_other_weights_is_asked_to_stop_the_old_work() -> None:
     assert releases(desk) == [r.request_id for r in requests]
     desk(ServerGone(A, "killed"))
     assert desk.manager.view.batches[0].num_waiting == 2
+
+
+def test_rollouts_that_memory_has_no_pages_for_are_pending_too() -> None:
+    """64 slots, pages for five of half the longest rollout's 16 tokens each."""
+    desk, requests = busy_server(8, slots=64, cache_tokens=40)
+    desk.join(B, version=0, slots=64)
+    assert releases(desk) == [r.request_id for r in requests[5:]]
+
+
+def test_a_server_takes_no_more_than_its_pages_and_what_may_be_pending() -> None:
+    desk = Desk(settings(deterministic=False, manager__max_pending=2))
+    desk.open_run(reserved=False)
+    desk.publish(0)
+    desk.join(A, version=0, slots=64, cache_tokens=40)
+    desk.begin(0, prompts=6)
+    assert len(desk.requests(A)) == 5 + 2

@@ -95,7 +95,7 @@ def _index(world: World) -> None:
         staying = len(i.held) - i.num_releasing
         if staying > 1:
             crowded.add(i.stream)
-        if staying > i.slots:
+        if staying > i.room:
             overfull.add(i.stream)
     trusting = world.settings.deterministic and roster.trusting
     for begin, ready in pools.items():
@@ -179,7 +179,7 @@ def _nothing_idle(world: World) -> None:
             others = remote or (lagging and manager.view.roster.members)
             assert manager.view.window_open or others, "no one is eligible"
         for instance in remote + (reserved if manager.view.window_open else []):
-            assert len(instance.held) >= instance.slots + world.settings.manager.max_pending
+            assert len(instance.held) >= instance.room + world.settings.manager.max_pending
 
 
 def _versions(world: World) -> None:

@@ -94,6 +94,8 @@ class Server:
         self.world, self.name, self.reserved = world, name, reserved
         self.nonce = nonce or f"by-hand-{len(world.servers)}"
         self.slots = 2
+        # Every third has pages for both slots, every third for fewer as their responses grow.
+        self.cache_tokens = (0, 2**20, world.settings.slot_tokens)[len(world.servers) % 3]
         self.alive = True
         self.granted = False  # the provider has said so
         self.frozen = False
@@ -139,6 +141,7 @@ class Server:
                 slots=self.slots,
                 slot_tokens=slot_tokens,
                 nonce=self.nonce,
+                cache_tokens=self.cache_tokens,
             )
         )
         if self.reserved and self.version >= 0:

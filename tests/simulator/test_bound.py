@@ -1,10 +1,11 @@
 """The bound of one who knows everything, against simulated runs and closed forms."""
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlboost_jax.simulator.bound import run_bound, step_bound
+from rlboost_jax.simulator.bound import lag_bound, run_bound, step_bound
 from rlboost_jax.simulator.economics import dollars
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.markets import static
@@ -85,16 +86,44 @@ def test_no_lag_beats_the_bound_of_a_run(lag, instances):
     steps = [response_lengths(config.workload, seed=3, step=row["step"]) for row in rows]
     bound = run_bound(config, steps, lambda seconds: instances * seconds)
     assert sum(row["step_seconds"] for row in rows) > bound
+    ends = np.cumsum([row["step_seconds"] for row in rows])
+    for known in range(len(ends)):
+        bounds = lag_bound(
+            config, steps, lambda seconds: instances * seconds, lag=lag, ends=ends[:known]
+        )
+        assert bounds[-1] >= bound - 1e-6 and np.all(ends[known:] > np.array(bounds[known:]) - 1e-6)
+
+
+@pytest.mark.parametrize("instances", [0, 0.5, 3])
+def test_the_bound_of_a_lag_is_that_of_its_tightest_batches(instances):
+    """Equal steps: without a lag each takes what one takes alone, less what may not be waited for;
+    with any lag as many as the run's bound."""
+    config = make_config(engine__memory_fraction=0.85)
+    lengths = [[700] * 64] * 5
+
+    def lent(seconds):
+        return instances * seconds
+
+    one = lag_bound(config, lengths[:1], lent, lag=0)[0]
+    learner = step_bound(config, lengths[0], 0).learner - config.trainer.switch_seconds
+    assert lag_bound(config, lengths, lent, lag=0)[-1] == pytest.approx(5 * one)
+    ahead = lag_bound(config, lengths, lent, lag=4)[-1]
+    latency = lag_bound(config, lengths[:1], lambda seconds: 1e9 * seconds, lag=0)[0]
+    least = max(run_bound(config, lengths, lent), latency + 4 * learner)
+    assert ahead == pytest.approx(least)
+    between = [lag_bound(config, lengths, lent, lag=lag)[-1] for lag in range(5)]
+    assert between == sorted(between, reverse=True)
 
 
 def test_a_run_is_bound_by_its_learner_or_by_all_engines():
     """64 equal responses to 16 prompts in each of 5 steps, as in the test of one step."""
     config = make_config(engine__memory_fraction=0.85)
     lengths = [700] * 64
-    one = step_bound(config, lengths, 0)
-    assert run_bound(config, [lengths] * 5, lambda seconds: 1e9) == pytest.approx(5 * one.learner)
+    # Engines that never need the learner's chips never switch them.
+    learner = step_bound(config, lengths, 0).learner - config.trainer.switch_seconds
+    assert run_bound(config, [lengths] * 5, lambda seconds: 1e9) == pytest.approx(5 * learner)
     alone = run_bound(config, [lengths] * 5, lambda seconds: 0.0)
-    works = config.num_engines * (alone - 5 * one.learner)  # engine-seconds
+    works = config.num_engines * (alone - 5 * learner)  # engine-seconds
     shared = run_bound(config, [lengths] * 5, lambda seconds: 0.5 * seconds)
     engines = config.num_engines + 0.5
-    assert shared == pytest.approx((works + config.num_engines * 5 * one.learner) / engines)
+    assert shared == pytest.approx((works + config.num_engines * 5 * learner) / engines)

@@ -51,7 +51,12 @@ def room(loads: Sequence[Load], max_pending: int) -> int:
 
 
 def assign(
-    prompts: Sequence[int], loads: Sequence[Load], *, max_pending: int, group_size: int
+    prompts: Sequence[int],
+    loads: Sequence[Load],
+    *,
+    max_pending: int,
+    group_size: int,
+    begun: Collection[int] = (),
 ) -> list[int]:
     """Join the shortest queue: an index into `loads` for each rollout, named by its prompt.
 
@@ -60,7 +65,11 @@ def assign(
     an instance that holds members of the group is taken, because a group shares the pages of
     its prompt. Where whole groups abound, instances within one
     group of the shortest queue count as equal; towards a step's end, where balance
-    matters more than pages, only exact equals do. Adds to `held` of the loads.
+    matters more than pages, only exact equals do. So they do for rollouts that are begun, which
+    bring more tokens than those of their prompt. Adds to `held` of the loads.
+
+    Args:
+        begun: places among the rollouts.
 
     `room` must not be smaller than the number of rollouts.
     """
@@ -71,7 +80,7 @@ def assign(
     heap = [key(load, index) for index, load in enumerate(loads)]
     heapq.heapify(heap)
     chosen: list[int] = []
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         while heap[0] != key(loads[heap[0][2]], heap[0][2]):  # a home has grown meanwhile
             heapq.heapreplace(heap, key(loads[heap[0][2]], heap[0][2]))
         best = heap[0]
@@ -79,7 +88,8 @@ def assign(
             raise ValueError(f"no room for rollout {len(chosen)} of {len(prompts)}")
         if prompt not in homes:
             homes[prompt] = [i for i, load in enumerate(loads) if prompt in load.groups]
-        near = [i for i in homes[prompt] if _near(loads[i], best, slack, by_pace=by_pace)]
+        own = 0 if number in begun else slack
+        near = [i for i in homes[prompt] if _near(loads[i], best, own, by_pace=by_pace)]
         index = min(near, key=lambda i: key(loads[i], i)) if near else best[2]
         loads[index].held += 1
         if index not in homes[prompt]:
@@ -126,23 +136,43 @@ def running_moves(busiest: Load, idle: int) -> int:
     return max(0, min(running - busiest.plateau, running * idle // (idle + 1)))
 
 
-def straggler(loads: Sequence[Load]) -> int | None:
-    """Who of a mixed fleet is to give a rollout away; None: nobody, or a pace is not known.
+def even_moves(loads: Sequence[Load]) -> list[int]:
+    """Running rollouts to release from each, so that all instances end at about the same time.
 
-    It is worth its prefill only where it then ends much sooner. Since `assign` sends it to just
-    that instance, the latest end falls with every move, and moves come to an end.
+    They move one by one, as long as the instance that would end last gives one to where it would
+    end sooner. It is worth their prefill only where the first of them ends much sooner; then all
+    that are too many move at once, so that this comes to an end. Nothing moves where a pace is not
+    known.
     """
-    ends = [
-        (load.pace.seconds(load.running), -load.pending, index)
-        for index, load in enumerate(loads)
-        if load.pace is not None and load.held
+    moves = [0] * len(loads)
+    paces = [load.pace for load in loads if load.pace is not None]
+    if len(paces) < len(loads):
+        return moves
+    running = [load.running for load in loads]
+    ends = [(-paces[i].seconds(count), i) for i, count in enumerate(running) if count]
+    free = [
+        (paces[i].seconds(count + 1), i)
+        for i, count in enumerate(running)
+        if loads[i].held < loads[i].slots
     ]
-    free = [_end(load, i) for i, load in enumerate(loads) if load.pace and load.held < load.slots]
-    if len(free) == 0 or not ends or any(load.pace is None for load in loads):
-        return None
-    seconds, _, index = max(ends)
-    _, sooner, other = min(free)
-    return index if other != index and seconds > MUCH_SLOWER * sooner else None
+    heapq.heapify(ends)
+    heapq.heapify(free)
+    if not ends or not free or -ends[0][0] <= MUCH_SLOWER * free[0][0]:
+        return moves
+    while ends and free and -ends[0][0] > free[0][0]:
+        giver, taker = ends[0][1], free[0][1]
+        moves[giver] += 1
+        running[giver] -= 1
+        running[taker] += 1
+        if running[giver]:
+            heapq.heapreplace(ends, (-paces[giver].seconds(running[giver]), giver))
+        else:
+            heapq.heappop(ends)
+        if running[taker] < loads[taker].slots:
+            heapq.heapreplace(free, (paces[taker].seconds(running[taker] + 1), taker))
+        else:
+            heapq.heappop(free)
+    return moves
 
 
 def _key(load: Load, index: int) -> Key:

@@ -11,7 +11,6 @@ from the tokens. The four are fitted by least squares, none of them negative, fo
 instance; an instance that is slower than its kind has a factor of its own.
 """
 
-import math
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from itertools import combinations
@@ -27,7 +26,6 @@ MIN_SPANS = 6  # of a kind, before its fit is believed
 PREFILL = (3,)  # of the four unknowns
 RIDGE = 1e-9  # keeps a fit to proportional sums solvable
 SHRINK_SECONDS = 20.0  # of its kind's pace that an instance's own begins with
-NEWEST_CACHE = 0.1  # weight of the last sight of a full cache
 MIXED = 1.3  # times as slow as others: much slower
 SLOWEST, FASTEST = 20.0, 0.05  # times its kind's seconds
 
@@ -93,7 +91,6 @@ class Speeds:
         self._products: dict[Kind, NDArray[np.float64]] = {}  # kind → [5, 5] sums of products
         self._counts: dict[Kind, float] = {}
         self._rates: dict[Kind, Rates] = {}
-        self._cache: dict[Kind, float] = {}  # tokens
         self._mixed = False
         self._own: dict[str, tuple[float, float]] = {}  # instance → seconds, its kind's for that
 
@@ -115,15 +112,6 @@ class Speeds:
         row = np.array([*sums, seconds])
         self._products[kind] += np.outer(row, row) / seconds
         self._counts[kind] = self._counts.get(kind, 0.0) + 1.0
-
-    def crowded(self, kind: Kind, tokens: int) -> None:
-        """A cache had room for so many tokens when there was none for another rollout."""
-        before = self._cache.get(kind, float(tokens))
-        self._cache[kind] = before + NEWEST_CACHE * (tokens - before)
-
-    def cache_tokens(self, kind: Kind) -> float:
-        """Of an engine; inf: it has never been full."""
-        return self._cache.get(kind, math.inf)
 
     def end_step(self, present: Collection[str]) -> None:
         """Fit anew; what instances no longer present did is forgotten with them."""

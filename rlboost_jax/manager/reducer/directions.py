@@ -136,7 +136,7 @@ class Directions:
             staying = len(instance.held) - instance.num_releasing
             unheld[place] += instance.num_releasing
             if not instance.reserved:
-                queued[place] += max(0, staying - instance.slots)
+                queued[place] += max(0, staying - instance.room)
             elif not self._seeding.open:
                 unheld[place] += staying
         rows = [self._rows(found) for found in wanted.values()]
@@ -151,7 +151,7 @@ class Directions:
         throughput that a lag is for: the learner does not wait for these as long as it trains.
         """
         there = self._roster.pool(batches[0]).instances
-        return max((instance.slots for instance in there), default=0)
+        return max((instance.last_room for instance in there), default=0)
 
 
 def _left(batches: Sequence[BatchRecord]) -> int:
@@ -166,7 +166,7 @@ def _holder(instance: Instance, places: Mapping[BatchRecord, int], versions: lis
         announced=versions.index(announced.version) if announced is not None and known else None,
         holds=_place(instance, places),
         held=len(instance.held),
-        slots=instance.slots,
+        slots=instance.last_room,
         passing=instance.reserved,
     )
 

@@ -11,10 +11,10 @@ from rlboost_jax.manager.policies.placement import (
     Load,
     Pace,
     assign,
+    even_moves,
     pending_moves,
     room,
     running_moves,
-    straggler,
 )
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.reducer.placements import Placements
@@ -26,6 +26,7 @@ from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 
 RANKINGS = 64  # of the queue in a step, at most
+EVEN_SECONDS = 1.0  # between two looks at who ends last
 
 
 class Dispatch:
@@ -47,6 +48,7 @@ class Dispatch:
         self._plans = plans
         # Batches whose queue was put in order last, with how many had finished then.
         self._ranked: dict[BatchRecord, int] = {}
+        self._evened_at = -math.inf
 
     def settle(self, batches: Sequence[BatchRecord], now: float) -> None:
         """Do all that can be done for open batches at this moment.
@@ -84,7 +86,7 @@ class Dispatch:
         still. Else it waits."""
         there = [*self.remote(batch), *self._seeding_for(batch)]
         known = next((i for i in there if i.name == rollout.previous), None)
-        if known is not None and len(known.held) < known.slots:
+        if known is not None and len(known.held) < known.room:
             self._placements.generate(batch, known, [rollout], now)
         else:
             batch.wait(rollout)
@@ -138,13 +140,13 @@ class Dispatch:
         if batch not in self._ranked or news:
             others = {b: n for b, n in self._ranked.items() if self._ledger.works_on(b)}
             self._ranked = {**others, batch: batch.num_finished}
-            slots = sum(i.slots for side in self.engines for i in side)
+            slots = sum(i.room for side in self.engines for i in side)
             batch.rank(plans.ranks(batch, slots))
 
     def _place(self, batch: BatchRecord, eligible: list[Instance], now: float) -> None:
-        paces = self._paces(eligible)
+        paces = self._paces(eligible) if self._by_speed else [None] * len(eligible)
         loads = [
-            Load(slots=i.slots, held=len(i.held), groups=i.groups, pace=pace)
+            Load(slots=i.room, held=len(i.held), groups=i.groups, pace=pace)
             for i, pace in zip(eligible, paces, strict=True)
         ]
         limit = self._settings.max_pending
@@ -154,6 +156,7 @@ class Dispatch:
             loads,
             max_pending=limit,
             group_size=batch.begin.group_size,
+            begun={n for n, r in enumerate(rollouts) if r.num_tokens},
         )
         batches: dict[int, list[Rollout]] = {}
         for rollout, index in zip(rollouts, chosen, strict=True):
@@ -163,7 +166,7 @@ class Dispatch:
 
     def _paces(self, instances: Sequence[Instance]) -> list[Pace | None]:
         plans = self._plans
-        if plans is None or not self._by_speed:
+        if plans is None:
             return [None] * len(instances)
         return [plans.model.pace(instance) for instance in instances]
 
@@ -173,22 +176,28 @@ class Dispatch:
         plans = self._plans
         return plans is not None and self._settings.routing == "speed" and plans.model.mixed
 
-    def _relieve(self, batch: BatchRecord, eligible: Sequence[Instance], now: float) -> None:
-        """Of a mixed fleet: let the one that ends last give a rollout to a much faster one."""
+    def _even_out(self, batch: BatchRecord, eligible: Sequence[Instance], now: float) -> bool:
+        """Let those that end last give rollouts to those that end much sooner; whether any does."""
+        if now < self._evened_at + EVEN_SECONDS or self._settings.routing != "speed":
+            return False
+        self._evened_at = now
         loads = [
-            Load(slots=i.slots, held=len(i.held), pace=pace)
+            Load(slots=i.room, held=len(i.held), pace=pace)
             for i, pace in zip(eligible, self._paces(eligible), strict=True)
         ]
-        if (slow := straggler(loads)) is not None:
-            self._placements.release(eligible[slow], eligible[slow].shortest(batch, 1), now)
+        moves = even_moves(loads)
+        for instance, count in zip(eligible, moves, strict=True):
+            if count:
+                self._placements.release(instance, instance.shortest(batch, count), now)
+        return any(moves)
 
     def _held_for(self, batch: BatchRecord, instance: Instance) -> int:
         """What an instance is to keep, but for what is pending there of other batches: those may
         not be placed where this one's may."""
         staying = len(instance.held) - instance.num_releasing
-        if staying <= instance.slots or not self._ledger.lagging:
+        if staying <= instance.room or not self._ledger.lagging:
             return staying
-        return max(instance.slots, staying - instance.pending_of_others(batch))
+        return max(instance.room, staying - instance.pending_of_others(batch))
 
     def _balance(
         self,
@@ -212,19 +221,21 @@ class Dispatch:
 
         if index.overfull and any(works(instance) for instance in index.overfull.values()):
             eligible = [*remote, *seeding]
-            loads = [Load(slots=i.slots, held=self._held_for(batch, i)) for i in eligible]
+            loads = [Load(slots=i.room, held=self._held_for(batch, i)) for i in eligible]
             moves = pending_moves(loads, index.num_releasing)
             for instance, count in zip(eligible, moves, strict=True):
                 if count:
                     self._placements.release(instance, instance.newest_pending(count, batch), now)
-        elif self._by_speed and remote and not index.num_releasing:
-            self._relieve(batch, [*remote, *seeding], now)
-        elif pool is not None and pool.idle and not index.num_releasing:
+        elif index.num_releasing or self._even_out(batch, [*remote, *seeding], now):
+            return
+        elif self._by_speed:
+            return  # who is idle is so for being slow
+        elif pool is not None and pool.idle:
             crowded = [instance for instance in index.crowded.values() if works(instance)]
             if not crowded:
                 return
-            busiest = min(crowded, key=lambda i: (-min(len(i.held), i.slots), i.reserved, i.order))
+            busiest = min(crowded, key=lambda i: (-min(len(i.held), i.room), i.reserved, i.order))
             plateau = self._profile.plateau(busiest.kind, context=busiest.context)
-            load = Load(slots=busiest.slots, held=len(busiest.held), plateau=plateau)
+            load = Load(slots=busiest.room, held=len(busiest.held), plateau=plateau)
             if count := running_moves(load, pool.idle):
                 self._placements.release(busiest, busiest.shortest(batch, count), now)

@@ -68,7 +68,7 @@ class Drains:
         elif not departure.draining:
             departure.drain()
             self._roster.retire(instance)
-            surplus = len(instance.held) - instance.num_releasing - instance.slots
+            surplus = len(instance.held) - instance.num_releasing - instance.room
             count = max(surplus, instance.activity.waiting)
             self._placements.release(instance, instance.newest_pending(count), now)
         self._roster.look_at(self.next_at(instance, now))

@@ -64,9 +64,10 @@ class Intake:
         )
         if sum([r.num_tokens for r in given]) > before:  # what is no use is no progress
             instance.activity.progressed(now)
-        if self._model is not None and (found := instance.activity.measured(known, now)):
-            span, context = found
-            self._model.measured(instance, span, context, now, counts=alone)
+        if self._model is not None:
+            span = instance.activity.measured(known, now)
+            if span is not None and alone:
+                self._model.measured(instance, span, now)
         for rollout in ended:
             instance.let_go(rollout.request_id)
             result = rollout.result

@@ -38,6 +38,7 @@ class Lessons:
         Args:
             cap: the number of instances wanted so far; None: not known.
         """
+        self._roster.learn(step)
         plans = self._plans
         if plans is None:
             return

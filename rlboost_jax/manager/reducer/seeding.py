@@ -147,5 +147,5 @@ class SeedingWindow:
         for instance in sorted(members, key=lambda i: (-len(i.held), i.order)):
             if left > 0:
                 fleet.append(instance)
-                left -= instance.slots
+                left -= instance.last_room
         return fleet

@@ -48,20 +48,10 @@ class StepModel:
         """Whether it is known what a step asks for."""
         return bool(self._prompts)
 
-    def measured(
-        self, instance: Instance, span: BusySpan, context: int, now: float, *, counts: bool
-    ) -> None:
-        """A span of an instance is over: all its tokens are known.
-
-        Args:
-            context: tokens that it held then.
-            counts: whether the engine had its chips to itself.
-        """
-        activity, kind = instance.activity, kind_of(instance)
-        if counts:
-            self.speeds.add(kind, instance.name, span, now)
-        if activity.waiting and activity.running < instance.slots:
-            self.speeds.crowded(kind, context)
+    def measured(self, instance: Instance, span: BusySpan, now: float) -> None:
+        """A span of an instance is over, which had its chips to itself: all its tokens are
+        known."""
+        self.speeds.add(kind_of(instance), instance.name, span, now)
 
     def learn(
         self,
@@ -161,11 +151,6 @@ class StepModel:
         """Of an instance's kind; of the kind's reserved or preemptible twin if that is all."""
         kind, reserved = kind_of(instance)
         return self.speeds.rates((kind, reserved)) or self.speeds.rates((kind, not reserved))
-
-    def cache_tokens(self, instance: Instance) -> float:
-        """That an engine of its kind has room for; inf: it has never been full."""
-        kind, reserved = kind_of(instance)
-        return min(self.speeds.cache_tokens((kind, side)) for side in (reserved, not reserved))
 
 
 def kind_of(instance: Instance) -> tuple[Hashable, bool]:

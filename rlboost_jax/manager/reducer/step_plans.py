@@ -173,9 +173,7 @@ class StepPlans:
         rates = self.model.rates(like)
         if not self.model.ready or not engines or rates is None or not self.model.learnt_prompts:
             return None
-        more = Engines(
-            count=count, slots=like.slots, rates=rates, cache_tokens=self.model.cache_tokens(like)
-        )
+        more = Engines(count=count, slots=like.slots, rates=rates, cache_tokens=like.cache_tokens)
         return self._whole([engines[0], more])[:2]
 
     def _whole(self, engines: Sequence[Engines]) -> tuple[Forecast, float, bool]:
@@ -221,7 +219,7 @@ class StepPlans:
                     count=len(members),
                     slots=members[0].slots,
                     rates=rates.times(sum(factors) / len(factors)),
-                    cache_tokens=self.model.cache_tokens(members[0]),
+                    cache_tokens=members[0].cache_tokens,
                 )
                 if reserved:
                     engines[0] = group

@@ -132,8 +132,8 @@ class Tail:
 
         merge = best_merge(
             predict,
-            own=[instance.slots for instance in own],
-            other_slots=sum(instance.slots for instance in others),
+            own=[instance.room for instance in own],
+            other_slots=sum(instance.room for instance in others),
             left=len(batch.rollouts) - batch.num_dormant,
             surplus=0 if cap is None else max(0, len(self._fleet.standing) - cap),
             overhead=plans.model.overhead,

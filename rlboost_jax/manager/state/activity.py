@@ -92,9 +92,9 @@ class Activity:
         """It has given a token of use, or an answer."""
         self.progress_at = now
 
-    def measured(self, known: Iterable[Known], now: float) -> tuple[BusySpan, int] | None:
+    def measured(self, known: Iterable[Known], now: float) -> BusySpan | None:
         """Take in what rollouts of a batch got. Where everything is known that it has sampled, a
-        span is over: that and the tokens of context held then; else None.
+        span is over, and it is returned.
 
         Args:
             known: rollouts of the batch as they were before it.
@@ -102,17 +102,16 @@ class Activity:
         span = self.span
         if span is None:
             return None
-        going_on = context = 0
+        going_on = 0
         for rollout, length, yielded in known:
             count = rollout.length - length
-            if not rollout.dormant:
-                going_on, context = going_on + 1, context + rollout.length
+            going_on += not rollout.dormant
             if count > 0:
                 span.sampled(rollout.request_id, length, count, first=not yielded)
         if going_on < self.running:
             return None
         self.span = BusySpan(now) if self.running else None
-        return span, context
+        return span
 
     def compiled(self, programs: int) -> None:
         """So many programs, in all."""

@@ -75,7 +75,7 @@ class Index:
         self.num_preemptible = 0
         self.hourly = 0.0  # dollars, for all of these
         self.crowded: dict[int, Instance] = {}  # with more than one rollout that is to stay
-        self.overfull: dict[int, Instance] = {}  # with more of them than slots
+        self.overfull: dict[int, Instance] = {}  # with more of them than room
         self.free: dict[int, Instance] = {}  # preemptible ones that hold nothing
         self.num_releasing = 0  # rollouts that are being released
         self._pools: dict[Key, Pool] = {}
@@ -134,7 +134,7 @@ class Index:
             self.crowded[stream] = instance
         else:
             self.crowded.pop(stream, None)
-        if staying > instance.slots:
+        if staying > instance.room:
             self.overfull[stream] = instance
         else:
             self.overfull.pop(stream, None)

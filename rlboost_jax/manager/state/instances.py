@@ -4,6 +4,7 @@ Each subject is a record with its own verbs; what concerns two of them, or what 
 has to hear of, goes through the instance.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -34,6 +35,8 @@ class Instance:
     Attributes:
         held: rollouts by request id, oldest placement first; to be read.
         order: of joining.
+        room: rollouts that it can sample at once: as many as it has slots, or as its memory has
+            pages for if that is less. What it holds beyond is pending there.
     """
 
     __slots__ = (
@@ -50,6 +53,7 @@ class Instance:
         "order",
         "parameters",
         "reserved",
+        "room",
         "slots",
         "stream",
     )  # fmt: skip
@@ -59,7 +63,7 @@ class Instance:
         self.name = name
         self.hello = hello
         self.reserved = hello.reserved
-        self.slots = hello.slots
+        self.slots = self.room = hello.slots
         self.joined_at = now
         self.lease = Lease(now)
         self.parameters = Parameters()
@@ -101,6 +105,17 @@ class Instance:
         return self.hello.device, self.hello.fingerprint, self.slots
 
     @property
+    def cache_tokens(self) -> float:
+        """Of context that its memory has pages for; inf: it has not said."""
+        return self.hello.cache_tokens or math.inf
+
+    @property
+    def last_room(self) -> int:
+        """Of a batch's last rollouts, which are the long ones: as if these had any length up to
+        the longest."""
+        return min(self.room, _room(self.cache_tokens, self.hello.slot_tokens / 2))
+
+    @property
     def member(self) -> bool:
         """Whether Algorithm 1 counts it: a new version's pull is no absence."""
         present = not self.reserved and not self.departure.leaving
@@ -133,6 +148,16 @@ class Instance:
     def may_remark(self, now: float) -> bool:
         """Whether what it says is worth a line, as long as it does not say too much."""
         return self._remarks.take(1, now)
+
+    def fit(self, row_tokens: float) -> None:
+        """Note its room, for rollouts that hold so many tokens on average while they are sampled.
+
+        Of any, not of those that it holds: else one would move for being long, and fit nowhere.
+        """
+        room = min(self.slots, _room(self.cache_tokens, row_tokens))
+        if room != self.room:
+            self.room = room
+            self._held_changed()
 
     def enter(self, order: int, watcher: Watcher) -> None:
         """It is in the roster, and `watcher` hears of it."""
@@ -244,3 +269,8 @@ class Instance:
     def _state_changed(self) -> None:
         if self._watcher is not None:
             self._watcher.state_changed(self)
+
+
+def _room(cache_tokens: float, row_tokens: float) -> int:
+    """Rollouts of so many tokens each that a cache has room for: one always has."""
+    return max(1, int(min(cache_tokens / row_tokens, 2**31)))

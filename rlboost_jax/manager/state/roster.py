@@ -22,9 +22,7 @@ MAX_BANISHED = 100  # the oldest may try again, and would be caught again
 REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
 NEWEST_START = 0.3  # weight of the last start-up
 SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
-ANSWER_MISSED = (
-    1.5  # times as long between renewals: what one echoes is older where an answer is lost
-)
+ANSWER_MISSED = 1.5  # renewals: the age of what one echoes that has missed an answer
 
 
 class Roster:
@@ -49,6 +47,9 @@ class Roster:
         self._identities: dict[str, str] = {}  # name → who that was
         self.check_at = math.inf  # no server is due for anything before
         self.numbers = 0  # in names given out
+        # That a rollout holds while it is sampled, on average. Before a step is known: as if
+        # responses had any length up to the longest.
+        self.row_tokens = settings.slot_tokens / 2
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.streams.values())
@@ -109,6 +110,7 @@ class Roster:
         instance = Instance(stream, self._name(hello), hello, now)
         self.streams[stream] = instance
         self.index.join(instance)
+        instance.fit(self.row_tokens)
         self.look_at(now + self.lease(instance))
         self.joined += not hello.reserved
         if hello.reserved:
@@ -145,6 +147,18 @@ class Roster:
         """An instance's batch was taken in, and it has begun its next dispatch."""
         more = instance.activity.received(batch, num_tokens, now)
         self.in_flight[instance.reserved] += more
+
+    def learn(self, batch: BatchRecord) -> None:
+        """Take in how long the responses of a batch that is over were.
+
+        One of n tokens holds its prompt and half of them on average, and is sampled for n steps.
+        """
+        ended = [(r.length, r.num_sampled) for r in batch.rollouts if r.result is not None]
+        if steps := sum([sampled for _, sampled in ended]):
+            held = sum([sampled * (length - sampled / 2) for length, sampled in ended])
+            self.row_tokens = held / steps
+            for instance in self:
+                instance.fit(self.row_tokens)
 
     def idle(self, instance: Instance) -> None:
         """Nothing more comes of the dispatch that an instance had begun."""
