@@ -134,7 +134,7 @@ function zoomButtons(zoom, all, what) {
     return (from + to) / 2;
   };
   const button = (label, text, act) => {
-    const made = element("button", { type: "button", "aria-label": `${label}: ${what}`, title: label }, text);
+    const made = element("button", { type: "button", "aria-label": `${text}, ${label}: ${what}`, title: label }, text);
     made.addEventListener("click", act);
     return made;
   };
