@@ -5,6 +5,7 @@
 #   make test                  lint, types and all tests; PYTHON=python3.12 for another lane,
 #                              TESTS="--order=7 unit" for what `python -m tests --help` says
 #   make soak                  the long fault tests
+#   make test-browser          the page of a run in Chromium (Debian's), with playwright and axe
 #   make h100                  what an H100's compiler makes of every program; no device needed
 #   make docs                  the site of docs/, in build/site; no network needed to read it
 #   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
@@ -27,7 +28,7 @@ COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compil
 METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test soak h100 docs docs-commands experiments lint wheels-test lock clean
+.PHONY: quickstart hf-tiny test test-browser soak h100 docs docs-commands experiments lint wheels-test lock clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
@@ -46,6 +47,10 @@ test: $(VENV)/.installed-dev
 soak: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -q -m soak
 	$(VENV)/bin/python -m pytest -q -m "hypothesis and not soak and not system" --hypothesis-profile=soak
+
+test-browser: $(VENV)/browser/.installed
+	PYTHONPATH=$(VENV)/browser RLBOOST_AXE=$(VENV)/browser/node_modules/axe-core/axe.min.js \
+	  $(VENV)/bin/python -m pytest -q -rA -m browser tests/browser
 
 h100: $(VENV)/h100/.installed
 	$(VENV)/bin/python -m benchmarks.h100 --json=benchmarks/results/h100.json
@@ -92,6 +97,13 @@ $(VENV)-docs/.installed: docs/requirements.txt
 	@echo "installing what makes the site into $(@D) …"
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
+	@touch $@
+
+# In a folder of its own, too. Without npm one test is skipped, and says so.
+$(VENV)/browser/.installed: tests/browser/requirements.txt | $(VENV)/.installed-dev
+	@echo "installing playwright and axe-core into $(@D) …"
+	@$(VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade --target $(@D) -r $<
+	@npm install --silent --no-save --prefix $(@D) axe-core@4 || echo "no axe-core: its test is skipped"
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(METADATA) | $(VENV)/bin/python

@@ -29,7 +29,7 @@ LAYERS = (
 )
 ENTRY = len(LAYERS)
 
-HEAVY_FOR_SERVERS = {"orbax", "grain", "optax", "plotly", "tensorboardX"}
+HEAVY_FOR_SERVERS = {"orbax", "grain", "optax", "tensorboardX"}
 
 
 def modules() -> dict[str, Path]:

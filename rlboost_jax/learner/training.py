@@ -15,6 +15,7 @@ from rlboost_jax.learner.makers import Makers, plan_of
 from rlboost_jax.learner.opening import Opening
 from rlboost_jax.learner.processes.world import ALONE, World
 from rlboost_jax.learner.session import Session
+from rlboost_jax.observe.alert_process import start_alerts
 from rlboost_jax.observe.cost import Forecast
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
@@ -79,6 +80,7 @@ def _session(
     plan = plan_of(run, path, world, makers, origin)  # before the first device is touched
     with contextlib.ExitStack() as stack:
         opened = Opening(plan, path, world, stack, makers).open()
+        start_alerts(run.observe.alerts, opened.workdir.path)
         steps = loop(opened.session)
         before = read_metrics(path)
         forecast, looked = Forecast(plan.run.num_steps, before), Signs(plan.run, before)

@@ -52,6 +52,7 @@ from rlboost_jax.manager.service.file_server.process import FileServer, listenin
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
 from rlboost_jax.manager.service.heap import keep_small
 from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.service.page.process import page_of
 from rlboost_jax.manager.service.replay import parts_of
 from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
@@ -188,7 +189,19 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             with contextlib.closing(listening) as server:
                 host, port = server.sockets[0].getsockname()[:2]
                 record = _record(workdir, run_id, host, port, files.port)
-                with recorded(workdir, record):
+                async with contextlib.AsyncExitStack() as shown:
+                    shown.enter_context(recorded(workdir, record))
+                    await shown.enter_async_context(
+                        page_of(
+                            workdir,
+                            run.observe.page,
+                            first=former is None,
+                            report=lambda line: writer.record(
+                                dates.now(), Record("page", -1, "", {"reason": line})
+                            ),
+                            fail=driver.fail,
+                        )
+                    )
                     log.info("listening on %s, for weights on port %d", record.address, files.port)
                     await driver.recover(parts_of(journal))
                     for damage in journal.damages:

@@ -82,6 +82,12 @@ MEANINGS: Final = MappingProxyType(
     }
 )
 KEYS: Final = tuple(MEANINGS)
+# Whose sum over the steps says something of the run.
+SUMMED: Final = (
+    *("cost_dollars", "step_seconds", "instances_joined", "instances_lost", "requests_migrated"),
+    *("tokens_generated", "tokens_delivered", "tokens_lost", "tokens_reserved"),
+    *("tokens_preemptible", "tokens_prefilled_again", "reward_failures"),
+)
 
 
 # Those that the manager counts, of a run as of a simulation.

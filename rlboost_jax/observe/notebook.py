@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
-from rlboost_jax.observe.console import Console, spark, step_line
+from rlboost_jax.observe.console import Console, step_line
+from rlboost_jax.observe.live_view import spark
 from rlboost_jax.observe.report import FILE
 
 LINES: Final = 16  # of what was said last

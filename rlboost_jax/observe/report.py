@@ -2,27 +2,27 @@
 
 Drawn from `metrics.jsonl`, `samples.jsonl`, `events.jsonl`, `config.json` and, once the run is
 over, `summary.json` alone, so it can be made again from a finished workdir, or from one whose run
-is still going on.
+is still going on. The figures are those of the live page, with the same code (`page/`).
 """
 
 import html
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
-
 from rlboost_jax import durable
-from rlboost_jax.observe import figures, policy_figures
+from rlboost_jax.observe.cost import comparison
 from rlboost_jax.observe.events import read_events
-from rlboost_jax.observe.figures import reward_parts
 from rlboost_jax.observe.history import history_lines
 from rlboost_jax.observe.metrics import read_metrics
-from rlboost_jax.observe.sample_table import sample_section
+from rlboost_jax.observe.page.assets import asset, report_policy, report_script
+from rlboost_jax.observe.page.panels import panels, pretends
+from rlboost_jax.observe.page.points import ESTIMATED, columns, points_of
+from rlboost_jax.observe.page.stream import FLEET_CAPTION, life_values
+from rlboost_jax.observe.sample_table import sample_groups
 from rlboost_jax.observe.samples import read_samples
 from rlboost_jax.observe.signs import signs
 from rlboost_jax.observe.summary import Summary, duration, headline, read_summary, summarize
@@ -32,13 +32,10 @@ from rlboost_jax.settings.plan import plan_text
 from rlboost_jax.settings.run import RunConfig
 
 FILE: Final = "report.html"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Section:
-    title: str
-    figure: go.Figure
-    caption: str
+MOST_POINTS: Final = 10_000  # of a longer run the older ones are thinned out
+MOST_LIVES: Final = 20_000  # the newest
+ALONE, OWN = ESTIMATED
+DIGITS: Final = 7  # of a number that is drawn
 
 
 def write_report(workdir: str | Path) -> Path:
@@ -57,7 +54,7 @@ def write_report(workdir: str | Path) -> Path:
         name=workdir.name,
         history=tuple(history_lines(workdir)),
     )
-    durable.write(workdir / FILE, page.encode())
+    durable.write(workdir / FILE, page.encode("utf-8", "replace"))
     return workdir / FILE
 
 
@@ -76,20 +73,68 @@ def report_page(
     Args:
         history: where the run comes from and what of it was changed.
     """
-    template = Template(
-        resources.files(__package__).joinpath("report_template.html").read_text("utf-8")
-    )
-    return template.substitute(
+    script, style = report_script(), asset("style.css")
+    return Template(asset("report.html")).substitute(
+        policy=report_policy(script, style),
         name=html.escape(name),
         headline=html.escape(headline(summary)),
         tiles="\n".join(_tile(*tile) for tile in _tiles(config, summary)),
         warnings="".join(f"<p class='warning'>{html.escape(s)}</p>" for s in signs(config, rows))
         + "".join(f"<p class='change'>{html.escape(line)}</p>" for line in history),
-        sections="\n".join(map(_section, _sections(config, rows, events))),
-        samples=sample_section(samples),
         plan=html.escape(plan_text(config)),
-        plotly=get_plotlyjs(),
+        run=_inert(report_values(config, rows, events, samples)),
+        style=style,
+        script=script,
     )
+
+
+def report_values(
+    config: RunConfig,
+    rows: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+    samples: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What is drawn, as JSON has it."""
+    points = points_of(_with_estimate(config, rows), MOST_POINTS).all
+    everyone = lives(events)
+    groups, left_out = sample_groups(samples)
+    return {
+        "panels": panels(config, alone=any(ALONE in point for point in points)),
+        "points": {key: [_rounded(v) for v in values] for key, values in columns(points).items()},
+        "lives": [life_values(life) for life in everyone[-MOST_LIVES:]],
+        "now": max((life.end for life in everyone), default=0.0),
+        "fleet_caption": FLEET_CAPTION,
+        "samples": groups,
+        "samples_caption": "Whole groups of the first prompts of a step"
+        + (f"; samples.jsonl has {left_out:,} more." if left_out else "."),
+    }
+
+
+def _with_estimate(
+    config: RunConfig, rows: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """Rows with dollars so far of the steps alone and, estimated, on the reserved devices alone;
+    as they are where nothing can be compared."""
+    price = config.fleet.reserved_price_per_hour
+    whole = None if pretends(config) else comparison(rows, reserved_price_per_hour=price)
+    if whole is None:
+        return rows
+    tokens = list(accumulate(row["tokens_delivered"] or 0 for row in rows))
+    share = whole.reserved_only / tokens[-1] if tokens[-1] else 0.0
+    own = accumulate((row["cost_dollars"] or 0) - row["cost_between_dollars"] for row in rows)
+    both = zip(rows, tokens, own, strict=True)
+    return [{**row, ALONE: share * count, OWN: paid} for row, count, paid in both]
+
+
+def _rounded(value: Any) -> Any:
+    """As good for a figure, in fewer letters."""
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _inert(values: Mapping[str, Any]) -> str:
+    """JSON within a page: no text in it ends the element, or begins another."""
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _tiles(config: RunConfig, summary: Summary) -> Iterator[tuple[str, str, str]]:
@@ -110,120 +155,13 @@ def _tiles(config: RunConfig, summary: Summary) -> Iterator[tuple[str, str, str]
 
 
 def _cost_note(config: RunConfig, summary: Summary) -> str:
-    if _pretends(config):
+    if pretends(config):
         return "at prices that are set; all of it ran on this host"
     if summary.steps_dollars is None or summary.reserved_only_dollars is None:
         return "nothing to compare it with: reserved devices generated nothing"
     return (
         f"of it ${summary.steps_dollars:.4f} for the steps themselves, about "
         f"${summary.reserved_only_dollars:.4f} for the same on reserved devices alone"
-    )
-
-
-def _pretends(config: RunConfig) -> bool:
-    """Whether the fleet shares the learner's host: it is billed as if it did not, and without it
-    the reserved devices would be faster than they were."""
-    return config.fleet.provider == "local"
-
-
-def _sections(
-    config: RunConfig, rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
-) -> Iterator[_Section]:
-    price = config.fleet.reserved_price_per_hour
-    if rows:
-        yield _Section(
-            title="Learning",
-            figure=figures.learning(rows),
-            caption=_whose_tokens(config.algorithm.lag),
-        )
-        yield _Section(
-            title="Updates",
-            figure=policy_figures.updates(rows),
-            caption="Entropy that falls towards 0 says that the policy stops exploring; the "
-            "gradient's norm is taken before it is clipped at "
-            f"{config.learner.max_gradient_norm:g}.",
-        )
-        yield _Section(
-            title="Responses",
-            figure=policy_figures.responses(rows),
-            caption="Responses are cut off at "
-            f"{config.sampling.max_response_tokens:,} tokens. Where all rewards of a group are "
-            "equal, a comparison within the group has nothing to teach.",
-        )
-    if figures.has_lag(rows):
-        yield _Section(
-            title="Lag",
-            figure=figures.lag(rows),
-            caption="Of the policy that was trained to the version that had sampled: the mean "
-            "ratio of a token's probabilities, the share of tokens that were clipped, and the "
-            "KL from that version.",
-        )
-    if reward_parts(rows):
-        yield _Section(
-            title="What the reward is made of",
-            figure=figures.rewards(rows),
-            caption="The mean of each part over the responses of a step.",
-        )
-    if everyone := lives(events):
-        yield _Section(
-            title="Fleet",
-            figure=figures.fleet(everyone),
-            caption="Each bar is a server, from its order on. A cross is one that vanished without "
-            "a word: its rollouts went on elsewhere from the tokens collected.",
-        )
-    if rows:
-        yield _Section(
-            title="Tokens per second",
-            figure=figures.throughput(rows),
-            caption="Tokens sampled on reserved and on preemptible devices, over the whole "
-            "duration of the step.",
-        )
-        yield _Section(
-            title="Waits and the seeding window",
-            figure=figures.waits(rows),
-            caption="The window, in which the reserved devices generate before they train, is "
-            "moved until neither side waits for the other.",
-        )
-        yield _Section(
-            title="Cost",
-            figure=figures.cost(rows, reserved_price_per_hour=None if _pretends(config) else price),
-            caption=f"At ${price:.2f} an hour reserved and ${config.fleet.price_per_hour:.2f} for "
-            "each preemptible server, which are settings. " + _what_is_compared(config),
-        )
-
-
-def _what_is_compared(config: RunConfig) -> str:
-    if _pretends(config):
-        return (
-            "This fleet shared one host with the learner and cost nothing by itself, so it is not "
-            "compared with reserved devices alone."
-        )
-    return (
-        "Of this run the bill has start, warm-up and what lies between steps. The lower two leave "
-        "these out: steps from their first request to their update, and an estimate of the same "
-        "at the speed that the reserved devices showed in their seeding windows."
-    )
-
-
-def _whose_tokens(lag: int) -> str:
-    weights = "the weights being updated"
-    if lag:
-        weights = f"those of one version, {lag} update{'s' * (lag > 1)} of the policy before"
-    return (
-        f"Every token of an update was sampled from {weights}, whatever became of the server that "
-        "sampled it."
-    )
-
-
-def _section(section: _Section) -> str:
-    figure = section.figure.to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        config={"displayModeBar": False, "responsive": True},
-    )
-    return (
-        f"<section><h2>{html.escape(section.title)}</h2>{figure}"
-        f"<p class='caption'>{html.escape(section.caption)}</p></section>"
     )
 
 

@@ -1,68 +1,61 @@
-"""The sample table of a report: what the policy answered at first and what it answers now."""
+"""The samples of a report: whole groups, of the first step, of the newest and of those between."""
 
-import html
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from rlboost_jax.observe.samples import shortened
+from rlboost_jax.observe.page.sample_index import group_of, group_texts
 
 LETTERS: Final = 6_000  # of a prompt and of a response
+MOST_LETTERS: Final = 1_500_000  # of all together
+MOST_GROUPS: Final = 200
+
+Row = Mapping[str, Any]
 
 
-def sample_section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of the first and of the newest step that has any, a table for each prompt.
+def sample_groups(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], int]:
+    """The groups to show, the newest first, and how many there was no room for.
 
-    "" where there is none. All text is escaped: a model may write anything.
+    Those left out lie evenly between the first and the newest.
     """
-    if not rows:
-        return ""
-    shown = sorted({rows[0]["step"], rows[-1]["step"]})
-    groups = [
-        _group(step, list(members))
-        for step in shown
-        for _, members in groupby(
-            (row for row in rows if row["step"] == step), key=lambda row: row["prompt"]
-        )
-    ]
-    return (
-        "<section><h2>Samples</h2><p class='caption'>Whole groups of the first prompts of step "
-        f"{' and of step '.join(map(str, shown))}; samples.jsonl has those in between.</p>"
-        f"{''.join(groups)}</section>"
-    )
+    groups = [list(members) for _, members in groupby(rows, key=_place)]
+    kept: list[tuple[int, dict[str, Any]]] = []
+    room = MOST_LETTERS
+    for place in _spread(len(groups))[:MOST_GROUPS]:
+        group = _shown(groups[place])
+        room -= sum(map(len, _texts(group)))
+        if room < 0 and kept:
+            break
+        kept.append((place, group))
+    newest = sorted(kept, key=lambda entry: entry[0], reverse=True)
+    return [group for _, group in newest], len(groups) - len(kept)
 
 
-def _group(step: int, rows: Sequence[Mapping[str, Any]]) -> str:
-    parts = list(dict.fromkeys(name for row in rows for name in row.get("rewards", {})))
-    titles = ("reward", *parts, "advantage", "tokens", "response")
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
-    body = "".join(_row(row, parts) for row in rows)
-    prompt = _text(rows[0]["prompt_text"])
-    return (
-        f"<div class='samples'><div class='what'>step {step}, prompt {rows[0]['prompt']}</div>"
-        f"<pre class='prompt'>{prompt}</pre><table><tr>{head}</tr>{body}</table></div>"
-    )
+def _place(row: Row) -> tuple[int, int]:
+    return row["step"], row["prompt"]
 
 
-def _row(row: Mapping[str, Any], parts: Sequence[str]) -> str:
-    rewards = [row["reward"], *(row["rewards"].get(name) for name in parts)]
-    numbers = [*map(_number, rewards), _number(row["advantage"], sign="+")]
-    cells = "".join(f"<td class='value'>{number}</td>" for number in numbers)
-    length = f"{row['tokens']:,}" + ("<br>cut off" if row["cut_off"] else "")
-    turns = row.get("turns") or [("sampled", row["response_text"])]  # none in files of before
-    response = "".join(map(_turn, turns))
-    return f"<tr>{cells}<td class='value'>{length}</td><td>{response}</td></tr>"
+def _shown(rows: Sequence[Row]) -> dict[str, Any]:
+    group = group_of(rows[0], str(rows[0].get("prompt_text", "")))
+    for row in rows:
+        group.take(row, (0, 0))
+    return {**group.entry(), **group_texts(rows, LETTERS)}
 
 
-def _turn(turn: Sequence[str]) -> str:
-    origin, text = turn
-    given = " class='prompt'" if origin == "given" else ""  # looks like what else was given
-    return f"<pre{given}>{_text(text)}</pre>"
+def _texts(group: Mapping[str, Any]) -> list[str]:
+    """All that takes room."""
+    turns = [text for row in group["rows"] for _, text in row["turns"]]
+    return [group["prompt_text"], *(row["response_text"] for row in group["rows"]), *turns]
 
 
-def _number(value: float | None, sign: str = "") -> str:
-    return "–" if value is None else f"{value:{sign}.3g}"
-
-
-def _text(text: str) -> str:
-    return html.escape(shortened(text, LETTERS))
+def _spread(count: int) -> list[int]:
+    """0 to count - 1: the ends first, then the middles of what lies between."""
+    order = [0, count - 1] if count > 1 else list(range(count))
+    spans = [(0, count - 1)]
+    while spans:
+        low, high = spans.pop(0)
+        if high - low > 1:
+            middle = (low + high) // 2
+            order.append(middle)
+            spans += [(low, middle), (middle, high)]
+    return order

@@ -27,6 +27,7 @@ class Life:
     reason: str
     reserved: bool
     nonce: str = ""  # of the process
+    number: int = 0  # of the lives of a run, in the order in which they were heard of
     lane: int = 0
 
 
@@ -34,27 +35,37 @@ def lives(events: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
     """In order of arrival. Lane 0 is the lowest that was free at that moment."""
     if not events:
         return ()
-    course = _Course(events[0]["time"])
+    course = Course(events[0]["time"])
     for event in events:
         course.take(event)
-    everyone = sorted(course.everyone(), key=lambda life: (life.begin, life.instance))
-    return tuple(_on_lanes(everyone))
+    return course.lives()
 
 
-class _Course:
-    """Events, taken in one after the other."""
+class Course:
+    """Events, taken in one after the other.
+
+    Args:
+        origin: when the first one was, seconds since the epoch.
+
+    Attributes:
+        now: of the latest event so far, seconds since the first.
+        ended: everyone was sent home, and nobody has come since.
+    """
 
     def __init__(self, origin: float) -> None:
-        self._origin = origin
-        self._now = 0.0  # the latest event so far
+        self.origin = origin
+        self.now = 0.0
+        self.ended = False
+        self._count = 0  # of lives
         self._ordered: dict[str, float] = {}
         self._open: dict[str, Life] = {}  # by name; `end` is when it was seen last
         self._unseen: dict[str, float] = {}  # since a manager started: when the last one wrote
         self._closed: list[Life] = []
 
     def take(self, event: Mapping[str, Any]) -> None:
-        before, self._now = self._now, max(self._now, event["time"] - self._origin)
-        instance, kind, now = event["instance"], event["kind"], event["time"] - self._origin
+        before, self.now = self.now, max(self.now, event["time"] - self.origin)
+        instance, kind, now = event["instance"], event["kind"], event["time"] - self.origin
+        self.ended = kind == "ended" or (self.ended and not instance and kind != "manager")
         match kind:
             case "manager":
                 self._unseen |= {name: before for name in self._open if name not in self._unseen}
@@ -66,11 +77,15 @@ class _Course:
             case _ if instance:
                 self._take(kind, instance, now, _detail(event))
 
-    def everyone(self) -> list[Life]:
-        """Lives so far; those that go on last to the latest event."""
+    def lives(self) -> tuple[Life, ...]:
+        """So far, as `lives` gives them; those that go on last to the latest event."""
+        everyone = sorted(self._everyone(), key=lambda life: (life.begin, life.instance))
+        return tuple(_on_lanes(everyone))
+
+    def _everyone(self) -> list[Life]:
         for name in tuple(self._unseen):
             self._close(name, self._unseen[name], GONE)
-        return [*self._closed, *(replace(life, end=self._now) for life in self._open.values())]
+        return [*self._closed, *(replace(life, end=self.now) for life in self._open.values())]
 
     def _take(self, kind: str, instance: str, now: float, detail: Mapping[str, Any]) -> None:
         life, nonce = self._open.get(instance), str(detail.get("nonce", ""))
@@ -80,7 +95,9 @@ class _Course:
         if life is None:
             if kind not in ARRIVALS and not (kind in ENDS and instance in self._ordered):
                 return
+            self._count += 1
             life = Life(
+                number=self._count,
                 instance=instance,
                 begin=self._ordered.pop(instance, now),
                 ready=None,

@@ -8,11 +8,13 @@ its business: those settings do not leave the manager.
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from typing import Any, Final
 
+from rlboost_jax.settings.alerts import AlertsConfig
 from rlboost_jax.settings.data import DataConfig, TaskConfig
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.load import to_dict
 from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.settings.observe import ObserveConfig, WandbConfig
+from rlboost_jax.settings.page import PageConfig
 from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sampling import EvaluationConfig
@@ -71,7 +73,12 @@ def for_servers(run: RunConfig) -> RunConfig:
         evaluation=EvaluationConfig(every_steps=0),
         checkpoint=CheckpointConfig(),
         manager=ManagerConfig(),
-        observe=ObserveConfig(wandb=WandbConfig(), profile_step=run.observe.profile_step),
+        observe=ObserveConfig(
+            wandb=WandbConfig(),
+            page=PageConfig(),
+            alerts=AlertsConfig(),
+            profile_step=run.observe.profile_step,
+        ),
         fleet=FleetConfig(
             provider="none",
             chaos=ChaosConfig(),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from rlboost_jax.settings.alerts import AlertsConfig
+from rlboost_jax.settings.page import PageConfig
 from rlboost_jax.settings.setting import setting
 
 WandbMode = Literal["online", "offline"]
@@ -45,6 +47,8 @@ class ObserveConfig:
     )
     wandb: WandbConfig
     mlflow: MlflowConfig = field(default_factory=MlflowConfig)
+    page: PageConfig = field(default_factory=PageConfig)
+    alerts: AlertsConfig = field(default_factory=AlertsConfig)
     samples_every_steps: int = setting(
         10, "between steps that leave prompts and responses in samples.jsonl; 0: never", at_least=0
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from rlboost_jax.observe.files import FilesTracker
-from rlboost_jax.observe.sample_table import sample_section
+from rlboost_jax.observe.sample_table import sample_groups
 from rlboost_jax.observe.samples import part_names, read_samples, shortened
 from tests.observe.conftest import sample
 
@@ -52,20 +52,20 @@ def test_parts_are_named_once_in_order() -> None:
     assert part_names(rows) == ["b", "a"]
 
 
-def test_the_table_has_the_first_and_the_newest_step_and_escapes_what_models_write() -> None:
+def test_a_report_has_the_ends_and_what_fits_between() -> None:
+    texts = {0: "at the start", 10: "halfway", 20: "x" * 7_000, 30: "y" * 7_000}
     rows = [
-        json.loads(json.dumps(asdict(sample(step=step, response_text=text, rewards=parts))))
-        for step, text, parts in (
-            (0, "at the start", {}),
-            (10, "halfway", {}),
-            (20, "<script>alert(1)</script>", {"format": 0.5}),
-            (20, "x" * 7_000, {"judge": -1.0}),
-        )
+        json.loads(json.dumps(asdict(sample(step=step, sample=i, response_text=text))))
+        for step, text in texts.items()
+        for i in range(2)
     ]
-    section = sample_section(rows)
-    assert "at the start" in section and "halfway" not in section
-    assert "<script>" not in section and "&lt;script&gt;" in section
-    assert "1,000 letters left out" in section
-    assert section.count("<th>format</th>") == section.count("<th>judge</th>") == 1
-    assert section.count("<td class='value'>–</td>") == 2, "parts that a row does not have"
-    assert sample_section([]) == ""
+    groups, left_out = sample_groups(rows)
+    assert [(g["step"], g["responses"], left_out) for g in groups] == [
+        (step, 2, 0) for step in (30, 20, 10, 0)
+    ]
+    assert "1,000 letters left out" in groups[0]["rows"][0]["response_text"]
+    many = [{**rows[0], "step": step, "response_text": "z" * 5_000} for step in range(1_000)]
+    groups, left_out = sample_groups(many)
+    assert 100 < len(groups) <= 200 and left_out == 1_000 - len(groups)
+    assert (groups[0]["step"], groups[-1]["step"]) == (999, 0)
+    assert sample_groups([]) == ([], 0)

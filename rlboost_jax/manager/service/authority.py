@@ -7,6 +7,7 @@ pass for the manager (its certificate says "client") nor for the trainer (it say
 authority/   ca.key, ca.pem, manager.key, manager.pem
 join/        what a server's host needs: ca.pem, client.pem, client.key
 trainer/     the same for the trainer
+page/        ca.pem and a certificate for browsers, which has no name of the manager's
 """
 
 import datetime
@@ -38,6 +39,8 @@ LIFE: Final = datetime.timedelta(days=1825)  # of all others
 LEFT: Final = datetime.timedelta(days=1095)
 # Of all: a host may be up before its clock is set, and then a date of today is still to come.
 VALID_FROM: Final = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
+
+PAGE: Final = "page"  # what its certificate is made out to
 
 _CA_KEY, _MANAGER_CERTIFICATE, _MANAGER_KEY = "ca.key", "manager.pem", "manager.key"
 
@@ -79,6 +82,33 @@ def prepare(
             client = _certify(ca, role, now, ExtendedKeyUsageOID.CLIENT_AUTH)
             _write(paths[1], paths[0], client)
         _replace(folder / CA_FILE, _pem(ca.certificate))
+
+
+def prepare_site(
+    *,
+    authority: Path,
+    folder: Path,
+    files: tuple[str, str],
+    names: Iterable[str],
+    now: datetime.datetime,
+) -> None:
+    """Make a certificate for browsers where there is none that is good, by the authority that
+    `prepare` has left; and its own next to it, to be imported.
+
+    Args:
+        files: of certificate and key.
+        names: host names and addresses that it is for; the manager's name is none of them.
+    """
+    durable.make_folder(folder, mode=0o700)
+    ca = _load(authority / CA_FILE, authority / _CA_KEY)
+    if ca is None:
+        raise OSError(f"{authority} holds no authority")
+    paths, wanted = (folder / files[0], folder / files[1]), set(names)
+    site = _load(*paths)
+    if site is None or not _serves(site, ca, now) or not wanted <= _names(site):
+        site = _certify(ca, PAGE, now, ExtendedKeyUsageOID.SERVER_AUTH, names=wanted)
+        _write(paths[1], paths[0], site)
+    _replace(folder / CA_FILE, _pem(ca.certificate))
 
 
 def server_tls(authority: Path) -> ssl.SSLContext:

@@ -2,6 +2,7 @@
 
 join/           all that a server's host needs to come in: copied there as it is
 trainer/        what the trainer comes in with; stays where it is
+page/           what opens the page in a browser
 authority/      the run's certificate authority and the manager's certificate
 manager.lock    locked while a manager works here
 manager.json    where it listens and which process it is; one that dies leaves it behind
@@ -80,7 +81,7 @@ def read_tokens(workdir: Path) -> Tokens:
     Raises:
         ConfigError: both hold the same.
     """
-    server, trainer = (_token(folder(workdir)) for folder in (join_folder, trainer_folder))
+    server, trainer = (token_of(folder(workdir)) for folder in (join_folder, trainer_folder))
     if server == trainer:
         raise ConfigError(
             f"{trainer_folder(workdir) / TOKEN_FILE} holds the servers' token; "
@@ -132,9 +133,11 @@ def only_manager(workdir: Path) -> Iterator[None]:
         yield
 
 
-def _token(folder: Path) -> str:
-    """Only one manager comes here, and an empty, torn or lost file lets nobody in: another is
-    made."""
+def token_of(folder: Path) -> str:
+    """The token of a folder of credentials, made where there is none.
+
+    Only one manager comes here, and an empty, torn or lost file lets nobody in: another is made.
+    """
     durable.make_folder(folder, mode=0o700)
     path = folder / TOKEN_FILE
     try:

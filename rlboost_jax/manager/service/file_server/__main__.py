@@ -12,20 +12,18 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Final
 
 from aiohttp import web
 
 from rlboost_jax import processes
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.authorization import guarded
+from rlboost_jax.manager.service.file_server.beats import beat
 from rlboost_jax.manager.service.file_server.orders import Serve, Setup, read_order
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
 from rlboost_jax.manager.service.heap import keep_small
 from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.weights.serve import ServedVersions, add_routes
-
-BEAT_SECONDS: Final = 1.0
 
 
 def main(arguments: list[str]) -> int:
@@ -56,7 +54,7 @@ async def serve(listener: socket.socket) -> int:
     await runner.setup()
     assert runner.server is not None
     tls = authority.server_tls(Path(setup.authority)) if setup.authority else None
-    beating = asyncio.ensure_future(_beat())
+    beating = asyncio.ensure_future(beat())
     serving = False
     while isinstance(order := await read_order(orders), Serve):
         await versions.replace(order.versions)
@@ -65,12 +63,6 @@ async def serve(listener: socket.socket) -> int:
             serving = True
     beating.cancel()
     return 0
-
-
-async def _beat() -> None:
-    while True:
-        os.write(1, b".")
-        await asyncio.sleep(BEAT_SECONDS)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     authority: str  # the folder with the manager's certificate; "": no TLS, within tests
 
 
+class PageSetup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Of the page's process, which gets no other order."""
+
+    workdir: str
+    token: str
+    certificates: str  # the folder with the page's
+
+
 class Serve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Let these be fetched, and no others."""
 
@@ -30,15 +38,15 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Setup | Serve).decode
+_decode = msgspec.msgpack.Decoder(Setup | PageSetup | Serve).decode
 
 
-def frame(order: Setup | Serve) -> bytes:
+def frame(order: Setup | PageSetup | Serve) -> bytes:
     payload = _encode(order)
     return len(payload).to_bytes(4, "little") + payload
 
 
-async def read_order(pipe: asyncio.StreamReader) -> Setup | Serve | None:
+async def read_order(pipe: asyncio.StreamReader) -> Setup | PageSetup | Serve | None:
     """The next order; None once the manager is gone.
 
     Raises:

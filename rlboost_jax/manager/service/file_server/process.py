@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlboost_jax.backoff import backoff_seconds
-from rlboost_jax.manager.service.file_server.orders import Serve, Setup, frame
+from rlboost_jax.manager.service.file_server.orders import PageSetup, Serve, Setup, frame
 from rlboost_jax.manager.service.gate import BACKLOG
 from rlboost_jax.messages import Manifest
 from rlboost_jax.weights.serve import served_version
@@ -65,22 +65,24 @@ class FileServer:
         report: called with a line on why a process ended that should not have.
         fail: called with a mistake of this side, after which no process is watched.
         command: starts a process; the arguments of `__main__` are appended.
+        what: it is, for the log.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        setup: Setup,
+        setup: Setup | PageSetup,
         report: Callable[[str], None],
         fail: Callable[[BaseException], None],
         command: tuple[str, ...] = (sys.executable, "-m", PROGRAM),
         restarts: Restarts = RESTARTS,
+        what: str = "the file server",
     ) -> None:
         self._listener, self._setup, self._report = listener, setup, report
         self._command, self._restarts = command, restarts
         self._serve = Serve(versions=())
         self._process: asyncio.subprocess.Process | None = None
-        self._fail = fail
+        self._fail, self._what = fail, what
         self._task = asyncio.get_running_loop().create_task(self._watch())
         self._task.add_done_callback(self._over)
 
@@ -122,7 +124,7 @@ class FileServer:
                 reason = f"it cannot be started: {error}"
             if loop.time() - began >= restarts.settled_seconds:
                 attempt = 0
-            log.error("the file server ended: %s", reason)
+            log.error("%s ended: %s", self._what, reason)
             self._report(reason)
             await asyncio.sleep(
                 backoff_seconds(

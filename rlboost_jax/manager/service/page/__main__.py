@@ -1,0 +1,79 @@
+"""The page's process: `python -m rlboost_jax.manager.service.page --listener=FD --manager=PID`.
+
+Started by the manager like the file server, and like it ends with the manager. It holds the page's
+token and certificate, and none of the trainer's or the servers'.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from rlboost_jax import processes
+from rlboost_jax.manager.service.file_server.beats import beat
+from rlboost_jax.manager.service.file_server.orders import PageSetup, read_order
+from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
+from rlboost_jax.manager.service.heap import keep_small
+from rlboost_jax.manager.service.page.app import make_app
+from rlboost_jax.manager.service.page.certificate import page_tls
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listener", type=int, required=True, help="descriptor of a socket")
+    parser.add_argument("--manager", type=int, required=True, help="its process id")
+    args = parser.parse_args(arguments)
+    if not processes.end_with_parent(args.manager):
+        return 0
+    keep_small()
+    os.nice(10)  # who looks on is in nobody's way
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    return asyncio.run(serve(socket.socket(fileno=args.listener)))
+
+
+async def serve(listener: socket.socket) -> int:
+    """Serve until the orders end; returns the exit code."""
+    orders = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    setup = await read_order(orders)
+    if not isinstance(setup, PageSetup):
+        return 0  # the manager is gone already
+    beating = asyncio.ensure_future(beat())
+    await listen(
+        listener, Path(setup.workdir), token=setup.token, certificates=Path(setup.certificates)
+    )
+    while await read_order(orders) is not None:
+        pass
+    beating.cancel()
+    return 0
+
+
+async def listen(
+    listener: socket.socket, workdir: Path, *, token: str | None, certificates: Path | None
+) -> web.AppRunner:
+    """Serve a run's page from now on.
+
+    Args:
+        token: None: at a socket that only its owner can open.
+        certificates: folder of the page's; None: no TLS, at such a socket.
+    """
+    gate = Gate(max_connections=min(256, max_connections()))
+    app = make_app(workdir, token=token, admit=gate.admit)
+    runner = web.AppRunner(app, shutdown_timeout=0.5, **RUNNER_OPTIONS)
+    await runner.setup()
+    assert runner.server is not None
+    tls = page_tls(certificates) if certificates is not None else None
+    await gate.listen_on(runner.server, listener, tls)
+    return runner
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # no thread that reads a file is waited for

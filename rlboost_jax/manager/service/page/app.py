@@ -1,0 +1,219 @@
+"""The page's application: its own files for everybody, the run for who bears its token.
+
+Everything is read from the work directory; nothing can be changed, and the manager is never asked.
+"""
+
+import asyncio
+import hmac
+import json
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from rlboost_jax.observe.page import assets, prometheus
+from rlboost_jax.observe.page.stream import Cursor, Message
+from rlboost_jax.observe.page.view import RunView
+
+LOOK_SECONDS: Final = 0.25  # between two looks at the files, while somebody watches
+BEAT_SECONDS: Final = 1.0  # between words to a page, at most
+WRITE_SECONDS: Final = 30.0  # a page that takes nothing for longer is hung up on
+MAX_PAGES: Final = 32  # that watch at a time
+LOG_BYTES: Final = 2**16  # of the end of a log
+MAX_LOGS: Final = 200
+LOCAL_HOSTS: Final = frozenset(("localhost", "127.0.0.1", "[::1]"))
+
+HEADERS: Final = {
+    "Content-Security-Policy": assets.POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def make_app(
+    workdir: Path, *, token: str | None, admit: Callable[[Any], None] = lambda _: None
+) -> web.Application:
+    """
+    Args:
+        token: None: whoever reaches it may see it, as at a socket that only its owner can open;
+            then a browser must name this host, so that no other site's name leads here.
+        admit: called for each connection that has shown what it needs.
+    """
+    app = web.Application(middlewares=[_guard(token, admit)])
+    page = _Page(workdir)
+    app.router.add_get("/", _page_file("page.html", "text/html"))
+    for name, kind in assets.SERVED.items():
+        app.router.add_get(f"/static/{name}", _page_file(name, kind))
+    app.router.add_get("/data/events", page.events)
+    app.router.add_get("/data/samples", page.samples)
+    app.router.add_get(r"/data/samples/{id:\d+-\d+}", page.group)
+    app.router.add_get("/data/log", page.log)
+    app.router.add_get("/metrics", page.metrics)
+    app.on_shutdown.append(page.close)
+    return app
+
+
+def _guard(token: str | None, admit: Callable[[Any], None]) -> Any:
+    """Everything has the headers; what is said of the run asks for the token."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        open_to_all = request.path == "/" or request.path.startswith("/static/")
+        try:
+            if token is None:
+                if request.host.rpartition(":")[0] not in LOCAL_HOSTS | {""}:
+                    raise web.HTTPForbidden(text="this socket is for localhost\n")
+            elif not open_to_all and not _bears(request, token):
+                raise web.HTTPUnauthorized(text="wrong token; open the address in page/url again\n")
+            if token is None or not open_to_all:
+                admit(request.protocol)
+            response = await handler(request)
+        except web.HTTPException as error:
+            error.headers.update(HEADERS)
+            raise
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    return guard
+
+
+def _bears(request: web.Request, token: str) -> bool:
+    given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(given, f"Bearer {token}".encode())
+
+
+def _page_file(name: str, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    text = assets.asset(name)
+
+    async def serve(request: web.Request) -> web.Response:
+        return web.Response(text=text, content_type=kind, charset="utf-8")
+
+    return serve
+
+
+class _Page:
+    """The handlers; the files are read in threads, one look at a time."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._workdir = workdir
+        self._view = RunView(workdir)
+        self._looking = asyncio.Lock()
+        self._looked = float("-inf")
+        self._pages: set[asyncio.Task[Any]] = set()
+
+    async def close(self, app: web.Application) -> None:
+        for task in tuple(self._pages):
+            task.cancel()
+        self._view.__exit__(None, None, None)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """All there is, then what is new, until the other side goes."""
+        if len(self._pages) >= MAX_PAGES:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_PAGES} pages watch already\n")
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        task = asyncio.current_task()
+        assert task is not None
+        self._pages.add(task)
+        try:
+            await self._tell(response, Cursor(self._workdir.name))
+        except (ConnectionError, TimeoutError):
+            pass  # it has gone, or takes nothing
+        finally:
+            self._pages.discard(task)
+        return response
+
+    async def samples(self, request: web.Request) -> web.Response:
+        words = request.query.get("words", "")[:200]
+        return await self._json(lambda: self._view.samples.entries(words))
+
+    async def group(self, request: web.Request) -> web.Response:
+        return await self._json(lambda: self._view.samples.group(request.match_info["id"]))
+
+    async def log(self, request: web.Request) -> web.Response:
+        """The end of a log of the folder's, and which there are."""
+        return await self._json(lambda: log_end(self._workdir / "logs", request.query.get("name")))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        await self._look()
+        name = self._workdir.name
+        async with self._looking:
+            text = await asyncio.to_thread(prometheus.metrics_text, self._view, name=name)
+        return web.Response(body=text.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
+
+    async def _tell(self, response: web.StreamResponse, cursor: Cursor) -> None:
+        loop = asyncio.get_running_loop()
+        said = float("-inf")
+        while True:
+            await self._look()
+            async with self._looking:
+                messages = await asyncio.to_thread(lambda: list(cursor.messages(self._view)))
+                if not messages and loop.time() - said >= BEAT_SECONDS:
+                    messages = [("now", self._view.now())]
+            for message in messages:
+                said = loop.time()
+                await asyncio.wait_for(response.write(frame(message)), WRITE_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        """At the files, for all pages at once."""
+        loop = asyncio.get_running_loop()
+        async with self._looking:
+            if loop.time() - self._looked >= LOOK_SECONDS / 2:
+                await asyncio.to_thread(self._view.poll)
+                self._looked = loop.time()
+
+    async def _json(self, read: Callable[[], Any]) -> web.Response:
+        async with self._looking:
+            value = await asyncio.to_thread(read)
+        if value is None:
+            raise web.HTTPNotFound(text="there is no such thing\n")
+        return web.Response(body=_encoded(value), content_type="application/json")
+
+
+def frame(message: Message) -> bytes:
+    """A server-sent event. JSON has no line break within it."""
+    name, value = message
+    return b"event: " + name.encode() + b"\ndata: " + _encoded(value) + b"\n\n"
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()  # in ASCII: half a pair is escaped
+
+
+def log_end(folder: Path, name: str | None) -> dict[str, Any]:
+    """The logs of a run, the newest first, and the end of one of them."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".log") and entry.is_file(follow_symlinks=False):
+                    found.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
+    except OSError:
+        pass
+    names = [each for _, each in sorted(found, reverse=True)[:MAX_LOGS]]
+    names.sort(key=lambda each: each != "manager.log")
+    chosen = name if name in names else next(iter(names), "")
+    return {"names": names, "name": chosen, "text": _end_of(folder / chosen) if chosen else ""}
+
+
+def _end_of(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LOG_BYTES))
+        text = file.read(LOG_BYTES).decode("utf-8", "replace")
+    return text if size <= LOG_BYTES else text.partition("\n")[2]

@@ -1,0 +1,141 @@
+"""The process that gives a run's alerts.
+
+    python -m rlboost_jax.observe.alert_process --workdir=W --trainer=PID
+
+Started by the trainer where `observe.alerts` names a command or a webhook. It reads the files of
+the run and outlives the trainer, to say that it ended or broke; no step ever waits for it. What it
+gave is in `<W>/alerts.jsonl`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax import processes
+from rlboost_jax.observe.alerts import Alert, Watch, last_alert
+from rlboost_jax.observe.lines import read_lines
+from rlboost_jax.observe.page.view import RunView
+from rlboost_jax.settings.alerts import AlertsConfig
+from rlboost_jax.settings.load import read_run_config
+
+FILE: Final = "alerts.jsonl"
+LOOK_SECONDS: Final = 1.0
+COMMAND_SECONDS: Final = 30.0
+WEBHOOK_SECONDS: Final = 10.0
+
+
+def start_alerts(settings: AlertsConfig, workdir: Path) -> "subprocess.Popen[bytes] | None":
+    """Start the process for this trainer, if anybody is to be called.
+
+    It is not waited for. Where it cannot be started, the run goes on without: None.
+    """
+    if not (settings.command or settings.webhook_file):
+        return None
+    command = [sys.executable, "-m", "rlboost_jax.observe.alert_process", f"--workdir={workdir}"]
+    try:
+        (workdir / "logs").mkdir(exist_ok=True)
+        with open(workdir / "logs" / "alerts.log", "ab") as log:
+            return subprocess.Popen(
+                [*command, f"--trainer={os.getpid()}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # an interrupt in the terminal is not for it
+            )
+    except OSError as error:
+        print(f"no alerts, the run goes on: {error}", file=sys.stderr)
+        return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--trainer", type=int, required=True, help="its process id")
+    given = parser.parse_args(arguments)
+    started = processes.start_time(given.trainer)
+    watch_run(given.workdir, lives=lambda: processes.runs(given.trainer, started))
+    return 0
+
+
+def watch_run(
+    workdir: Path,
+    *,
+    lives: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Give the alerts of a run until its trainer is gone.
+
+    Args:
+        lives: whether it is there.
+        clock, wait: seconds; a test gives others.
+    """
+    settings = read_run_config(workdir / "config.json").observe.alerts
+    said = [str(line.get("kind")) for line in read_lines(workdir / FILE)]
+    watch = Watch(settings, said)
+    with RunView(workdir) as view:
+        while lives():
+            view.poll()
+            for alert in watch.look(view, clock()):
+                give(alert, settings, workdir)
+            wait(LOOK_SECONDS)
+        view.poll()
+        for alert in (*watch.look(view, clock()), last_alert(view)):
+            give(alert, settings, workdir)
+
+
+def give(alert: Alert, settings: AlertsConfig, workdir: Path) -> None:
+    """Call whoever is to be called, once; what comes of it is one line of `alerts.jsonl`."""
+    values = {"time": time.time(), "run": workdir.name, **asdict(alert)}
+    failures = []
+    if settings.command:
+        failures.append(_command(settings.command, values))
+    if settings.webhook_file:
+        failures.append(_webhook(Path(settings.webhook_file), values))
+    values["failures"] = [failure for failure in failures if failure]
+    with open(workdir / FILE, "a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def _command(command: tuple[str, ...], values: Mapping[str, Any]) -> str:
+    """Why it failed; "" where it did not."""
+    environment = {**os.environ, "RLBOOST_ALERT": str(values["kind"])}
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(values).encode(),
+            env=environment,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"command: {type(error).__name__}"
+    return f"command: exit code {done.returncode}" if done.returncode else ""
+
+
+def _webhook(file: Path, values: Mapping[str, Any]) -> str:
+    """The same; the URL, being a secret, is in no message."""
+    try:
+        url = file.read_text(encoding="utf-8").strip()
+        if not url.startswith(("https://", "http://")):
+            return "webhook: the file holds no URL of http"
+        body = json.dumps({**values, "text": f"{values['run']}: {values['text']}"}).encode()
+        request = urllib.request.Request(
+            url, data=body, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=WEBHOOK_SECONDS):
+            return ""
+    except (OSError, ValueError) as error:
+        return f"webhook: {type(error).__name__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Runs that never were, of any length."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs import base
+from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.metrics import metrics_row
+from rlboost_jax.settings.load import run_config, write_run_config
+from tests.observe.conftest import EPOCH, row
+
+SERVERS = 8  # at once, each for two minutes
+EVIL = '<img src=x onerror="window.evil=1"><script>window.evil=1</script> ‮\u2028🙂'
+STEPS_KEPT = 40  # samples are of every so many steps
+
+
+def write_run(folder: Path, *, steps: int, hours: float) -> Path:
+    folder.mkdir()
+    write_run_config(folder / "config.json", run_config(base.get_config()), "abc123")
+    with FilesTracker(folder) as files:
+        for values in rows(0, steps):
+            files.step(values)
+    with open(folder / "samples.jsonl", "w") as file:
+        for step in range(0, steps, STEPS_KEPT):
+            file.writelines(json.dumps(sample) + "\n" for sample in samples(step))
+    append_events(folder, 0.0, hours)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "manager.log").write_text(f"a line\n{EVIL}\n")
+    return folder
+
+
+def rows(begin: int, end: int) -> Iterator[dict[str, Any]]:
+    rng = np.random.default_rng(begin)
+    for step in range(begin, end):
+        draw = rng.random(6)
+        more = {"reward/format": draw[4], "reward/answer": draw[5]}
+        values = row(
+            step,
+            entropy=1 + draw[0],
+            gradient_norm=draw[1],
+            learning_rate=1e-6,
+            clip_fraction=0.1 * draw[2],
+            truncated_fraction=0.2 * draw[3],
+            uniform_groups_fraction=0.3,
+            cost_forecast_dollars=100.0,
+        )
+        yield metrics_row({**values, **more})
+
+
+def samples(step: int) -> Iterator[dict[str, Any]]:
+    for number in range(8):
+        yield {
+            "step": step,
+            "prompt": 0,
+            "sample": number,
+            "prompt_text": f"What is {step // STEPS_KEPT % 9} + 1? {EVIL}",
+            "response_text": f"Let me think about step {step}. {EVIL} " * 30 + str(number),
+            "tokens": 200,
+            "cut_off": number == 3,
+            "reward": float(number % 2),
+            "advantage": 0.5,
+            "rewards": {},
+            "turns": [],
+        }
+
+
+def append_events(folder: Path, begin: float, end: float) -> int:
+    """Of some hours of a fleet that is shot at; returns how many lines."""
+    lines = []
+    for number in range(int(begin * 30 * SERVERS), int(end * 30 * SERVERS)):
+        name, born = f"spot-{number}", number * 120 / SERVERS
+        reason = {"reason": f"stream closed {EVIL}"}
+        for seconds, kind, detail in (
+            (0, "ordered", {}),
+            (8, "joined", {"price_per_hour": 1.0}),
+            (13, "ready", {"version": 1}),
+            (15, "pulled", {"version": 1, "seconds": 1.0}),
+            (40, "migrated", {"from": name, "to": "x", "count": 3, "tokens": 99}),
+            (70, "worked", {"seconds": 1.0, "tokens": 99}),
+            (118, "lost", reason),
+        ):
+            lines.append((born + seconds, kind, name, detail))
+    with open(folder / "events.jsonl", "a") as file:
+        for seconds, kind, name, detail in sorted(lines, key=lambda line: line[0]):
+            event = {"time": EPOCH + seconds, "step": 1, "kind": kind, "instance": name}
+            file.write(json.dumps({**event, "detail": detail}) + "\n")
+    return len(lines)
