@@ -1,6 +1,6 @@
 """`rlboost COMMAND`: all commands, each of which is a module that `python -m` runs as well.
 
-    python -m rlboost_jax.commands > docs/commands.md
+    python -m rlboost_jax.commands > docs/reference/commands.md
 
 Nothing of a command is imported before it is chosen.
 """
@@ -61,7 +61,7 @@ rlboost COMMAND --help has a command's options, rlboost --version the version.
 PAGE: Final = """\
 # Commands
 
-<!-- Made by `python -m rlboost_jax.commands > docs/commands.md`. -->
+<!-- Made by `python -m rlboost_jax.commands > docs/reference/commands.md`. -->
 
 An installation has one program, `rlboost`. Each of its commands is a module, too: `python -m
 MODULE` takes the same options and runs the same code. `rlboost COMMAND --help` has the options.
@@ -99,7 +99,7 @@ def text() -> str:
 
 
 def document() -> str:
-    """docs/commands.md."""
+    """docs/reference/commands.md."""
     rows = (
         f"| `rlboost {name}` | {command.line} | `{command.module}` |\n"
         for name, command in COMMANDS.items()

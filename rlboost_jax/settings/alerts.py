@@ -8,7 +8,7 @@ from rlboost_jax.settings.setting import setting
 @dataclass(frozen=True, kw_only=True)
 class AlertsConfig:
     """A command, a webhook or both, called when the run ends or breaks, and beyond these limits;
-    see docs/page.md."""
+    see docs/how-to/page.md."""
 
     command: tuple[str, ...] = setting(
         (),

@@ -7,7 +7,7 @@ from rlboost_jax.settings.setting import setting
 
 @dataclass(frozen=True, kw_only=True)
 class PageConfig:
-    """Where the manager serves it; see docs/page.md."""
+    """Where the manager serves it; see docs/how-to/page.md."""
 
     serve: bool = setting(
         True,

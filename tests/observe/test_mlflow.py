@@ -1,6 +1,6 @@
 """What MLflow keeps of a run: a stand-in shows what is asked of it, the real package what is there.
 
-The real one is an extra; `docs/observability.md` says how to run this file with it.
+The real one is an extra; `docs/how-to/observability.md` says how to run this file with it.
 """
 
 import json

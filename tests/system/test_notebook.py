@@ -1,7 +1,7 @@
 """`train()` in a real kernel: progress, an interrupt in the midst, the same cell again, the report.
 
 Needs ipykernel and nbclient (the extra notebooks), which the test environments do not have;
-docs/notebooks.md says how to run it with them.
+docs/how-to/notebooks.md says how to run it with them.
 """
 
 import os
