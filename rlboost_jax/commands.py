@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         "train": Command("rlboost_jax.main", "train a model, or go on with a run", _RUN),
         "rollout": Command("rlboost_jax.rollout", "generate for a run, from any machine"),
         "report": Command("rlboost_jax.report", "draw a run as a page, report.html"),
+        "page": Command("rlboost_jax.page", "show a run in a browser, finished or not"),
         "evaluate": Command("rlboost_jax.evaluate", "measure a run's policy on held-out prompts"),
         "export": Command("rlboost_jax.export", "write a run's model for transformers, or PEFT"),
         "verify": Command("rlboost_jax.verify", "check every digest of a run's files"),
@@ -79,9 +80,12 @@ command, option, name or setting is one line with the nearest that exists, and e
 
 Of commands, options, names of configurations and settings:
 
-    source <(rlboost completion bash)                                    # in ~/.bashrc
-    source <(rlboost completion zsh)                                     # in ~/.zshrc
-    rlboost completion fish > ~/.config/fish/completions/rlboost.fish    # once
+<!-- tested by `tests/test_commands.py` -->
+```sh
+source <(rlboost completion bash)                                    # in ~/.bashrc
+source <(rlboost completion zsh)                                     # in ~/.zshrc
+rlboost completion fish > ~/.config/fish/completions/rlboost.fish    # once
+```
 
 ## Kernels
 

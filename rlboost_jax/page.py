@@ -7,7 +7,6 @@ a Unix socket that nobody but its owner can open:
     ssh -L 8080:W/page/socket HOST        # then http://localhost:8080
 """
 
-import argparse
 import asyncio
 import datetime
 import os
@@ -15,7 +14,7 @@ import socket
 import sys
 from pathlib import Path
 
-from rlboost_jax import exits
+from rlboost_jax import exits, usage
 from rlboost_jax.credentials import CredentialsUnusable
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.addresses import for_other_hosts, names
@@ -40,11 +39,7 @@ from rlboost_jax.settings.load import read_run_config
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="rlboost_jax.page",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = usage.parser("page", __doc__)
     parser.add_argument("--workdir", type=Path, required=True, help="folder of a run")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="to listen on; 0: a free one")

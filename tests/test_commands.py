@@ -32,7 +32,9 @@ def program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPro
 
 def test_the_page_is_made_from_the_table() -> None:
     page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
-    assert page == commands.document(), "python -m rlboost_jax.commands > docs/reference/commands.md"
+    assert page == commands.document(), (
+        "python -m rlboost_jax.commands > docs/reference/commands.md"
+    )
 
 
 @pytest.mark.parametrize("name", commands.COMMANDS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tutorials" / "bring-your-own.md"
-_SAVE = re.compile(r"^Save this as \*\*([\w.]+)\*\*:\n\n```python\n(.*?)^```$", re.M | re.S)
+_SAVE = re.compile(r"^Save this as `([\w.]+)`:\n\n```python\n(.*?)^```$", re.M | re.S)
 _TYPE = re.compile(r"^```bash\n(.*?)^```$", re.M | re.S)
 
 

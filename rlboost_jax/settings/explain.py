@@ -23,7 +23,7 @@ HEADER: Final = """\
 Every setting of a run: `--config.NAME=VALUE` on the command line, `config.NAME = VALUE` in a file.
 `--explain=learner.attention` says the same of one setting, `--explain=learner` of a section.
 What may change in a run that has begun says so: at once, or from the step on that the run goes on
-with ([docs/how-to/changing.md](changing.md)). Nothing else may.
+with ([docs/how-to/changing.md](../how-to/changing.md)). Nothing else may.
 Made by `python -m rlboost_jax.settings.explain` from `rlboost_jax/settings/`.
 """
 

@@ -19,9 +19,9 @@ Sample = tuple[Mapping[str, str], float]  # labels, value
 def metrics_text(view: RunView, *, name: str) -> str:
     """All numbers of a run.
 
-    A number of the newest step is a gauge `rlboost_<key>`, as docs/reference/metrics.md names it; one that is
-    null there is left out. Sums over all steps are counters `rlboost_run_<key>_total`: they may
-    become smaller where steps are done again, which Prometheus takes for a restart.
+    A number of the newest step is a gauge `rlboost_<key>`, as docs/reference/metrics.md names it;
+    one that is null there is left out. Sums over all steps are counters `rlboost_run_<key>_total`:
+    they may become smaller where steps are done again, which Prometheus takes for a restart.
 
     Args:
         name: of the run.
