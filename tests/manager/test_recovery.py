@@ -7,7 +7,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import MachineAdded, Request
-from rlboost_jax.manager.journal import BatchClosed, Counted, RunOver
+from rlboost_jax.manager.journal import BatchClosed, BatchOpened, Counted, RunOver
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import manifest, settings
 
@@ -52,6 +52,16 @@ def test_every_token_is_there_and_is_gone_on_from() -> None:
     for request in desk.requests(B):
         had = m.unpack_tokens(request.response_tokens).tolist()
         assert had == before[request.work.sample]
+
+
+def test_a_batch_that_is_opened_anew_has_nothing_of_before() -> None:
+    """That it had been forgotten meanwhile was not written: the disk was full (found by a random
+    schedule)."""
+    desk = half_done()
+    (opened,) = (e for e in desk.entries if isinstance(e, BatchOpened))
+    desk.entries.append(opened)
+    desk.crash(at=1.0)
+    assert set(kept(desk)) == set(range(6)) and not any(kept(desk).values())
 
 
 def test_the_fleet_works_on_before_the_trainer_is_back() -> None:

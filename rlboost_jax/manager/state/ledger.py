@@ -213,6 +213,8 @@ class Ledger:
         the tokens before it were lost with a part of the journal."""
         match entry:
             case BatchOpened(begin=begin, at=at, still_open=still_open):
+                # Nothing was known of it then: that it had been forgotten was lost on a full disk.
+                self.batches.pop(begin.batch, None)
                 self.begin(begin, min(at, now), still_open)
             case BatchResumed(batch=number, at=at, still_open=still_open) if number in self.batches:
                 before, batch = self.active, self.batches[number]
