@@ -131,7 +131,7 @@ def test_a_wrong_reward(refused: Refused, tmp_path: Path, function: str, says: s
 
 
 def test_a_wrong_file(refused: Refused, tmp_path: Path) -> None:
-    assert "name a file such as configs/quickstart.py" in refused(config="nope.py")
+    assert "name a file, or what `rlboost configs` lists" in refused(config="nope.py")
     (tmp_path / "torn.py").write_text("def get_config(:")
     assert "torn.py, line 1: SyntaxError" in refused(config="torn.py")
 

@@ -74,7 +74,7 @@ def test_a_run_shows_its_report_and_ends_in_a_line_when_interrupted(tmp_path: Pa
     summary = summarize([metrics_row(row(0))], reserved_price_per_hour=1.0)
     (tmp_path / "report.html").write_text("<p title='\"'>fine</p>")
 
-    def done(run: Any, path: Any, world: Any, *, makers: Any) -> Any:
+    def done(run: Any, path: Any, world: Any, *, fork: str, makers: Any) -> Any:
         assert isinstance(makers.console(num_steps=3, live=True), NotebookConsole)
         return summary
 

@@ -263,5 +263,6 @@ def test_the_driver_says_what_the_device_is(
 def test_a_pinned_choice_is_another_run(run: Any, tmp_path: Path) -> None:
     found = Machine()
     begin(found, run(), tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)  # an update was made
     with pytest.raises(RuntimeError, match=r"engine.attention: 'mosaic_gpu' → 'triton'"):
         begin(found, run(attention="triton"), tmp_path / "run")
