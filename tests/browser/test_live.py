@@ -1,5 +1,7 @@
 """The page of a run whose servers are being killed, while it runs."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -99,15 +101,21 @@ def test_values_are_those_of_the_file_and_kills_are_seen_at_once(
 
 
 def victim(run: Path) -> tuple[str, int] | None:
-    """A server that is ready and lives."""
-    pids, ready = {}, []
+    """A server that is ready and lives: its name and process."""
+    nonces: dict[str, str] = {}
+    ready: dict[str, None] = {}
     for event in read_events(run):
         name = event["instance"]
         if event["kind"] == "joined":
-            pids[name] = event["detail"].get("pid")
-        elif event["kind"] == "ready":
-            ready.append(name)
-        elif event["kind"] in ("lost", "drained", "notice") and name in ready:
-            ready.remove(name)
-    alive = [(name, pids[name]) for name in ready if pids.get(name)]
+            nonces[name] = event["detail"]["nonce"]
+        elif event["kind"] == "ready" and name in nonces:
+            ready[name] = None
+        elif event["kind"] in ("lost", "drained", "notice"):
+            ready.pop(name, None)
+    pids = {}
+    for path in (run / "servers").glob("*"):
+        with contextlib.suppress(OSError, ValueError):  # it ends, or begins, just now
+            note = json.loads(path.read_text())
+            pids[note["nonce"]] = note["pid"]
+    alive = [(name, pids[nonces[name]]) for name in ready if nonces[name] in pids]
     return alive[-1] if alive else None
