@@ -1,4 +1,4 @@
-"""How a trainer ends, for whoever started it: its exit codes.
+"""How a trainer ends: its exit codes.
 
 0     the run is complete
 1     it broke: the same command goes on from the last checkpoint

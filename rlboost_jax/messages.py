@@ -69,7 +69,7 @@ class LeafEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # parameter path joined by "."; the array's folder has this name
     shape: tuple[int, ...]
     dtype: str
-    lasting: bool = False  # in every version, with the same files: whoever has it may keep it
+    lasting: bool = False  # in every version, with the same files: a server that has it may keep it
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class Hello(Message, frozen=True, kw_only=True):
     host: Label
     device: Label
     fingerprint: Label  # what equal bits depend on: program, jax version, device kind
-    # Unlike any other's: what whoever asked for this server gave it, or drawn by chance as it
+    # Unlike any other's: given by the provider that started the server, or drawn at random as it
     # starts. With the name it is the instance; see `rlboost_jax.providers.base`.
     nonce: Name = ""
     cache_tokens: Count = 0  # of context that its memory has pages for; 0: not said
@@ -257,7 +257,7 @@ class Renewed(Message, frozen=True, kw_only=True):
 
 class Announce(Message, frozen=True, kw_only=True):
     """The version to hold from now on: nearly always a newer one; with a lag an older one again
-    where rollouts of that would find nobody. Whoever loads it with work of another gives that back
+    where rollouts of that would find nobody. A server that loads it gives back work of another
     (`Released`)."""
 
     manifest: Manifest
@@ -271,7 +271,7 @@ class Prefetch(Message, frozen=True, kw_only=True):
 
 
 class Generate(Message, frozen=True, kw_only=True):
-    """Work for whoever holds these parameters. An engine that does not gives it back."""
+    """Work for an engine that holds these parameters. An engine that does not gives it back."""
 
     params_digest: str  # of all requests; a version alone may be published twice
     requests: tuple[GenerateRequest, ...]
@@ -319,7 +319,7 @@ class BeginBatch(Message, frozen=True, kw_only=True):
 
     With a lag, batches are begun ahead of the one that is trained, each as its version is
     published. Batches before the first that is begun on a stream are over, and so are those before
-    `version`, which counts the updates. Whoever begins a batch again begins all later ones again.
+    `version`, which counts the updates. To begin a batch again is to begin all later ones again.
     """
 
     batch: Batch
@@ -350,8 +350,8 @@ class ExtendBatch(Message, frozen=True, kw_only=True):
 class Doubt(Message, frozen=True, kw_only=True):
     """The learner's own log-probabilities contradict these finished responses.
 
-    Whoever sampled the tokens named is not believed any more; the responses are gone on with
-    from before that instance's first token, by others, and delivered again.
+    The server that sampled the tokens named is not believed any more; others go on with the
+    responses from before its first token, and they are delivered again.
     """
 
     batch: Batch
@@ -446,8 +446,8 @@ class WindowClosed(Message, frozen=True, kw_only=True):
 
 
 class Withdrawn(Message, frozen=True, kw_only=True):
-    """Finished responses that measure the policy and are generated again, for whoever sampled them
-    is not believed any more. Those that are trained on the learner has checked itself."""
+    """Finished responses that measure the policy and are generated again, since the servers that
+    sampled them are believed no more. Those to train on are checked by the learner itself."""
 
     batch: Batch
     samples: bytes  # uint32

@@ -102,7 +102,7 @@ def _command(pid: int, proc: Path) -> bytes:
 
 
 def _ps(pid: int, field: str) -> str:
-    """For systems without /proc. In words and hours that are the same for whoever asks.
+    """For systems without /proc. Words and hours are the same in every locale and time zone.
 
     Whole lines (`-ww`): else they end where a terminal would, before what names a process.
     """

@@ -1,4 +1,4 @@
-"""Signs that a trainer gets on, for whoever keeps it going.
+"""Signs that a trainer gets on, for its supervisor.
 
 A trainer's main thread counts what it gets done (a micro-batch, a phase begun or over, something
 heard of the fleet) in memory that it shares with its supervisor: no system call, no lock, no disk.
@@ -41,7 +41,7 @@ class Pulse:
         self._phases = ["starting"]
 
     def show(self, descriptor: int) -> None:
-        """Let whoever has the memory of this descriptor look.
+        """Let a process that has the memory of this descriptor look.
 
         Raises:
             OSError, ValueError: it is no such memory.

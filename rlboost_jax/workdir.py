@@ -43,10 +43,20 @@ CONFIG_PART = "config.json" + PART
 CHECKPOINTS: Final = ("checkpoints", "best")
 # What a run that has committed no update may have made; all else in the folder is somebody's own.
 _BEGINNING: Final = ("checkpoints", "best", "reference", "base", "origin.json")  # a fork keeps it
-_HELD: Final = ("config.json", "lock", "logs", "join", "trainer", "authority", "servers")
+_HELD: Final = ("config.json", "lock", "logs", "join", "trainer", "authority", "page", "servers")
+METRICS: Final = "metrics.jsonl"
 _MADE: Final = (
-    *("snapshots", "journal", "manager.json", "data.json", "tensorboard", "profile"),
-    *("metrics.jsonl", "samples.jsonl", "events.jsonl", "summary.json", "report.html"),
+    *(
+        "snapshots",
+        "journal",
+        "manager.json",
+        "data.json",
+        "tensorboard",
+        "wandb",
+        "mlflow",
+        "profile",
+    ),
+    *(METRICS, "samples.jsonl", "events.jsonl", "alerts.jsonl", "summary.json", "report.html"),
 )
 
 
@@ -203,11 +213,15 @@ class Workdir:
 
 
 def _has_updates(path: Path, *, after: int) -> bool:
-    """Whether an update was committed in a folder, be its checkpoint broken by now or not.
+    """Whether an update was made in a folder: there is a row of one, or a checkpoint after it, be
+    that broken by now or not.
 
     Args:
         after: the step that the run began with.
     """
+    with contextlib.suppress(OSError):
+        if (path / METRICS).stat().st_size:
+            return True
     names = [each.name for name in CHECKPOINTS for each in _entries(path / name)]
     steps = (name.removesuffix(".broken") for name in names)
     return any(step.isdigit() and int(step) > after for step in steps)

@@ -41,6 +41,7 @@ Refused = Callable[..., str]
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Refused:
     """`refused("num_steps=0")`: the one line that a start says before anything is there."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(ROOT))
     rows = ({"question": f"what is {i} + 1", "answer": str(i + 1)} for i in range(40))
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -1,6 +1,6 @@
 """What an engine has on its devices, and the launching of programs on it.
 
-Programs take the KV pools by donation and give them back: whoever runs one puts the new ones in the
+Programs take the KV pools by donation and give them back: the caller puts the new ones in the
 place of the old. A launch returns before the device is done.
 """
 

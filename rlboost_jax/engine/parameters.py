@@ -84,7 +84,7 @@ class EngineParameters:
         self.version = version
 
     def _free(self) -> None:
-        """Give the memory back now, whoever else may hold on to the arrays."""
+        """Give the memory back now, even if others hold on to the arrays."""
         leaves, self.leaves, self.version = self.leaves, (), None
         for leaf in leaves:
             leaf.delete()

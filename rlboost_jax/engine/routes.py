@@ -1,8 +1,8 @@
 """The routes of all positions in the KV pool, beside it on the host: see `settings/routing.py`.
 
 A page of keys and values stands for the tokens it was computed from, and so does what is kept here
-under its number: whoever begins after pages that are still there finds the routes of its first
-tokens as it finds their keys and values.
+under its number: a rollout that begins after pages that are still there finds the routes of its
+first tokens as it finds their keys and values.
 """
 
 from collections.abc import Sequence

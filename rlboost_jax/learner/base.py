@@ -35,7 +35,7 @@ class OtherBase(Mistake, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """For whoever publishes adapters."""
+    """For runs that publish adapters."""
 
     params: Params  # over the mesh
     digest: str

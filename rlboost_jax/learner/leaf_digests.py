@@ -1,6 +1,6 @@
 """Digests of a tree of arrays, leaf by leaf and part by part: what is in memory, not on disk.
 
-A process digests the parts that it alone has to write. Whoever reads the tree again, on whatever
+A process digests the parts that it alone has to write. A reader of the tree, on whatever
 mesh, compares each part that it holds whole; the others are left to the digests of files.
 """
 

@@ -182,7 +182,7 @@ class ManagerLink:
         return message
 
     def _next(self, seconds: float) -> messages.ToTrainer | None:
-        """As `receive`, whoever calls `wake` meanwhile.
+        """As `receive`, even if `wake` is called meanwhile.
 
         A manager is given that time once it is found: `locate` has a patience of its own, with one
         that reads a long journal, too.

@@ -53,7 +53,7 @@ class ManagerMisconfigured(Mistake, ManagerNotStarted):
 
 
 class ManagerProcess:
-    """The manager of one run, whoever started it."""
+    """The manager of one run, started here or by another trainer."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Write policy versions to disk beside the training loop, and tidy up after them.
 
 A step begins after the one before is over, so nobody needs a version any more once a newer one was
-handed over. With `algorithm.lag` open batches are sampled from several: whoever hands one over says
-which is the oldest that is needed.
+handed over. With `algorithm.lag` open batches are sampled from several: with each that is handed
+over comes which is the oldest that is needed.
 """
 
 import threading

@@ -25,7 +25,7 @@ class Scoring:
 
         Args:
             best: is offered every checkpoint that is measured.
-            note: shows a line to whoever watches.
+            note: shows a line on the console.
         """
         self._lag = lag_of(run)
         self._run, self._exercises, self._best, self._note = run, exercises, best, note

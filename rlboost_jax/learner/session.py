@@ -40,7 +40,7 @@ class Session:
     checkpoints: Checkpoints
     best: BestCheckpoint | None = None  # is offered every checkpoint that is evaluated
     followers: Followers = field(default_factory=Followers)
-    note: Callable[[str], None] = lambda line: None  # shows a line to whoever watches
+    note: Callable[[str], None] = lambda line: None  # shows a line on the console
     # Is given the samples of every step that has any to show.
     show: Callable[[Sequence[SampleRow]], None] = lambda rows: None
     spans: Recorder = field(default_factory=Recorder)  # of this process

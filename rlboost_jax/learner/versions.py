@@ -49,7 +49,7 @@ class KeptVersion:
 class Versions:
     """By number. Nothing is kept before `keep`, or after `forget`.
 
-    Large trees take a while to round, so a thread does it; whoever wants one waits for it.
+    Large trees take a while to round, so a thread does it; a caller that wants one waits for it.
     """
 
     def __init__(self, kept: Mapping[Version, KeptVersion] | None = None) -> None:

@@ -93,7 +93,7 @@ def watch_run(
 
 
 def give(alert: Alert, settings: AlertsConfig, workdir: Path) -> None:
-    """Call whoever is to be called, once; what comes of it is one line of `alerts.jsonl`."""
+    """Call the command and the webhook, once; what comes of it is one line of `alerts.jsonl`."""
     values = {"time": time.time(), "run": workdir.name, **asdict(alert)}
     failures = []
     if settings.command:

@@ -42,7 +42,7 @@ class Aside:
         self._name, self._note, self._close_seconds = name, note, close_seconds
         self._calls: queue.Queue[Call | None] = queue.Queue(most_waiting)
         self._abandoned = threading.Event()
-        self._reason_said = threading.Lock()  # never released: by whoever is the first
+        self._reason_said = threading.Lock()  # never released: taken by the first
         self._thread = threading.Thread(target=self._run, args=[make], name=name, daemon=True)
         self._thread.start()
 

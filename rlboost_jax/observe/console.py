@@ -83,7 +83,7 @@ class Console(Closing):
             self._live.stop()
 
     def finish(self, summary: Summary) -> None:
-        """What the run came to is said by whoever started it."""
+        """What the run came to is said by its caller."""
 
     @contextmanager
     def phase(self, text: str) -> Iterator[None]:

@@ -39,7 +39,7 @@ class StepProfile(Closing):
         self._step, self._jax = observe.profile_step, observe.profile_jax
         self._workdir, self._note = workdir, note
         self.spans = Recorder(self._step)  # of this process
-        self.clock = Clock()  # the manager's, seen from here; whoever talks to it sets it
+        self.clock = Clock()  # the manager's, seen from here; the link to it sets it
         self._before = False  # a step has been begun
         self._unwritten = False  # the one profiled has
         self._tracing = False

@@ -1,7 +1,7 @@
 """What a process did and for how long, while one chosen step is profiled.
 
 A process records spans on its own clock, `time.monotonic`, which is also that of its asyncio
-loops. Whoever hands them on puts them on the manager's clock (`observe/clocks.py`).
+loops. The process that hands them on puts them on the manager's clock (`observe/clocks.py`).
 """
 
 import contextlib

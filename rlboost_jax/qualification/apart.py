@@ -3,7 +3,7 @@
 One child tries all candidates in order. Where it ends or has to be ended, that is what came of the
 candidate it was at, and a new child tries those after it.
 
-The child shares the device with whoever started it. It takes the device's memory as it needs it,
+The child shares the device with its parent. It takes the device's memory as it needs it,
 not three quarters of it in advance, so that it fits beside a process that did. Where only one
 process may use the device (compute mode "exclusive process") it must run before that process first
 touches it, which `start.py` sees to; otherwise it does not start, which is a result, too.

@@ -64,7 +64,7 @@ class Candidate:
     """
     Attributes:
         bound: seconds that it takes at least, by which candidates are tried in order.
-        run: takes a case's inputs and options; traced and compiled by whoever tries it.
+        run: takes a case's inputs and options; traced and compiled by the trial.
         why_not: why it cannot run a case's inputs here; "" if it can.
     """
 

@@ -68,7 +68,7 @@ def server_run(run: RunConfig, say: Say, *, host: Host = HERE) -> RunConfig:
 
 
 def reader_run(run: RunConfig, say: Say, *, host: Host = HERE) -> RunConfig:
-    """The run for whoever generates with its weights anywhere, and promises nobody its bits."""
+    """The run for engines anywhere that promise nobody its bits."""
     free = run.engine.attention in ("auto", *ATTENTION_FOR_GPU)
     return _chosen(_with(run, "auto"), say, host) if free else run
 

@@ -141,7 +141,7 @@ DENIED = {
 # Denied with some values of one argument: numbers, which argument, values.
 DENIED_WITH = (
     ((72, 25), 1, (8, 10, 15)),  # fcntl, its command: who gets which signal of a file
-    ((157, 167), 0, (_SET_PDEATHSIG,)),  # prctl: to outlive whoever started this
+    ((157, 167), 0, (_SET_PDEATHSIG,)),  # prctl: to outlive the parent
 )
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
 _CLONE, _CLONE3 = (56, 220), (435, 435)

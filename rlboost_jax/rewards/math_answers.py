@@ -1,7 +1,7 @@
 """Mathematical answers, judged by math-verify (extra `math`): 1/2, 0.5 and \\frac{1}{2} are one.
 
 https://github.com/huggingface/Math-Verify. Its own time limits are switched off: they use
-signals, and whoever calls this limits the time anyway.
+signals, and the caller limits the time anyway.
 """
 
 import logging

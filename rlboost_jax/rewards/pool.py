@@ -100,7 +100,7 @@ class RewardPool:
             elif answer.set_running_or_notify_cancel():
                 try:
                     worker, outcomes = self._judged(worker, job)
-                except Exception as error:  # whoever waits for the answer hears of it
+                except Exception as error:  # the waiter for the answer gets it
                     worker = None
                     answer.set_exception(error)
                 else:

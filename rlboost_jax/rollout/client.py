@@ -159,7 +159,7 @@ class InstanceClient:
             self._say(Notice(seconds=seconds, reason=reason))
 
     def hint(self, reason: str) -> None:
-        """The machine may go some time, or pause; of interest to whoever reads the events."""
+        """The machine may go some time, or pause; of interest in the events."""
         if self._welcomed:
             self._say(Hint(reason=reason))
 

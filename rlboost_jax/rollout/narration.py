@@ -1,4 +1,4 @@
-"""What a server says of itself, for whoever started it by hand: ready, how fast, why not at work.
+"""What a server started by hand says of itself: ready, how fast, why not at work.
 
 A line when what it does becomes something else, and one a minute while it works. Of a server that
 has nothing to do the line says why, as far as a server can know.

@@ -159,7 +159,7 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
 def prepared_engine(
     config: RunConfig, *, host: Host = HERE, build: Callable[..., Engine] = Engine
 ) -> Engine:
-    """`engine_of` for whoever follows the server's log.
+    """`engine_of`, with lines for the server's log.
 
     Args:
         host: that it is to run on.
@@ -235,7 +235,7 @@ async def _serve(
 def _heed_signals(args: argparse.Namespace, fleet: FleetConfig, client: InstanceClient) -> None:
     """SIGINT and SIGTERM end this server at once, unless that signal comes with some grace.
 
-    A second one of the kind does: whoever sends it has lost patience.
+    A second one of the kind does: its sender has lost patience.
     """
     loop = asyncio.get_running_loop()
     for leave in (signal.SIGTERM, signal.SIGINT):

@@ -47,7 +47,7 @@ class WeightUpdates:
     ) -> None:
         self._spans = spans or Recorder()
         self._puller, self._worker, self._say, self._fail = puller, worker, say, fail
-        self._one = asyncio.Lock()  # held by whoever pulls, until all that it began has ended
+        self._one = asyncio.Lock()  # held by a pull, until all that it began has ended
         self._newest: asyncio.Task[None] | None = None
         self._ahead: tuple[Manifest, asyncio.Task[Any]] | None = None  # pulled beforehand
         self._loaded: tuple[int, str] | None = None  # version and digest that the engine has

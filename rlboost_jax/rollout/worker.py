@@ -279,7 +279,7 @@ def _nothing(sequence: int, version: Version, **state: int) -> TokenBatch:
 
 
 def _promise() -> Future[Any]:
-    """A future whose waiters may give up without taking it from whoever fulfils it."""
+    """A future whose waiters may give up without taking it from the one that fulfils it."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

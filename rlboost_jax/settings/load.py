@@ -52,7 +52,7 @@ def run_config(config: ConfigDictLike) -> RunConfig:
     """The checked record of a configuration file; also opens the files it names.
 
     With a `model.source`, the architecture is that of its config.json: the record is complete, and
-    whoever reads it needs no checkpoint.
+    its readers need no checkpoint.
 
     Raises ConfigError.
     """

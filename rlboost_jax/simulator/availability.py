@@ -1,7 +1,7 @@
 """Availability traces of others, in the formats in which they were published.
 
 All become rows of `settings/traces.py`: machines that come and go by name. Formats that only
-count name the machines themselves: whoever came first goes first.
+count name the machines themselves: the first to come is the first to go.
 
 - bamboo: `milliseconds,add|remove,name` lines (Bamboo, Oobleck).
 - parcae: `milliseconds,count` lines.

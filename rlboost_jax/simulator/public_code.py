@@ -10,7 +10,7 @@ system here; other are only these decisions:
 - on any break the members of a group go on from the shortest one's length: what others have
   beyond it is thrown away, also at the end of every window (finished members are kept, which is
   kinder than the code, that decodes past their end);
-- the window is always slept out in full, whoever has finished or come, and answers are read a
+- the window is always slept out in full, whatever has finished or come, and answers are read a
   second after it;
 - window lengths are whole seconds, by a controller of its own with a table of the fleet's size;
 - nothing is balanced, and no cap is derived.

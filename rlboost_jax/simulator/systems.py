@@ -9,7 +9,7 @@
 - lag_1, lag_2: model_window, with so many batches begun ahead of the one that is trained on.
 - no_seeding, no_memory, no_balance, no_migration: the same, less one of them.
 - sync_weights: the same, but weights are sent when a step begins, as collectives send them:
-  whoever joins in mid-step works from the next step on.
+  an instance that joins in mid-step works from the next step on.
 - colocated: everything on the reserved nodes, work dealt out as engines have room.
 - colocated_static: the same, dealt out beforehand, as veRL did when RLBoost was compared with it.
 - colocated_2x: the same on twice as many nodes, at twice the price.

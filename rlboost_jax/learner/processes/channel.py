@@ -71,7 +71,7 @@ class Channel:
             raise PeerGone(f"a frame that is none of ours: {type(error).__name__}") from error
 
     def close(self) -> None:
-        """Whoever waits in `receive` hears of it."""
+        """A waiter in `receive` hears of it."""
         self._closed = True
         with contextlib.suppress(OSError):  # the other side was first
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)

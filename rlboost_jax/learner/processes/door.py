@@ -1,4 +1,4 @@
-"""Who may come in where process 0 listens for the others: whoever has the key of this start.
+"""Who may come in where process 0 listens for the others: those that have the key of this start.
 
 Process 0 makes a key and a certificate for each start and has a collective take both to the other
 processes. Both sides show that certificate and trust nothing else, so that nobody else says more
@@ -120,7 +120,7 @@ class Door:
             self._closed = True
             for connection in self._newcomers.values():
                 _hang_up(connection)
-        _hang_up(self._listener)  # whoever waits in `accept` hears of it
+        _hang_up(self._listener)  # a waiter in `accept` hears of it
         self._listener.close()
         # Nobody arrives from now on: who does so looks at `_closed`, and has the lock until then.
         with contextlib.suppress(TimeoutError):

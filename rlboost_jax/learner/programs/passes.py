@@ -24,7 +24,7 @@ from rlboost_jax.settings.sampling import SamplingConfig
 def _factors(
     model: ModelConfig, learner: LearnerConfig, mesh: Mesh
 ) -> Callable[[Params, PackedBatch], tuple[Float[Array, "N E"], Float[Array, "E V"]]]:
-    """What logits are a product of: under the batch's routes, if it has any, whoever's they are."""
+    """What logits are a product of: under the batch's routes, if it has any."""
 
     def factors_of(
         params: Params, batch: PackedBatch

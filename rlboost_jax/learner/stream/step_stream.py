@@ -251,7 +251,7 @@ class StepStream:
         return self._sampling.complete if self._sampling else len(self._groups) == self._num_prompts
 
     def _choose(self, group: Group) -> None:
-        """Count a group, and hand on whoever is a member of the batch for certain by it."""
+        """Count a group, and hand on the groups that are in the batch for certain by it."""
         self._groups[group.prompt] = group
         members = [(group.prompt, group.prompt)]
         if self._sampling:

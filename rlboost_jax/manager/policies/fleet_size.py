@@ -2,7 +2,7 @@
 
 A step with n instances takes S(n) and costs D(n) dollars: reserved devices and instances for as
 long as each is paid for, and what it costs to send these the weights. An hour is worth v dollars
-to whoever waits for the run, so each token costs (D(n) + v · S(n)) / tokens, and the n with the
+to those who wait for the run, so each token costs (D(n) + v · S(n)) / tokens, and the n with the
 least is wanted: with v = 0 the most tokens per dollar, with a large v the fastest step. S falls
 ever more slowly, so there is one such n.
 

@@ -90,7 +90,7 @@ class BatchReports:
         )
 
     def record(self, batch: BatchRecord, message: BatchTrained, report: BatchReport) -> None:
-        """What a batch was made of, for whoever fits models to it."""
+        """What a batch was made of, to fit models to."""
         lengths: dict[int, list[int]] = {}
         for rollout in batch.delivered(measuring=False):
             lengths.setdefault(rollout.group, []).append(rollout.num_sampled)

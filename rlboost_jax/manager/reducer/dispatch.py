@@ -208,7 +208,7 @@ class Dispatch:
     ) -> None:
         """Continuous load balancing: pending rollouts first, then running ones.
 
-        Whoever holds no more than its slots has nothing pending, and whoever holds one rollout
+        One that holds no more than its room has nothing pending, and one that holds one rollout
         at most has none to spare: only the others are looked at.
         """
         index = self._roster.index

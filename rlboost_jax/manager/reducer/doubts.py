@@ -16,7 +16,7 @@ class Doubts:
         self._outbox = owners.outbox
 
     def hear(self, batch: BatchRecord, message: Doubt, now: float) -> None:
-        """Blame whoever sampled the tokens, and have all unproved work of theirs done again.
+        """Blame the servers that sampled the tokens, and have their unproved work done again.
 
         Raises:
             ProtocolError: no such response was delivered, or an engine of the trainer's own

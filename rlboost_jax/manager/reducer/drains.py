@@ -31,7 +31,7 @@ class Drains:
         self._outbox = owners.outbox
 
     def hint(self, instance: Instance, message: Hint) -> None:
-        """For whoever reads the events: a machine that only may go is as good as any."""
+        """For the events only: a machine that only may go is as good as any."""
         self._record(instance, message.reason, hint=True)
 
     def notice(self, instance: Instance, message: Notice, now: float) -> str:

@@ -98,7 +98,7 @@ class Servers:
             case Ready():
                 self._ready(instance, message, now)
             case Spans():
-                return False  # of interest to whoever watches the driver
+                return False  # of interest to the driver only
             case WeightsRejected():
                 self._outbox.record(
                     "rejected", instance.name, version=message.version, reason=message.reason

@@ -105,7 +105,7 @@ def make_app(
 
 @web.middleware
 async def _await_recovery(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A manager that still reads its journal is there, and says so to whoever does not want to
+    """A manager that still reads its journal is there, and says so to peers that do not want to
     wait: nobody is to take it for lost. Its configuration it knows already."""
     recovered = request.app[DRIVER].recovered
     if not recovered.is_set() and request.path != "/config":

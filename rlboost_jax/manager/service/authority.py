@@ -57,7 +57,7 @@ def prepare(
     """Make what is missing in the three folders, and again what is near its end.
 
     A new authority makes everything anew; a manager with other addresses gets another
-    certificate, and whoever holds a client's need not notice.
+    certificate, and the holders of a client's need not notice.
 
     Args:
         names: host names and addresses at which the manager may be reached. Clients of ours

@@ -3,7 +3,7 @@
 Invariants:
 - a rollout is waiting, held by one instance, parked, finished, or its batch is cancelled;
 - each placement has a request id of its own, so tokens of an earlier placement are known
-  as late, whoever sends them;
+  as late, from any server;
 - a turn is over when its last token is a stop id or `max_tokens` are sampled: that is read off
   the tokens, and whatever follows is lost. A response is finished with its last turn, or when
   the environment says so; until then it is parked;
@@ -104,8 +104,8 @@ class Ledger:
         """Open a batch. True: its tokens were still here.
 
         A batch that was begun with something else is cancelled with all later ones, and so are
-        earlier ones that were left unfinished. Later ones are kept, but open no longer: whoever
-        begins a batch again begins those that follow again, too.
+        earlier ones that were left unfinished. Later ones are kept, but open no longer: a trainer
+        that begins a batch again begins those that follow again, too.
 
         Args:
             still_open: earlier ones that stay open.

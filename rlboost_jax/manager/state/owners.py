@@ -12,7 +12,7 @@ from rlboost_jax.manager.state.versions import Versions
 
 @dataclass(frozen=True)
 class Owners:
-    """Whoever has one reads its records, and changes them by its verbs alone."""
+    """A holder of one reads its records, and changes them by its verbs alone."""
 
     outbox: Outbox
     ledger: Ledger

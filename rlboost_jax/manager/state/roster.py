@@ -123,7 +123,7 @@ class Roster:
         return instance
 
     def banish(self, name: str, reason: str) -> None:
-        """Let whoever had that name not join again: its next work would go the same way."""
+        """Let the server that had that name not join again: its next work would go the same way."""
         if name in self._identities:
             self.banished.setdefault(self._identities[name], reason)
             if len(self.banished) > MAX_BANISHED:
@@ -134,7 +134,7 @@ class Roster:
         return name in self.index.claims and any(by_server(i.hello) for i in self)
 
     def same_process(self, name: str) -> list[Instance]:
-        """The living streams of whoever had that name, whatever they are called now."""
+        """The living streams of the server that had that name, whatever they are called now."""
         who = self._identities.get(name)
         return [i for i in self if not i.reserved and _identity(i.hello) == who]
 
@@ -264,8 +264,8 @@ class Roster:
     def deaf(self, instance: Instance, renewal: Renew, now: float) -> str:
         """Take in what a renewal says of its line. Returns why its server counts as lost, or "".
 
-        Whoever is merely silent is judged by its lease, so this one is judged as it speaks: by
-        the next renewal it would be too late.
+        A server that is merely silent is judged by its lease. So this one is judged as it speaks:
+        by the next renewal it would be too late.
         """
         instance.lease.echoed(renewal.echo, now)
         instance.lease.measured(renewal.round_trip, now)

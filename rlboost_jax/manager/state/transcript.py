@@ -1,7 +1,7 @@
 """The tokens of a response in the making: sampled by instances, and given in between.
 
-Positions are among all tokens after the prompt, whoever they are of. A *turn* is what the policy
-samples until a stop id; what somebody gives after that begins the next one.
+Positions are among all tokens after the prompt, the policy's and the environment's. A *turn* is
+what the policy samples until a stop id; what somebody gives after that begins the next one.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """A run as its files say it, followed while they grow; for the page, `/metrics` and alerts.
 
-Nothing but the work directory is asked: whoever trains, manages or serves does not notice. What
+Nothing but the work directory is asked: trainer, manager and servers do not notice. What
 is kept has bounds, so that a day of events is as much as an hour.
 """
 

@@ -41,7 +41,7 @@ async def watch_machine(
     """
     if cloud == "none":
         return
-    # Cookies are for browsers, and proxies for whoever is further away than this.
+    # Cookies are for browsers, and proxies are for addresses further away than this.
     jar = aiohttp.DummyCookieJar()
     async with aiohttp.ClientSession(cookie_jar=jar, trust_env=False) as session:
         metadata = Metadata(session, address)

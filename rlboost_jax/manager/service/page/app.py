@@ -42,7 +42,7 @@ def make_app(
 ) -> web.Application:
     """
     Args:
-        token: None: whoever reaches it may see it, as at a socket that only its owner can open;
+        token: None: it is open to all who reach it, as at a socket that only its owner can open;
             then a browser must name this host, so that no other site's name leads here.
         admit: called for each connection that has shown what it needs.
     """
