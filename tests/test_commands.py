@@ -176,3 +176,11 @@ def test_a_script_is_one_to_its_shell(shell: str, tmp_path: Path) -> None:
     script.write_text(completion.SCRIPTS[shell]())
     done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_list_may_be_cut_off() -> None:
+    command = f"{sys.executable} -m rlboost_jax.settings.shipped | head -1"
+    ran = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert (ran.stdout, ran.stderr) == ("for train:\n", "")

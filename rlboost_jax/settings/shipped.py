@@ -7,6 +7,8 @@
 """
 
 import ast
+import signal
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -67,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for title, found in (("train", runs), ("simulate, advise, calibrate", simulations)):
             print(f"for {title}:")
             for each, path in found.items():
-                print(f"  {each:<20} {first_line(path)}"[: usage.WIDTH])
+                line = textwrap.shorten(first_line(path), usage.WIDTH - 23, placeholder=" …")
+                print(f"  {each:<20} {line}")
         return
     known = simulations | runs | {f"{OF_SIMULATIONS}/{n}": path for n, path in simulations.items()}
     if name not in known:
@@ -76,4 +79,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `rlboost configs | head` is no error
     main()
