@@ -203,8 +203,8 @@ def _fish() -> Iterator[str]:
         yield f"complete -c rlboost -n __fish_use_subcommand -a {name} -d {line}"
         begin = f"complete -c rlboost -n '__fish_seen_subcommand_from {name}'"
         for option in options(command.module):
-            told = f" -d {_fish_quoted(option.help)}" if option.help else ""
-            yield f"{begin} -l {option.name}{_fish_values(option, names_of(command))}{told}"
+            about = f" -d {_fish_quoted(option.help)}" if option.help else ""
+            yield f"{begin} -l {option.name}{_fish_values(option, names_of(command))}{about}"
         if words := _words(name):
             yield f"{begin} -a '{' '.join(words)}'"
         for setting in settings_of(command):

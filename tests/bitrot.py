@@ -36,7 +36,7 @@ from rlboost_jax.manager.journal import read_segment
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.verify import FOLDERS, SMALL
-from tests.diskfaults.rules import Rules, built
+from tests.diskfaults.rules import Rules, faults
 from tests.golden import ROOT, Digests, Tree, digests, end_all
 
 RUNS: Final = {
@@ -140,7 +140,7 @@ class Resumes:
     ) -> None:
         self._folder, self._compiled, self._expected = folder, compiled, expected
         self._lost = lost
-        self._library = built(folder) if lost else None
+        self._library = faults(folder) if lost else None
 
     def outcome(self, number: int, seed: int) -> str:
         """Of one fault; its first word is "equal", "refused" or a fault of ours."""

@@ -70,6 +70,15 @@ def test_only_a_run_without_an_update_begins_anew(tmp_path, committed):
         Workdir(tmp_path, RUN).__enter__()
 
 
+def test_a_run_with_a_row_of_metrics_is_not_replaced(tmp_path):
+    with Workdir(tmp_path, RUN):
+        pass
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(WorkdirUnusable, match=r"another configuration"):
+        Workdir(tmp_path, replace(RUN, seed=9)).__enter__()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
+
+
 def test_a_kl_term_needs_the_model_that_the_run_began_with(tmp_path):
     with_kl = replace(RUN, algorithm=replace(RUN.algorithm, kl_coefficient=0.1))
     (tmp_path / "checkpoints" / "1").mkdir(parents=True)

@@ -134,7 +134,7 @@ def receive(
 
 
 class Incoming(Generic[Record]):
-    """Frames of a pipe that is read as it has something, beside others."""
+    """Frames of a pipe that is read as it has something, as others are."""
 
     def __init__(self, kind: type[Record], *, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder, self._max_bytes = msgspec.msgpack.Decoder(kind), max_bytes

@@ -31,10 +31,10 @@ _BLANK: Final = (
 
 def sent_to_servers(run: RunConfig) -> dict[str, Any]:
     """What the manager answers with; whatever is missing has its default."""
-    told = for_servers(run)
-    values = to_dict(told)
+    sent = for_servers(run)
+    values = to_dict(sent)
     for section in _BLANK:
-        values[section] = _without_defaults(getattr(told, section), values[section])
+        values[section] = _without_defaults(getattr(sent, section), values[section])
     return values
 
 

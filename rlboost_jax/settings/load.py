@@ -158,10 +158,10 @@ def write_run_config(
     fork: Origin | None = None,
 ) -> None:
     """Write `config.json` durably, in one piece: a reader never sees half of it."""
-    beside = {"changes": msgspec.to_builtins(tuple(changes))} if changes else {}
+    history = {"changes": msgspec.to_builtins(tuple(changes))} if changes else {}
     if fork is not None:
-        beside["fork"] = msgspec.to_builtins(fork)
-    at_rest.write_sealed(_file(path), {"run_id": run_id, **beside, **to_dict(config)})
+        history["fork"] = msgspec.to_builtins(fork)
+    at_rest.write_sealed(_file(path), {"run_id": run_id, **history, **to_dict(config)})
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

@@ -2,25 +2,19 @@
 
 import dataclasses
 import errno
-import os
-import shlex
-import subprocess
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
+
+from tests.preloaded import built
 
 SOURCE = Path(__file__).parent / "faults.c"
 Fault = Literal["open", "read", "write", "sync", "rename", "link", "lock", "list", "stat", "remove"]
 
 
-def built(folder: Path) -> Path:
-    """The library, built there with the compiler that CPU kernels are built with."""
-    library = folder / "faults.so"
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[:1]
-    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-    subprocess.run([*compiler, *flags, "-o", library, SOURCE, "-ldl"], check=True)
-    return library
+def faults(folder: Path) -> Path:
+    """The library to preload, built there."""
+    return built(SOURCE, folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +23,7 @@ class Rules:
     Args:
         root: below it things fail.
         path: of the file of rules; for this alone.
-        library: of `built`.
+        library: of `faults`.
     """
 
     root: Path

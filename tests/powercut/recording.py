@@ -1,24 +1,18 @@
 """One run, with all that its processes do to files written down."""
 
 import dataclasses
-import os
-import shlex
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.preloaded import built
 
 SOURCE = Path(__file__).parent / "recorder.c"
 
 
 def recorder(folder: Path) -> Path:
-    """The library to preload, built there with the compiler that CPU kernels are built with."""
-    library = folder / "recorder.so"
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[:1]
-    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-    subprocess.run([*compiler, *flags, "-o", library, SOURCE, "-ldl"], check=True)
-    return library
+    """The library to preload, built there."""
+    return built(SOURCE, folder)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Lease:
     Attributes:
         heard_at: when its last frame came in.
         hears_at: the newest of our stamps that it echoed; inf: none.
-        echo_age: seconds since that one as it last told.
+        echo_age: seconds since that one as it last said.
         line: between it and us.
     """
 

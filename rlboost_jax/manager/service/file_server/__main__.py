@@ -5,9 +5,7 @@ and hears a byte a second on standard output. It ends with the manager, however 
 end of its input, and on Linux by the kernel's signal, which a stopped process gets, too.
 """
 
-import argparse
 import asyncio
-import logging
 import os
 import socket
 import sys
@@ -15,35 +13,24 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rlboost_jax import processes
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.authorization import guarded
 from rlboost_jax.manager.service.file_server.beats import beat
+from rlboost_jax.manager.service.file_server.child import orders, run_child
 from rlboost_jax.manager.service.file_server.orders import Serve, Setup, read_order
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
-from rlboost_jax.manager.service.heap import keep_small
 from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.weights.serve import ServedVersions, add_routes
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--listener", type=int, required=True, help="descriptor of a socket")
-    parser.add_argument("--manager", type=int, required=True, help="its process id")
-    args = parser.parse_args(arguments)
-    if not processes.end_with_parent(args.manager):
-        return 0
-    keep_small()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    return asyncio.run(serve(socket.socket(fileno=args.listener)))
+    return run_child(__doc__, arguments, serve)
 
 
 async def serve(listener: socket.socket) -> int:
     """Serve what the orders say until they end; returns the exit code."""
-    loop = asyncio.get_running_loop()
-    orders = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    setup = await read_order(orders)
+    said = await orders()
+    setup = await read_order(said)
     if not isinstance(setup, Setup):
         return 0  # the manager is gone already
     gate, versions = Gate(max_connections=max_connections()), ServedVersions()
@@ -56,7 +43,7 @@ async def serve(listener: socket.socket) -> int:
     tls = authority.server_tls(Path(setup.authority)) if setup.authority else None
     beating = asyncio.ensure_future(beat())
     serving = False
-    while isinstance(order := await read_order(orders), Serve):
+    while isinstance(order := await read_order(said), Serve):
         await versions.replace(order.versions)
         if not serving:
             await gate.listen_on(runner.server, listener, tls)

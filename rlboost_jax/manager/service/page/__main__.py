@@ -4,9 +4,7 @@ Started by the manager like the file server, and like it ends with the manager. 
 token and certificate, and none of the trainer's or the servers'.
 """
 
-import argparse
 import asyncio
-import logging
 import os
 import socket
 import sys
@@ -14,41 +12,29 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rlboost_jax import processes
 from rlboost_jax.manager.service.file_server.beats import beat
+from rlboost_jax.manager.service.file_server.child import orders, run_child
 from rlboost_jax.manager.service.file_server.orders import PageSetup, read_order
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
-from rlboost_jax.manager.service.heap import keep_small
 from rlboost_jax.manager.service.page.app import make_app
 from rlboost_jax.manager.service.page.certificate import page_tls
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--listener", type=int, required=True, help="descriptor of a socket")
-    parser.add_argument("--manager", type=int, required=True, help="its process id")
-    args = parser.parse_args(arguments)
-    if not processes.end_with_parent(args.manager):
-        return 0
-    keep_small()
-    os.nice(10)  # who looks on is in nobody's way
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    return asyncio.run(serve(socket.socket(fileno=args.listener)))
+    return run_child(__doc__, arguments, serve, niceness=10)  # who looks on is in nobody's way
 
 
 async def serve(listener: socket.socket) -> int:
     """Serve until the orders end; returns the exit code."""
-    orders = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    setup = await read_order(orders)
+    said = await orders()
+    setup = await read_order(said)
     if not isinstance(setup, PageSetup):
         return 0  # the manager is gone already
     beating = asyncio.ensure_future(beat())
     await listen(
         listener, Path(setup.workdir), token=setup.token, certificates=Path(setup.certificates)
     )
-    while await read_order(orders) is not None:
+    while await read_order(said) is not None:
         pass
     beating.cancel()
     return 0
