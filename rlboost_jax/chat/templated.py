@@ -25,7 +25,7 @@ from rlboost_jax.chat.conversation import (
 from rlboost_jax.chat.habits import Template
 from rlboost_jax.chat.reading import TurnReader
 from rlboost_jax.chat.rendering import uncut
-from rlboost_jax.chat.skeleton import difference, parts_of, stand_ins, stop_after, unused_word
+from rlboost_jax.chat.skeleton import LostTurn, difference, stand_ins, stop_after, unused_word
 from rlboost_jax.chat.thinking import Marks, Thinking
 from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.environments.protocol import Message
@@ -102,7 +102,10 @@ class TemplateConversation:
         """The template's text from the end of a turn on, and what it writes in another way
         than before the turn; "": nothing."""
         was = in_the_past(self.parts(before, tools), prefill=self.template.habits.prefill)
-        now = self.parts([*before, turn, *new], tools)
+        try:
+            now = self.parts([*before, turn, *new], tools)
+        except LostTurn as error:
+            return "", str(error)
         for one, other in zip(was, now, strict=False):
             if one != other:
                 return now[-1], difference(uncut(one), uncut(other))
@@ -126,9 +129,7 @@ class TemplateConversation:
         """What of a conversation is no turn's, see `skeleton.parts_of`."""
         habits = self.template.habits
         shown, words = stand_ins(messages, word=unused_word(messages), calls=habits.calls)
-        text = self.template.renderer.text(shown, tools, generation=generation)
-        stops = self.template.stops
-        return parts_of(text, words, header=habits.header, stops=stops, ends=not generation)
+        return self.template.parts(shown, words, tools, generation=generation)
 
     def turns(
         self, messages: Sequence[Message], tools: Tools, *, generation: bool = True
@@ -171,7 +172,10 @@ class TemplateConversation:
     def _anew(self, messages: Sequence[Message], tools: Tools, reason: str) -> NewSequence:
         renderer = self.template.renderer
         prompt = renderer.encode(renderer.text(messages, tools))
-        turns = sum(len(renderer.encode(turn)) for turn in self.turns(messages, tools))
+        try:
+            turns = sum(len(renderer.encode(turn)) for turn in self.turns(messages, tools))
+        except (UnstableTemplate, ChatRefused):
+            turns = len(prompt)  # nobody knows which of them
         return NewSequence(prompt, turns, reason)
 
     def _drops(
