@@ -110,11 +110,12 @@ class Conversation(Protocol):
         """
         ...
 
-    def parse(self, tokens: ArrayLike) -> ParsedTurn:
+    def parse(self, tokens: ArrayLike, tools: Tools | None = None) -> ParsedTurn:
         """Read a turn; never raises, whatever was sampled.
 
         Args:
             tokens: [N] that were sampled, a stop id at their end included.
+            tools: see `first`; some formats read arguments by their schemas.
         """
         ...
 

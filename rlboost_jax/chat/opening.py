@@ -79,7 +79,6 @@ def conversation_of(
         stop_ids=tokenizer.stop_ids,
         special=renderer.special,
         parser=parser_of(form),
-        tools=tools,
         marks=marks,
         opened=is_open(template.habits.header + template.habits.prefill, marks),
         calls_in_text=not template.habits.calls,

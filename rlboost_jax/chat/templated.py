@@ -72,8 +72,8 @@ class TemplateConversation:
         renderer = self.template.renderer
         return renderer.encode(renderer.text(messages, self._known(tools)))
 
-    def parse(self, tokens: ArrayLike) -> ParsedTurn:
-        return self._reader.read(tokens)
+    def parse(self, tokens: ArrayLike, tools: Tools | None = None) -> ParsedTurn:
+        return self._reader.read(tokens, self._known(tools))
 
     def after(
         self,
