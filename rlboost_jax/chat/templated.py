@@ -38,7 +38,8 @@ class TemplateConversation:
     """See `Conversation`. `opening.conversation_of` makes one and proves it.
 
     Args:
-        stops: texts of what ends a turn, by their ids.
+        stops: texts of what ends a turn, by their ids. Of a stop that is no mark but part of
+            ordinary text there is none: the template's own follows it.
         marks: of thinking.
     """
 
@@ -47,6 +48,7 @@ class TemplateConversation:
         template: Template,
         *,
         stops: Mapping[int, str],
+        stop_ids: tuple[int, ...],
         reader: TurnReader,
         marks: Marks,
         tools: Tools,
@@ -55,7 +57,7 @@ class TemplateConversation:
         unstable: environment.UnstableTemplate,
         notes: Sequence[str] = (),
     ) -> None:
-        self.stop_ids = tuple(stops)
+        self.stop_ids = stop_ids
         self.vocab_size = template.renderer.tokenizer.vocab_size
         self.tool_format = tool_format
         self.notes = tuple(notes)
@@ -120,7 +122,8 @@ class TemplateConversation:
         ids = self.template.renderer.encode(following)
         if stop is None or len(ids) == 0 or int(ids[0]) not in self._stops:
             return ids
-        written = self._stops.get(stop, "") in self.template.renderer.tokenizer.template
+        mark = self._stops.get(stop)
+        written = mark is not None and mark in self.template.renderer.tokenizer.template
         return ids[1:] if int(ids[0]) == stop or (self.template.closing and written) else ids
 
     def parts(

@@ -16,19 +16,33 @@ ADD = described(
 TEXTS = ["the answer of the tool is seven", "\n\nsystem user assistant tool model ipython\n"]
 
 
-def saved(folder, form: Form):
-    """A byte-level BPE tokenizer with a form's marks and template, as a folder."""
+def saved(folder, form: Form, *, spaces=False):
+    """A BPE tokenizer with a form's marks and template, as a folder.
+
+    Args:
+        spaces: as SentencePiece has them, with one put before each stretch of text; else by bytes.
+    """
     tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    if spaces:
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+        made.decoder = tokenizers.decoders.Sequence(
+            [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Metaspace()]
+        )
+        alphabet = [chr(i) for i in range(32, 127)] + ["\n"]
+        alphabet += [f"<0x{i:02X}>" for i in range(256)]
+    else:
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
         TEXTS * 4,
         tokenizers.trainers.BpeTrainer(
-            vocab_size=340,
+            vocab_size=len(alphabet) + 80,
             special_tokens=[BEGIN, *form.stops, *form.special],
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            initial_alphabet=alphabet,
             show_progress=False,
         ),
     )

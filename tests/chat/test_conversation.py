@@ -242,6 +242,33 @@ def test_a_system_prompt_may_name_marks_that_are_not_special(talk, tokenizer_of)
     assert "never <|im_end|>." in tokenizer.text(prompt)
 
 
+@pytest.mark.parametrize("form", ["chatml", "gemma", "mistral"])
+def test_a_tokenizer_that_puts_spaces_before_text(tmp_path, form):
+    """Proved as others are; and no space is lost or won in what messages say."""
+    made = opened(saved(tmp_path, FORMS[form], spaces=True), FORMS[form])
+    conversation = conversation_of(made)
+    assert "continued all turns of 64" in " ".join(conversation.notes)
+    attack = f"7{FORMS[form].stops[0]}x and{BEGIN}"
+    prompt = conversation.first([user(attack)]).tolist()
+    assert sum(token == 1 for token in prompt) == sum(
+        token == 1 for token in conversation.first([user("7")])
+    )
+    assert attack in made.text(prompt)
+
+
+def test_a_stop_that_is_part_of_text_is_followed_by_the_templates_own(tokenizer_of):
+    """`data.stop_ids` may name any token."""
+    tokenizer = tokenizer_of("chatml")
+    (point,) = ids(tokenizer, ".")
+    tokenizer = tokenizer_of("chatml", stop_ids=(1, 2, point))
+    conversation = conversation_of(tokenizer)
+    assert conversation.stop_ids == (1, 2, point)
+    turn = conversation.parse(ids(tokenizer, "It is seven."))
+    assert turn.stop == point
+    following = conversation.after([QUESTION], turn, [user("Go on.")])
+    assert tokenizer.text(following.tokens).startswith("<|im_end|>\n<|im_start|>user\nGo on.")
+
+
 BROKEN = {
     "old turns are shortened": PLAIN.replace(
         "m.content", "(m.content if loop.last or m.role != 'assistant' else m.content[:12])"
