@@ -1,0 +1,157 @@
+"""What an environment is: it says what an episode begins with, and what follows each turn.
+
+    environment = factory(**options)                # `environment.name` and `environment.options`
+    observation = environment.reset(example, seed)
+    step = environment.step(turn)                   # until `step.done`, or a budget is used up
+    environment.close()
+
+Any class with `reset` and `step` is one; either may be `async def`. `tools` and `close` are
+optional. Each episode has an environment of its own.
+
+Two rules make an episode outlive the process it is in:
+
+- An environment that is lost is made again and gets the same example, seed and turns. It must
+  answer the same: all that is random in it comes from `seed`.
+- What reaches out of it (a file, a service, a purchase) is a tool's business. A call is carried
+  out once; its result is written down before anything is built on it, and an environment that is
+  made again gets that result instead of another call.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+FinishReason = Literal["stop", "length"]
+
+
+class Message(TypedDict, total=False):
+    """One message of a conversation, as chat templates take them."""
+
+    role: str  # "system", "user", "tool"; "assistant" only in what an episode begins with
+    content: str
+    name: str  # of the tool that answers
+    tool_call_id: str
+    tool_calls: Sequence[Mapping[str, Any]]  # of an assistant's message
+    reasoning_content: str  # of an assistant's message: its thinking
+
+
+# Text is one user's message. Token ids are given to the policy as they are.
+Observation = str | Sequence[Message] | NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """A call that the policy asks for in a turn.
+
+    Attributes:
+        key: names the call for good: equal for the same call of the same episode, whoever carries
+            it out and how often it is tried. A tool hands it on where the other side can tell
+            repetitions.
+        problem: why it cannot be carried out (no JSON, no such argument); "": it can.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    key: str = ""
+    id: str = ""  # that a template wants the answer to name; "": it has none
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """What a call came to. A failure is an observation like any other."""
+
+    call: ToolCall
+    content: str
+    failed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What the policy sampled until it stopped.
+
+    Attributes:
+        index: 0, 1, 2, … in the episode.
+        tokens: that were sampled, the one that ended the turn included.
+        text: without special tokens, thinking and calls.
+        thinking: what stood between the marks for it; "" without any.
+        calls: in the order in which they stand in the turn.
+        results: of these, in the same order.
+        finish: "length": it was cut off, so that nothing of it need be whole.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    text: str
+    thinking: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    finish: FinishReason = "stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What follows a turn.
+
+    Attributes:
+        observation: that the policy goes on with; nothing where the episode is done.
+        reward: of this turn. An episode's reward is the sum over its turns.
+        done: nothing is sampled after it.
+        metrics: numbers for the records, such as {"solved": 1.0}; those of the last turn count.
+    """
+
+    observation: Observation = ()
+    reward: float = 0.0
+    done: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """Something that the policy may call; `rlboost_jax.environments.tools.tool` makes one.
+
+    Attributes:
+        parameters: JSON schema of the arguments.
+        run: (arguments, key) → what the policy reads; may be `async def`. What it raises is
+            an observation, too.
+        idempotent: it may be carried out again where nobody knows whether it was.
+        outcome: key → the result of a call that was carried out, or None: it never was. Asked
+            where nobody knows, of a tool that is not idempotent. Without it such an episode
+            fails.
+        time_limit_seconds: of one call.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    run: Callable[[Mapping[str, Any], str], str | Awaitable[str]]
+    idempotent: bool = False
+    outcome: Callable[[str], str | None] | None = None
+    time_limit_seconds: float = 60.0
+
+
+class Environment(Protocol):
+    """One episode. `tools: Mapping[str, Tool]` and `close()` may be left out.
+
+    Where there are tools, the calls of a turn are carried out side by side before `step` gets it,
+    and the prompt says what they are if the chat template has a place for that.
+    """
+
+    def reset(
+        self, example: Mapping[str, Any], seed: int, /
+    ) -> Observation | Awaitable[Observation]:
+        """What the policy reads first.
+
+        Args:
+            example: a row of the data set, or {"index": i} without one.
+            seed: of all that is random in the episode; the same for all episodes of a group.
+        """
+        ...
+
+    def step(self, turn: Turn, /) -> Step | Awaitable[Step]:
+        """What follows a turn. What it raises is no fault of the policy's: see
+        `environment.on_failure`."""
+        ...
