@@ -359,6 +359,7 @@ class Doubt(Message, frozen=True, kw_only=True):
     attempts: bytes  # uint32: of each response, as it was delivered
     positions: bytes  # uint32: among the tokens after the prompt, of the first one in doubt
     gap: float  # nats, the largest
+    sequences: bytes = b""  # uint32: in which of a response's sequences that is; b"": in the first
 
 
 class Answer(Message, frozen=True, kw_only=True):
@@ -418,6 +419,8 @@ class FinishedRollout(Message, frozen=True, kw_only=True):
     instances: tuple[str, ...]  # that took part, in order
     attempt: int = 0  # how often tokens of it were given up on before
     runs: Runs = ()  # of the tokens, in turn sampled and given; (): all were sampled
+    last: bool = True  # the response is complete with it; else another sequence follows
+    prompt: bytes = b""  # of a later sequence: what it begins with; b"": the prompt of the batch
 
 
 class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):
