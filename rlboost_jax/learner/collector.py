@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -75,7 +74,7 @@ class StepCollector:
         self._wake = wake
         self._estimate, self._routing = estimate, routing
         self._note, self._told = note, set[tuple[str, str]]()
-        self._arrived = Episodes[tuple[sequence.Sequence, int]]()  # with their attempts
+        self._episodes = Episodes()
         self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
         self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
         self._alone: dict[int, Future[Verdict]] = {}  # the same of all, where groups are asked
@@ -118,21 +117,18 @@ class StepCollector:
         assert work.batch == self.step and work.sample not in self._taken
         check_version(rollout, self._version)
         made = sequence_of(rollout, self._prompts[work.prompt], self._routing)
-        self._arrived.take(rollout, (made, rollout.attempt))
-        parts = self._arrived.whole(work.sample)
-        if parts is None:
+        episode = self._episodes.take(rollout, made)
+        if episode is None:
             return []
-        sequences, attempts = zip(*parts, strict=True)
-        first = msgspec.structs.replace(work, sequence=0)
-        episode = Episode(work=first, sequences=sequences, attempts=attempts)
+        first, *later = episode.sequences
         self._taken[work.sample] = Trajectory(
             prompt=work.prompt,
             sample=work.sample,
-            sequence=sequences[0],
-            later=sequences[1:],
+            sequence=first,
+            later=tuple(later),
             reward=0.0,
             advantage=0.0,
-            attempts=attempts,
+            attempts=episode.attempts,
         )
         future = self._ask(episode)
         self._asked[work.sample] = future
@@ -174,7 +170,7 @@ class StepCollector:
         """Forget episodes whose tokens are not believed, and what was said of them: all their
         sequences will arrive once more, and they be judged again."""
         for sample in samples:
-            self._arrived.drop(sample)
+            self._episodes.drop(sample)
             taken = self._taken.pop(sample, None)
             if taken is not None:
                 self.groups.pop(taken.prompt, None)

@@ -7,8 +7,8 @@ episode is whole with the sequence that says it is the last.
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +17,6 @@ from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import Sequence
-
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +54,8 @@ def by_response(exercises: Exercises) -> Judge:
     return lambda prompt, episode: exercises.ask(prompt, episode.response)
 
 
-class Episodes(Generic[Part]):
-    """What has come of each episode of a batch, by sample.
+class Arrivals:
+    """Which sequences of which samples have come.
 
     A manager delivers the sequences of an episode in order. One that it delivers again takes the
     place of the one before, and those after that count no more: they come again, or others do. Of
@@ -65,33 +63,57 @@ class Episodes(Generic[Part]):
     """
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[Part]] = {}
+        self._counts: dict[int, int] = {}  # of sequences, by sample
         self._whole: set[int] = set()
 
     @property
     def num_whole(self) -> int:
         return len(self._whole)
 
-    def take(self, rollout: messages.FinishedRollout, part: Part) -> bool:
-        """Whether a sequence counts.
-
-        Args:
-            part: what is kept of it.
-        """
+    def take(self, rollout: messages.FinishedRollout) -> bool:
+        """Whether a sequence counts."""
         sample, place = rollout.work.sample, rollout.work.sequence
-        parts = self._parts.setdefault(sample, [])
-        if sample in self._whole or place > len(parts):  # else those before it are dropped
-            return False
-        parts[place:] = [part]
+        if sample in self._whole or place > self._counts.get(sample, 0):
+            return False  # of what was dropped, in the second case: those before it are missing
+        self._counts[sample] = place + 1
         if rollout.last:
             self._whole.add(sample)
         return True
 
-    def whole(self, sample: int) -> tuple[Part, ...] | None:
-        """What was kept of the sequences of an episode, in order; None: some are missing."""
-        return tuple(self._parts[sample]) if sample in self._whole else None
+    def is_whole(self, sample: int) -> bool:
+        return sample in self._whole
 
     def drop(self, sample: int) -> None:
         """Forget all of an episode: it comes again, from its first sequence on."""
-        self._parts.pop(sample, None)
+        self._counts.pop(sample, None)
         self._whole.discard(sample)
+
+
+class Episodes:
+    """The sequences that have come of each sample, until they make an episode."""
+
+    def __init__(self) -> None:
+        self._arrivals = Arrivals()
+        self._parts: dict[int, list[tuple[Sequence, int]]] = {}  # with attempts, by sample
+
+    def take(self, rollout: messages.FinishedRollout, sequence: Sequence) -> Episode | None:
+        """The episode, if it is whole with that; None as well for a sequence that does not count.
+
+        Args:
+            sequence: what the rollout is made of.
+        """
+        if not self._arrivals.take(rollout):
+            return None
+        work = rollout.work
+        parts = self._parts.setdefault(work.sample, [])
+        parts[work.sequence :] = [(sequence, rollout.attempt)]
+        if not self._arrivals.is_whole(work.sample):
+            return None
+        sequences, attempts = zip(*parts, strict=True)
+        first = msgspec.structs.replace(work, sequence=0)
+        return Episode(work=first, sequences=sequences, attempts=attempts)
+
+    def drop(self, sample: int) -> None:
+        """See `Arrivals`."""
+        self._arrivals.drop(sample)
+        self._parts.pop(sample, None)

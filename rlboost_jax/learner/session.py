@@ -49,6 +49,10 @@ class Session:
     clock: Callable[[], float] = time.perf_counter  # seconds
 
     @property
+    def has_environment(self) -> bool:
+        return self.environment is not None or self.judged_by is not None
+
+    @property
     def judge(self) -> Judge:
         """Says what an episode is worth."""
         return self.judged_by or by_response(self.exercises)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
-from rlboost_jax.learner.episodes import Episodes
+from rlboost_jax.learner.episodes import Arrivals
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling, informative
 from rlboost_jax.learner.stream.micro_batches import MicroBatch, MicroBatches
 from rlboost_jax.learner.trajectory import Group, Trajectory
@@ -150,7 +150,7 @@ class StepStream:
         self.step, self._group_size, self._micro_batches = step, group_size, micro_batches
         self._sampling, self._awaited, self._takes_devices = sampling, awaited, takes_devices
         self._num_prompts = 0  # asked for
-        self._here = Episodes[None]()
+        self._here = Arrivals()
         self._finished: deque[Group] = deque()  # not chosen from yet
         self._groups: dict[int, Group] = {}  # by prompt, those that were chosen from
         self._ready: deque[MicroBatch] = deque()
@@ -189,7 +189,7 @@ class StepStream:
         place = work.sample - work.prompt * self._group_size
         known = work.prompt < self._num_prompts and 0 <= place < self._group_size
         ours = work.purpose == "train" and work.batch == self.step
-        return ours and known and self._here.take(rollout, None)
+        return ours and known and self._here.take(rollout)
 
     def finished(self, group: Group) -> None:
         """All responses to a prompt are here and judged."""

@@ -33,7 +33,6 @@ from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.learner.update.optimizer_steps import Figures, OptimizerSteps
 from rlboost_jax.models.params import Params
 
-
 Attempt = tuple[int, tuple[int, ...]]  # sample, and attempts of its sequences
 
 
