@@ -57,6 +57,7 @@ class Measurement:
         max_tokens: int,
         group_size: int,
         version: int | None = None,
+        turn_tokens: int = 0,
         judge: Judge | None = None,
     ) -> None:
         """Nothing is asked for yet.
@@ -67,6 +68,7 @@ class Measurement:
             group_size: most responses that go under one prompt of the step; more are asked for
                 under further indices.
             version: that samples the step, and is measured; None: the one with its number.
+            turn_tokens: most tokens sampled in one turn of a response; 0: as many as are left.
             judge: says what a response is worth; None: its exercises do, by the response alone.
         """
         self._exercises, self._prompts, self._samples = exercises, prompts, config.samples
@@ -77,6 +79,7 @@ class Measurement:
             top_p=1.0,
             top_k=0,
             max_tokens=max_tokens,
+            turn_tokens=turn_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
         self._judge = judge or by_response(exercises)

@@ -67,6 +67,7 @@ class TrainingLoop:
             top_p=run.sampling.top_p,
             top_k=run.sampling.top_k,
             max_tokens=run.sampling.max_response_tokens,
+            turn_tokens=run.environment.turn_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
         self._waited = FleetPulse(lambda: session.link.status)

@@ -85,5 +85,6 @@ class Scoring:
             version=version,
             max_tokens=self._run.sampling.max_response_tokens,
             group_size=group_size,
+            turn_tokens=self._run.environment.turn_tokens,
             judge=self._judge,
         )

@@ -50,7 +50,7 @@ class Session:
 
     @property
     def has_environment(self) -> bool:
-        return self.environment is not None or self.judged_by is not None
+        return self.environment is not None or bool(self.run.environment.name)
 
     @property
     def judge(self) -> Judge:
