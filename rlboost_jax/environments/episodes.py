@@ -156,6 +156,9 @@ class EpisodeService:
     def close(self) -> None:
         """End the workers. Verdicts that are waited for never come."""
 
+        if not self._thread.lives:
+            return
+
         async def end() -> None:
             for batch in list(self._batches.values()):
                 await batch.close()

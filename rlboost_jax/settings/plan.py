@@ -111,8 +111,8 @@ def _environment(config: RunConfig) -> str:
     )
     return (
         f"{environment.name}: up to {environment.max_turns} turns and "
-        f"{environment.max_given_tokens} given tokens, in {where}; {environment.attempts} attempts, "
-        f"then {environment.on_failure.replace('_', ' ')}"
+        f"{environment.max_given_tokens} given tokens, in {where}; {environment.attempts} "
+        f"attempts, then {environment.on_failure.replace('_', ' ')}"
     )
 
 
