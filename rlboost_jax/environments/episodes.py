@@ -60,6 +60,8 @@ class EpisodeService:
             self._thread.run(self.pool.start())
             opened = self._thread.run(self._first(example, seed))
             self.speech: Speech = speech_of(run, opened.tools)
+            for line in self.speech.notes:
+                note(f"  {line}")
         except BaseException:
             self.close()
             raise
