@@ -22,7 +22,6 @@ class Chat(Protocol):
     """What is needed of `rlboost_jax.chat.conversation.Conversation`."""
 
     stop_ids: tuple[int, ...]
-    vocab_size: int
 
     def first(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
@@ -92,13 +91,11 @@ def ahead_of(context: Context | None, ask: Ask, chat: Chat) -> Context:
         context: up to the newest turn; None: there is none.
 
     Raises:
-        ApiError: ids that the model does not have.
         ChatRefused: the template does not take these messages.
     """
     number = 0 if context is None else context.number + 1
     call = ask.call
     if not isinstance(call, ChatCall):
-        _check_ids(call.tokens, chat.vocab_size)
         if ask.begins or context is None:
             return Context(number=number, prompt=call.tokens)
         return replace(context.with_given(ask.given), messages=None)
@@ -137,8 +134,3 @@ def room_for(context: Context, slot_tokens: int, *, asked: int | None, most: int
 
 def _begun(number: int, prompt: NDArray[np.int32], messages: tuple[Message, ...]) -> Context:
     return Context(number=number, prompt=tuple(prompt.tolist()), messages=messages)
-
-
-def _check_ids(tokens: Sequence[int], vocab_size: int) -> None:
-    if (largest := max(tokens)) >= vocab_size:
-        raise invalid(f"token id {largest}; the model has ids 0 to {vocab_size - 1}", "token_ids")

@@ -1,15 +1,13 @@
 """What a gateway without a run serves: a checkpoint of Hugging Face's format, or a run's own."""
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from absl import logging
 
-from rlboost_jax.gateway.context import Chat
 from rlboost_jax.gateway.engine_thread import EngineThread
 from rlboost_jax.gateway.served import Policy, Served
 from rlboost_jax.settings.errors import ConfigError
@@ -47,8 +45,8 @@ def opened(wanted: Wanted) -> Iterator[Served]:
         ConfigError, CheckpointNotFound, CheckpointUnusable, NotEnoughMemory: one line.
     """
     from rlboost_jax import compile_cache
+    from rlboost_jax.chat.opening import conversation_of
     from rlboost_jax.data.tokenizers import open_tokenizer
-    from rlboost_jax.engine.engine import Engine
     from rlboost_jax.messages import Sampling
     from rlboost_jax.qualification.start import reader_run
     from rlboost_jax.rollout.instance import engine_of
@@ -57,11 +55,11 @@ def opened(wanted: Wanted) -> Iterator[Served]:
     run, step = _run(wanted)
     run = reader_run(run, say=logging.info)  # before the first device is touched
     tokenizer = open_tokenizer(run.data)
-    chat = _chat(run, tokenizer)
+    # What one session's template does is no mistake of a setting: it begins another sequence.
+    chat = conversation_of(tokenizer, unstable="new_sequence")
     params = _params(run, wanted, step)
     compile_cache.enable(run.compile_cache_dir)
-    build = functools.partial(_truncating, Engine)
-    engine = engine_of(run, logging.info, build=build)
+    engine = engine_of(run, logging.info, build=_built)
     engine.load(params, Version(step))
     temperature = run.sampling.temperature if wanted.temperature is None else wanted.temperature
     policy = Policy(
@@ -82,9 +80,11 @@ def opened(wanted: Wanted) -> Iterator[Served]:
         yield Served(thread, policy, chat, tokenizer)
 
 
-def _truncating(engine: type, *arguments: object, **options: object) -> object:
+def _built(*arguments: Any, **options: Any) -> Any:
     """Calls may ask for top-p and top-k, whatever the run does."""
-    return engine(*arguments, **{**options, "truncated_sampling": True})
+    from rlboost_jax.engine.engine import Engine
+
+    return Engine(*arguments, **{**options, "truncated_sampling": True})
 
 
 def _run(wanted: Wanted) -> tuple[RunConfig, int]:
@@ -138,11 +138,7 @@ def _with_slot(run: RunConfig, tokens: int) -> RunConfig:
     )
 
 
-def _chat(run: RunConfig, tokenizer: object) -> Chat:
-    raise NotImplementedError(run, tokenizer)
-
-
-def _params(run: RunConfig, wanted: Wanted, step: int) -> dict[str, object]:
+def _params(run: RunConfig, wanted: Wanted, step: int) -> dict[str, Any]:
     from rlboost_jax.learner.base import read_policy
     from rlboost_jax.models.checkpoint_reader import read_checkpoint
     from rlboost_jax.settings.sources import WEIGHTS, source_folder

@@ -162,8 +162,7 @@ class _Turn:
     def spoken(self, context: Context, version: Version) -> Spoken:
         tokens, call = tuple(self._tokens), self._call
         self.parsed = turn = self._served.parse(tokens)
-        whole = self._served.decode(tokens) if any(c.problem for c in turn.calls) else turn.text
-        text = before_stop(whole, call.sampling.stop)  # a broken call is said as it was written
+        text = before_stop(turn.text, call.sampling.stop)
         if not text.startswith(self._shown):
             text = self._shown  # what was streamed is what was said
         finish: Finish = "length"
