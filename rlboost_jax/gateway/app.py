@@ -38,7 +38,6 @@ BODY_SECONDS: Final = 60.0  # for a body to arrive
 WRITE_SECONDS: Final = 30.0  # a client that takes nothing for longer is hung up on
 BEAT_SECONDS: Final = 10.0  # between signs of life of a stream
 _NAME: Final = re.compile(r"[A-Za-z0-9._:-]{1,256}")
-_SESSION: Final = "session"
 
 
 def make_app(
@@ -86,12 +85,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 def _guard(gateway: "_Gateway", admit: Callable[[Any], None]) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if not given.startswith("Bearer "):
-            raise unauthorized()
-        bearer = given.removeprefix("Bearer ")
-        request[_SESSION] = session = gateway.sessions.of_token(bearer)
-        if session is None and not gateway.is_own(bearer):
+        if gateway.session_of(request) is None and not gateway.is_own(_bearer(request)):
             raise unauthorized()
         admit(request.protocol)
         return await handler(request)
@@ -110,6 +104,10 @@ class _Gateway:
         if self._token is None:
             return False
         return hmac.compare_digest(bearer.encode("utf-8", "surrogateescape"), self._token.encode())
+
+    def session_of(self, request: web.Request) -> OpenSession | None:
+        """That the request's token opens."""
+        return self.sessions.of_token(_bearer(request))
 
     async def models(self, request: web.Request) -> web.Response:
         return _json(models(self.sessions.backend.model, self._created))
@@ -143,7 +141,7 @@ class _Gateway:
         return await self._call(request, call, answered)
 
     async def open(self, request: web.Request) -> web.Response:
-        if request[_SESSION] is not None:
+        if self.session_of(request) is not None:
             raise ApiError(403, "session_token", "a session's token opens no other session")
         value = decode(await _body(request) or b"{}")
         session = self.sessions.open(_name(value.get("id"), "id"))
@@ -186,7 +184,7 @@ class _Gateway:
         answered: Callable[[OpenSession, Progress], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         self._check_model(call.model)
-        session: OpenSession | None = request[_SESSION]
+        session: OpenSession | None = self.session_of(request)
         name = _name(request.headers.get(SESSION_HEADER), SESSION_HEADER)
         key = request.headers.get(KEY_HEADER, "")
         if len(key) > MAX_KEY:
@@ -201,7 +199,7 @@ class _Gateway:
                 await self.sessions.end(session, "it was of one call")
 
     def _named(self, request: web.Request) -> OpenSession:
-        own: OpenSession | None = request[_SESSION]
+        own: OpenSession | None = self.session_of(request)
         name = request.match_info["id"]
         if own is not None and own.id != name:
             raise ApiError(403, "session_token", "the token is another session's")
@@ -216,6 +214,12 @@ class _Gateway:
                 f"the model {name!r} does not exist; this gateway serves {model.name!r}",
                 param="model",
             )
+
+
+def _bearer(request: web.Request) -> str:
+    """The token that is shown; "" opens nothing."""
+    given = request.headers.get("Authorization", "")
+    return given.removeprefix("Bearer ") if given.startswith("Bearer ") else ""
 
 
 async def _body(request: web.Request) -> bytes:

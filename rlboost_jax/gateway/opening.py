@@ -118,7 +118,7 @@ def _run_of_checkpoint(wanted: Wanted) -> RunConfig:
     values["model"] |= {"source": wanted.checkpoint, **source_fields(wanted.checkpoint)}
     values["model"]["dtype"] = wanted.dtype or values["model"]["dtype"]
     values["task"]["name"] = "dataset"
-    values["data"] |= {"source": "none", "prompt_column": "prompt"}
+    values["data"] |= {"source": "none", "prompt_column": "prompt", "tokenizer": wanted.checkpoint}
     values["rewards"]["functions"] = ({"name": "math"},)
     values["warmup"]["max_updates"] = 0
     values["engine"] |= {
