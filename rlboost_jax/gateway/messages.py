@@ -37,8 +37,8 @@ def canonical_messages(given: Any) -> tuple[Message, ...]:
     messages = tuple(_message(each, f"messages[{i}]") for i, each in enumerate(given))
     if messages[-1]["role"] == "assistant":
         raise invalid(
-            "the last message is the assistant's; turns are not continued, so end with a message "
-            "of the user or of a tool",
+            "the last of the messages is the assistant's; turns are not continued: end with one of "
+            "the user or of a tool",
             "messages",
         )
     return messages
