@@ -204,6 +204,7 @@ class _Worker:
                     metrics=dict(step.metrics),
                     seconds=time.monotonic() - since,
                     stuck=episode.runner.stuck,
+                    anew=step.anew,
                 )
             )
         except Exception as error:

@@ -180,15 +180,16 @@ def generated(call: TokenCall, told: Told, *, session: str, model: Model) -> dic
 
 def models(model: Model, created: int) -> dict[str, Any]:
     """`/v1/models`."""
-    card = {
+    card: dict[str, Any] = {
         "id": model.name,
         "object": "model",
         "created": created,
         "owned_by": "rlboost-jax",
         "root": model.name,
         "parent": None,
-        "max_model_len": model.max_tokens,
     }
+    if model.max_tokens:
+        card["max_model_len"] = model.max_tokens
     return {"object": "list", "data": [card]}
 
 

@@ -22,7 +22,7 @@ class Model:
 
     Attributes:
         name: that calls name; "" in a call is taken for it.
-        max_tokens: of prompt and response together.
+        max_tokens: of prompt and response together; 0: not known.
         any_name: calls may name any other, and get this one.
     """
 

@@ -111,7 +111,7 @@ async def test_verifiers_drives_ten_turns(
         TrainClientConfig(
             base_url=f"{gateway.url}/v1",
             api_key_var="GATEWAY_TOKEN",
-            renderer=Qwen3RendererConfig(),
+            renderer=Qwen3RendererConfig(thinking_retention="all"),
             renderer_model_name=str(checkpoint),
         )
     )
