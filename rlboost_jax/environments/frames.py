@@ -124,6 +124,7 @@ class Taken(Frame, frozen=True, kw_only=True):
     seconds: float  # that calls and step took
     stuck: bool = False  # a thread is still with a call that was given up
     anew: bool = False
+    tools: tuple[ToolSpec, ...] = ()  # where it begins anew
 
     @property
     def step(self) -> Step:

@@ -112,7 +112,6 @@ class Gateway:
         found = await self._next()
         if isinstance(found, Over):
             raise HarnessFailed(f"the harness ended before its first call: {found.reason}")
-        self.tools = {tool.name: tool for tool in _described(found)}
         return self._observed(found)
 
     def calls(self, turn: Turn) -> tuple[ToolCall, ...]:
@@ -162,6 +161,8 @@ class Gateway:
 
     def _observed(self, ask: Ask) -> Observation:
         self._ask = ask
+        if ask.begins:
+            self.tools = {tool.name: tool for tool in _described(ask)}
         if isinstance(ask.call, TokenCall):
             self._messages = ()
             return np.array(ask.given, np.int32)
