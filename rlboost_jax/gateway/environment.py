@@ -57,6 +57,7 @@ class Gateway:
         port: int = 0,
         folder: str = "",
         model: str = "policy",
+        own_folder: bool = False,
     ) -> None:
         """
         Args:
@@ -66,6 +67,7 @@ class Gateway:
             host, port: to listen on for such clients. Programs of ours use a port that is free.
             folder: for the gateway's token and certificate, where clients come from outside.
             model: what `/v1/models` calls the policy; any name is taken for it.
+            own_folder: the command runs in a folder of its own, else where the trainer does.
         """
         self._command = shlex.split(command) if isinstance(command, str) else list(command)
         if not self._command and not (port and folder):
@@ -76,7 +78,7 @@ class Gateway:
         self._variables = dict(variables or {})
         self._reward = _imported(reward) if reward else None
         self._host, self._port, self._folder = host, port, folder
-        self._model = model
+        self._model, self._inside = model, own_folder
         self._listener: Listener
         self._channel: Channel
         self._harness: Harness | None = None
@@ -106,6 +108,7 @@ class Gateway:
                 example=example,
                 seed=seed,
                 variables=self._variables,
+                inside=self._inside,
             )
         else:
             self._session = await self._listener.channels.wait_for_client(self._channel)

@@ -44,8 +44,15 @@ class Harness:
         example: Mapping[str, Any],
         seed: int,
         variables: Mapping[str, str],
+        inside: bool,
     ) -> "Harness":
-        """Raises OSError where there is no such program."""
+        """
+        Args:
+            inside: it runs in the folder that is made for it, else where this process does.
+
+        Raises:
+            OSError: there is no such program.
+        """
         folder = tempfile.mkdtemp(prefix="rlboost-harness-")
         text = json.dumps(example)
         path = Path(folder) / "example.json"
@@ -57,6 +64,7 @@ class Harness:
             "OPENAI_API_KEY": token,
             "OPENAI_MODEL": model,
             "RLBOOST_SESSION_URL": session_url,
+            "RLBOOST_FOLDER": folder,
             "RLBOOST_EXAMPLE_FILE": str(path),
             "RLBOOST_SEED": str(seed),
             **variables,
@@ -67,7 +75,7 @@ class Harness:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env=environment,
-                cwd=folder,
+                cwd=folder if inside else None,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,

@@ -58,5 +58,11 @@ def main() -> int:
     return 0
 
 
+def reward(example: dict, messages: list) -> float:
+    """Of an episode of a run: the share of answers without a letter e."""
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    return sum("e" not in text for text in said) / max(1, len(said))
+
+
 if __name__ == "__main__":
     sys.exit(main())

@@ -169,7 +169,8 @@ async def test_a_harness_ends_with_its_episode(
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         open({str(path)!r}, "w").write(f"{{os.getpid()}} {{child.pid}} {{os.getcwd()}}")
         chat(user("a"))
-        """
+        """,
+        own_folder=True,
     )
     await runner.reset(EXAMPLE, 1)
     own, child, folder = path.read_text().split()
