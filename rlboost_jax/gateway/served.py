@@ -164,7 +164,7 @@ class _Turn:
         self.parsed = turn = self._served.parse(tokens)
         text = before_stop(turn.text, call.sampling.stop)
         if not text.startswith(self._shown):
-            text = self._shown  # what was streamed is what was said
+            text = self._shown  # such as before a stray end of thinking: what was streamed is said
         finish: Finish = "length"
         if self.ended_by_text or stopped(tokens, self._stop_ids):
             finish = "stop"
