@@ -57,6 +57,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     max_tokens: int  # to be sampled for the whole sequence, whatever part is already there
     stop_ids: tuple[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)], ...]
+    # To be sampled at most in one turn, which is then over as if by its length; 0: no such limit.
+    turn_tokens: Count = 0
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -329,8 +331,8 @@ class BeginBatch(Message, frozen=True, kw_only=True):
     group_size: Count
     sampling: Sampling
     prompts: tuple[PromptRequest, ...]
-    # That a response may have: after each but the last the trainer is asked what follows. 1: it
-    # is over with its first.
+    # That a response may have, in all its sequences: after each but the last the trainer is asked
+    # what follows. 1: it is over with its first.
     turns: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
 
 
@@ -351,14 +353,16 @@ class Doubt(Message, frozen=True, kw_only=True):
     """The learner's own log-probabilities contradict these finished responses.
 
     The server that sampled the tokens named is not believed any more; others go on with the
-    responses from before its first token, and they are delivered again.
+    responses from before its first token, and they are delivered again: all sequences of such a
+    response, in order, those before the one in doubt included.
     """
 
     batch: Batch
     samples: bytes  # uint32
-    attempts: bytes  # uint32: of each response, as it was delivered
+    attempts: bytes  # uint32: of each sequence in doubt, as it was delivered
     positions: bytes  # uint32: among the tokens after the prompt, of the first one in doubt
     gap: float  # nats, the largest
+    sequences: bytes = b""  # uint32: in which of a response's sequences that is; b"": in the first
 
 
 class Answer(Message, frozen=True, kw_only=True):
@@ -366,7 +370,7 @@ class Answer(Message, frozen=True, kw_only=True):
     comes a second time, or late, changes nothing.
 
     A response that has no room in its slot for what is said, and for all that it may sample yet,
-    is over without it.
+    is over without it; so is one whose next prompt has no such room.
     """
 
     work: Work
@@ -374,6 +378,11 @@ class Answer(Message, frozen=True, kw_only=True):
     turn: Count
     tokens: bytes  # that it is given
     over: bool  # nothing is sampled after them
+    # With `over`: the response goes on with another sequence, which begins with these tokens.
+    prompt: bytes = b""
+    # Nothing else is said: all tokens of the response, in all its sequences, are given up, and it
+    # is sampled again from its first prompt on.
+    restart: bool = False
 
 
 class BatchTrained(Message, frozen=True, kw_only=True):
@@ -411,13 +420,20 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class FinishedRollout(Message, frozen=True, kw_only=True):
+    """One sequence of a response that nothing is sampled of any more.
+
+    Sequences of a response are said in order. One that is said again takes the place of the one
+    that was said before, and those after it count no more: they are said again, or others are.
+    """
+
     work: Work
     tokens: bytes  # all after the prompt
     logprobs: bytes  # of those that were sampled
     versions: tuple[tuple[Version, int], ...]  # (policy version, number sampled) in token order
     instances: tuple[str, ...]  # that took part, in order
-    attempt: int = 0  # how often tokens of it were given up on before
+    attempt: int = 0  # how often tokens of the response were given up on before
     runs: Runs = ()  # of the tokens, in turn sampled and given; (): all were sampled
+    last: bool = True  # the response is complete with it; else another sequence follows
 
 
 class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):
@@ -430,10 +446,11 @@ class Parked(Message, frozen=True, kw_only=True):
     """A response's turn is over: what follows? Said again to a trainer that comes back."""
 
     work: Work
-    attempt: int  # how often tokens of it were given up on before
-    turn: int  # 0, 1, 2, …
+    attempt: int  # how often tokens of the response were given up on before
+    turn: int  # 0, 1, 2, … in its sequence
     tokens: bytes  # all after the prompt
     runs: Runs  # of these, in turn sampled and given; (): all were sampled
+    logprobs: bytes  # of those that were sampled
 
 
 class WindowClosed(Message, frozen=True, kw_only=True):
@@ -447,7 +464,8 @@ class WindowClosed(Message, frozen=True, kw_only=True):
 
 class Withdrawn(Message, frozen=True, kw_only=True):
     """Finished responses that measure the policy and are generated again, since the servers that
-    sampled them are believed no more. Those to train on are checked by the learner itself."""
+    sampled them are believed no more: all their sequences are delivered once more. Those to train
+    on are checked by the learner itself."""
 
     batch: Batch
     samples: bytes  # uint32
@@ -489,6 +507,13 @@ class BatchReport(Message, frozen=True, kw_only=True):
     line_losses_worst: float | None = None
     lease_seconds_median: float | None = None
     lease_seconds_worst: float | None = None
+    # Of a batch whose responses have turns; None of one without, as all that follow are.
+    parked_share: float | None = None  # of its unfinished responses, averaged over its turn
+    turns_mean: float | None = None  # of a delivered response, in all its sequences
+    sequences_mean: float | None = None
+    # Of the answers after which a response went on with the same sequence, the share of those
+    # where it did so at the server that it came from.
+    returned_share: float | None = None
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):

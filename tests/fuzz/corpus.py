@@ -76,6 +76,26 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
         tokens=b"",
         over=True,
     ),
+    "answer_next": m.Answer(
+        work=Work(seed=7, batch=Batch(0), prompt=0, sample=1, sequence=1),
+        attempt=2,
+        turn=0,
+        tokens=b"",
+        over=True,
+        prompt=m.pack_tokens([3, 4, 5]),
+    ),
+    "answer_restart": m.Answer(
+        work=Work(seed=7, batch=Batch(0), prompt=0, sample=1),
+        attempt=0,
+        turn=1,
+        tokens=b"",
+        over=False,
+        restart=True,
+    ),
+    "begin_batch_turn_tokens": msgspec.structs.replace(
+        begin_batch(0, 0, "d", turns=3),
+        sampling=msgspec.structs.replace(begin_batch(0, 0, "d").sampling, turn_tokens=4),
+    ),
     "extend_batch": m.ExtendBatch(
         batch=0, prompts=(m.PromptRequest(prompt=3, tokens=m.pack_tokens([3, 0, 1])),)
     ),
@@ -93,6 +113,14 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
         attempts=m.pack_ids([0]),
         positions=m.pack_ids([0]),
         gap=0.5,
+    ),
+    "doubt_sequence": m.Doubt(
+        batch=0,
+        samples=m.pack_ids([1]),
+        attempts=m.pack_ids([0]),
+        positions=m.pack_ids([0]),
+        gap=0.5,
+        sequences=m.pack_ids([1]),
     ),
     "end_run": m.EndRun(reason="done", over=True),
     "end_run_interrupted": m.EndRun(reason="interrupted", over=False),

@@ -27,7 +27,7 @@ class Tool:
 
 
 def question(*tokens: int, batch: int = 0, **changes: Any) -> m.Parked:
-    fields = {"attempt": 0, "turn": 0, "runs": (), **changes}
+    fields = {"attempt": 0, "turn": 0, "runs": (), "logprobs": b"", **changes}
     work = Work(seed=0, batch=Batch(batch), prompt=0, sample=0)
     return m.Parked(work=work, tokens=m.pack_tokens(tokens), **fields)
 

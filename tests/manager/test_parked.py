@@ -55,6 +55,7 @@ def test_a_turn_that_ends_is_asked_about_and_goes_on_where_it_was() -> None:
     (question,) = desk.sent(m.Parked, TRAINER)
     assert (question.attempt, question.turn, question.runs) == (0, 0, ())
     assert m.unpack_tokens(question.tokens).tolist() == [5, 6, STOP]
+    assert question.logprobs == m.pack_logprobs([logprob(t) for t in (5, 6, STOP)])
     assert not desk.sent(m.FinishedRollout)
     step = desk.manager.view.batches[0]
     assert (step.num_waiting, step.num_parked, step.finished) == (0, 1, False)

@@ -104,6 +104,7 @@ class Rollout(Transcript):
             turn=self.turn,
             tokens=bytes(self.tokens),
             runs=self.runs,
+            logprobs=bytes(self.logprobs),
         )
 
     def place(self, request_id: int, name: str) -> None:

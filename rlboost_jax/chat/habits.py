@@ -1,0 +1,115 @@
+"""Find out by small conversations what a chat template takes and what it writes around turns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rlboost_jax.chat.conversation import Tools
+from rlboost_jax.chat.rendering import Renderer
+from rlboost_jax.chat.skeleton import Habits, parts_of, shared, stand_ins
+from rlboost_jax.data.tokenizers import ChatRefused
+from rlboost_jax.environments.protocol import Message
+
+SAYS: Final = "Zq1says"
+ASKS: Final = Message(role="user", content=SAYS)
+TURN: Final = Message(role="assistant", content="Zq2")
+CALL_ID: Final = "abcdefghi"  # 9 letters or digits, for Mistral's templates
+THINKING: Final = ("think", "reason", "channel")  # in marks of thinking, whatever their brackets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A template with all that was found out about it.
+
+    Attributes:
+        closing: the same stop ends a turn whoever speaks next. Elsewhere the next role's mark
+            ends it (GLM).
+        refused: what it does not take, and what it says to it: "system", "tool", "results"
+            (several for one turn).
+    """
+
+    renderer: Renderer
+    stops: tuple[str, ...]
+    habits: Habits
+    closing: bool
+    refused: dict[str, str]
+
+
+def examined(renderer: Renderer, stops: Sequence[str], tools: Tools) -> Template:
+    """Raises ChatRefused where it takes not even a question, an answer and a question."""
+    prompt = renderer.text([ASKS], tools)
+    past = renderer.text([ASKS, TURN, ASKS], tools)
+    before_turn = past[: past.find(TURN["content"])]
+    same = shared(prompt, before_turn)
+    start = shared(prompt, renderer.text([ASKS], tools, generation=False))
+    if start >= same:  # it writes the header whether asked to or not
+        start = prompt.rfind(SAYS) + len(SAYS)
+    header, prefill = prompt[start:same], prompt[same:]
+    if not any(mark in (header + prefill).lower() for mark in THINKING):
+        prefill = prefill if not prefill.strip() else ""  # anything else is shown to be unstable
+    template = Template(
+        renderer=renderer,
+        stops=tuple(stops),
+        habits=Habits(header, prefill, ""),
+        closing=True,
+        refused={},
+    )
+    template = _with_calls(template, tools)
+    system = Message(role="system", content=SAYS)
+    refused = {**template.refused, **_refusal(template, "system", [system, ASKS], tools)}
+    if "tool" not in refused:
+        refused |= _refusal(template, "results", _asked(2), tools)
+    closing = "tool" in refused or _mark(template, [ASKS, TURN, ASKS], tools) == _mark(
+        template, _asked(1), tools
+    )
+    return replace(template, refused=refused, closing=closing)
+
+
+def _with_calls(template: Template, tools: Tools) -> Template:
+    """With the form in which the template takes calls, if it takes any."""
+    refusals = {}
+    for text_arguments in (False, True):
+        for content in ("", None):
+            tried = replace(
+                template,
+                renderer=replace(template.renderer, text_arguments=text_arguments),
+                habits=template.habits._replace(content=content),
+            )
+            refusals = _refusal(tried, "tool", _asked(1), tools)
+            if not refusals:
+                return tried
+    return replace(template, refused=refusals)
+
+
+def _asked(results: int) -> list[Message]:
+    """A question, a turn that calls, and what came of it."""
+    function = {"name": "tool", "arguments": {"x": "y"}}
+    call = {"id": CALL_ID, "type": "function", "function": function}
+    answer = Message(role="tool", name="tool", tool_call_id=CALL_ID, content=SAYS)
+    return [ASKS, Message(role="assistant", content="", tool_calls=[call])] + [answer] * results
+
+
+def _refusal(
+    template: Template, name: str, messages: Sequence[Message], tools: Tools
+) -> dict[str, str]:
+    """The name and a reason where a template does not take messages, or leaves some out."""
+    try:
+        text = "".join(_parts(template, messages, tools))
+    except ChatRefused as error:
+        return {name: str(error)}
+    expected = sum(message.get("content") == SAYS for message in messages)
+    if text.count(SAYS) < expected:
+        return {name: "it leaves them out without a word"}
+    return {}
+
+
+def _parts(template: Template, messages: Sequence[Message], tools: Tools) -> tuple[str, ...]:
+    shown, words = stand_ins(messages, word="Zq3", content=template.habits.content)
+    text = template.renderer.text(shown, tools)
+    return parts_of(text, words, header=template.habits.header, stops=template.stops)
+
+
+def _mark(template: Template, messages: Sequence[Message], tools: Tools) -> str:
+    """The stop that the template ends a turn with."""
+    last = _parts(template, messages, tools)[-1]
+    return max((stop for stop in template.stops if last.startswith(stop)), key=len)
