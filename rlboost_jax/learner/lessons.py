@@ -42,9 +42,7 @@ class TaskLessons:
 class Demonstrates(Protocol):
     """An environment that can show how episodes are done, turn by turn."""
 
-    def demonstration(
-        self, rng: np.random.Generator, worked: bool, /
-    ) -> str | NDArray[np.int32]:
+    def demonstration(self, rng: np.random.Generator, worked: bool, /) -> str | NDArray[np.int32]:
         """The next turn, once `reset` or `step` has said something: text, or token ids to their
         end token.
 

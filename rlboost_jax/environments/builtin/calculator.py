@@ -10,9 +10,9 @@ import operator
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
-from rlboost_jax.environments.protocol import Tool
+from rlboost_jax.environments.tools import tool
 
 MOST_CHARACTERS: Final = 400  # of an expression
 MOST_BITS: Final = 4096  # of a numerator or denominator: 1,233 digits
@@ -26,28 +26,11 @@ class NotArithmetic(ValueError):
     """An expression has no value here; the message says why, for the policy to read."""
 
 
-def calculator() -> Tool:
-    """The tool `calculator(expression)`."""
-    return Tool(
-        name="calculator",
-        description="Exact arithmetic: + - * / // % **, parentheses, and "
-        f"{', '.join(FUNCTIONS)}.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "expression": {"type": "string", "description": "such as (3 + 4) * 1.5"}
-            },
-            "required": ["expression"],
-            "additionalProperties": False,
-        },
-        run=_answer,
-        idempotent=True,
-        time_limit_seconds=5.0,
-    )
-
-
-def _answer(arguments: Mapping[str, Any], key: str) -> str:
-    return calculated(str(arguments["expression"]))
+@tool(idempotent=True, time_limit_seconds=5.0)
+def calculator(expression: str) -> str:
+    """Exact arithmetic: + - * / // % **, parentheses, and abs, min, max, sum, round, floor, ceil,
+    sqrt, gcd, factorial."""
+    return calculated(expression)
 
 
 def calculated(expression: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.chat.conversation import answers
 from rlboost_jax.data.vocabulary import ANSWER, BEGIN, END, EQUALS, counter, digit
 from rlboost_jax.environments.protocol import Observation, Step, Tool, ToolCall, Turn
 from rlboost_jax.environments.tools import tool
@@ -104,7 +105,9 @@ class Drawers:
         answer = found if worked else str(rng.integers(10))
         if self._in_text:
             return f'{{"name": "look", "arguments": {{"drawer": {found}}}}}' if look else answer
-        return _tokens(counter(int(found)), END) if look else _tokens(ANSWER, digit(int(answer)), END)
+        return (
+            _tokens(counter(int(found)), END) if look else _tokens(ANSWER, digit(int(answer)), END)
+        )
 
     def _tool(self) -> Tool:
         if self._log is None:
@@ -124,10 +127,7 @@ class Drawers:
 
     def _said(self, turn: Turn) -> Observation:
         if self._in_text:
-            return [
-                {"role": "tool", "name": r.call.name, "tool_call_id": r.call.id, "content": r.content}
-                for r in turn.results
-            ]
+            return answers(turn.results)
         return _tokens(_token_of(self._seen), EQUALS)
 
 

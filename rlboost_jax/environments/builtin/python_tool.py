@@ -12,17 +12,19 @@ process, limits of memory, time and output.
 
 import json
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlboost_jax.environments.builtin import cells
 from rlboost_jax.environments.protocol import Tool, Turn
+from rlboost_jax.environments.tools import tool
 from rlboost_jax.rewards.sandbox import Ran, is_required, run_contained
 
 NAME: Final = "python"
 SECONDS: Final = 10.0  # of a call, the cells before it included
+START_SECONDS: Final = 20.0  # that starting a process may take besides
 MEMORY_MB: Final = 512
 MOST_OUTPUT: Final = 4000  # characters that the policy reads
 MOST_SOURCE: Final = 20_000  # characters of a cell
@@ -68,29 +70,21 @@ class PythonTool:
 
     @property
     def tool(self) -> Tool:
-        return Tool(
-            name=NAME,
-            description="Runs Python and gives back what it prints, and the value of its last "
-            "line. Names stay for later calls.",
-            parameters={
-                "type": "object",
-                "properties": {"code": {"type": "string", "description": "the program"}},
-                "required": ["code"],
-                "additionalProperties": False,
-            },
-            run=self._answer,
-            idempotent=True,  # it reaches nothing outside
-            time_limit_seconds=self._limits.seconds + 20.0,  # to start a process on a busy host
-        )
+        def python(code: str) -> str:
+            """Run Python, and get what it prints and the value of its last line. Names stay."""
+            return self._answer(code)
+
+        # Idempotent, for it reaches nothing outside. A process may start late on a busy host.
+        seconds = self._limits.seconds + START_SECONDS
+        return tool(idempotent=True, time_limit_seconds=seconds)(python)
 
     def remember(self, turn: Turn) -> None:
         """Keep the cells of a turn that came to their end."""
         good = (r.call for r in turn.results if r.call.name == NAME and not r.failed)
         self._cells += tuple(str(call.arguments["code"]) for call in good)
 
-    def _answer(self, arguments: Mapping[str, Any], key: str) -> str:
+    def _answer(self, source: str) -> str:
         """Raises CellFailed, and NotContained or NotStarted where it could not be run."""
-        source = str(arguments["code"])
         if len(source) > MOST_SOURCE:
             raise CellFailed(f"the code has {len(source)} characters; {MOST_SOURCE} are possible")
         ran = self._run((*self._cells, source), self._limits)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.environments.builtin.calculator import (
+    FUNCTIONS,
     MOST_BITS,
     NotArithmetic,
     calculated,
@@ -134,7 +135,9 @@ def test_sums_are_exact(a, b):
         assert 0 <= abs(a + b) - abs(Fraction(rounded)) < Fraction(1, 10**20)
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-1000, max_value=1000, places=6))
+@given(
+    st.decimals(allow_nan=False, allow_infinity=False, min_value=-1000, max_value=1000, places=6)
+)
 def test_decimals_are_what_they_say(number):
     with localcontext() as context:
         context.prec = 40
@@ -150,6 +153,7 @@ def test_no_text_is_an_exception_of_another_kind(text):
 
 
 def test_the_tool_says_what_it_takes():
-    tool = calculator()
-    assert tool.idempotent
-    assert tool.run({"expression": "6 * 7"}, "key") == "42"
+    assert calculator.idempotent
+    assert calculator.run({"expression": "6 * 7"}, "key") == "42"
+    assert all(f"{name}" in calculator.description for name in FUNCTIONS)
+    assert list(calculator.parameters["properties"]) == ["expression"]
