@@ -6,7 +6,6 @@ The source may be whatever data.source may be: JSON lines, Parquet, ArrayRecord,
 of these, a name on the hub. The corpus is one file; copy it to wherever environments run.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,4 +44,4 @@ def _each(rows: Rows) -> Iterator[Mapping[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from rlboost_kernels import selected_logprobs
 
-from rlboost_jax.learner.lessons import Lessons
+from rlboost_jax.learner.lessons import Lessons, lessons_seed
 from rlboost_jax.learner.packing import PackedBatch, fill
 from rlboost_jax.learner.programs.passes import grouped
 from rlboost_jax.learner.state import TrainState, init_state, state_shardings
@@ -36,7 +36,6 @@ TOKENS_PER_UPDATE: Final = 2_496  # positions of a batch, rounded up to whole pa
 LOOK_EVERY: Final = 4  # updates between looks at the loss, each of which waits for the device
 RISE_UPDATES: Final = 20  # to the full learning rate
 MEMORY: Final = 0.6  # of the loss's moving average, per look
-_STREAM: Final = 0x5EED  # sets the warm-up's random numbers apart from others of the seed
 _SURPLUS: Final = 1.15  # positions' worth of answers to choose from when filling a batch
 
 Report = Callable[[int, float], None]
@@ -90,11 +89,6 @@ def warm_up(
                 if average < target_loss:
                     break
     return state.params
-
-
-def lessons_seed(config: RunConfig) -> int:
-    """Of the lessons' problems, and of which are worked."""
-    return config.seed ^ _STREAM
 
 
 def _skill_rates(warmup: WarmupConfig) -> Iterator[np.float32]:

@@ -23,8 +23,9 @@ def run_cell(source: str, names: dict[str, object], *, show: bool) -> None:
     """
     tree = ast.parse(source, "<cell>")
     last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = ast.Expression(tree.body.pop().value)
+    if tree.body and isinstance(end := tree.body[-1], ast.Expr):
+        tree.body.pop()
+        last = ast.Expression(end.value)
     run_code(compile(tree, "<cell>", "exec"), names)
     if last is not None:
         value = run_code(compile(last, "<cell>", "eval"), names)

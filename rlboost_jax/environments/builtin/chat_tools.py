@@ -50,7 +50,7 @@ class ChatTools:
                 raise ConfigError(f"environment.options: {name} is {value!r}; choose {choices}")
         self._sets = [toolset(name, options) for name, options in tools.items()]
         self.tools: dict[str, Tool] = {}
-        for each in (one for toolset in self._sets for one in toolset.tools):
+        for each in (one for some in self._sets for one in some.tools):
             if each.name in self.tools:
                 raise ConfigError(f"environment.options: two tools have the name {each.name!r}")
             self.tools[each.name] = each

@@ -12,6 +12,7 @@ A turn `[k] <end>` looks, a turn `# d <end>` answers and ends the episode, and a
 without a reward. Or told in text, for models that can read.
 """
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ class Drawers:
         notes = min(self._most, int(rng.geometric(1 / (1 + self._mean))) - 1)
         path = [int(k) for k in rng.permutation(NUM_COUNTERS)[: notes + 1]]
         self._start, self._digit = path[0], int(rng.integers(10))
-        self._contents = {k: f"drawer {after}" for k, after in zip(path, path[1:], strict=False)}
+        self._contents = {k: f"drawer {after}" for k, after in itertools.pairwise(path)}
         self._contents[path[-1]] = str(self._digit)
         self._seen = f"drawer {self._start}"
         if self._in_text:

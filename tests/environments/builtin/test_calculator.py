@@ -1,5 +1,6 @@
 """Arithmetic: what it comes to, and that no expression takes long or gets out."""
 
+import contextlib
 import math
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -146,10 +147,8 @@ def test_decimals_are_what_they_say(number):
 
 @given(st.text(max_size=60))
 def test_no_text_is_an_exception_of_another_kind(text):
-    try:
+    with contextlib.suppress(NotArithmetic):
         assert isinstance(calculated(text), str)
-    except NotArithmetic:
-        pass
 
 
 def test_the_tool_says_what_it_takes():

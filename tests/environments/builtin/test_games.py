@@ -204,5 +204,5 @@ def test_options_are_checked():
         lambda: Drawers(form="x"),
         lambda: HigherLower("x"),
     ):
-        with pytest.raises(ValueError, match="choose|neither"):
+        with pytest.raises(ValueError, match=r"choose|neither"):
             make()
