@@ -18,7 +18,7 @@ from rlboost_jax.chat.conversation import (
     ParsedTurn,
     Tools,
 )
-from rlboost_jax.chat.formats.choice import ToolFormat, parser_of
+from rlboost_jax.chat.formats.choice import CallFormat, parser_of
 from rlboost_jax.chat.reading import TurnReader
 from rlboost_jax.chat.thinking import THINK
 from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused
@@ -34,7 +34,7 @@ ROLES: Final = {
 
 class ByteConversation:
     def __init__(
-        self, tokenizer: ByteTokenizer, *, tools: Tools = (), tool_format: ToolFormat = "hermes"
+        self, tokenizer: ByteTokenizer, *, tools: Tools = (), tool_format: CallFormat = "hermes"
     ) -> None:
         self.stop_ids = tokenizer.stop_ids
         self.vocab_size = ByteTokenizer.TOOL + 1
@@ -50,6 +50,7 @@ class ByteConversation:
             tools=tools,
             marks=THINK,
             opened=False,
+            calls_in_text=True,
         )
 
     def first(self, messages: Sequence[Message], tools: Tools | None = None) -> NDArray[np.int32]:

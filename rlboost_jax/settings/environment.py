@@ -7,7 +7,7 @@ from rlboost_jax.settings.setting import setting
 
 OnFailure = Literal["leave_out", "stop"]
 OnDivergence = Literal["restart", "stop"]
-ToolFormat = Literal["auto", "hermes", "llama3", "mistral", "json"]
+ToolFormat = Literal["auto", "hermes", "llama3", "mistral", "json", "tagged"]
 Thinking = Literal["keep", "drop"]
 UnstableTemplate = Literal["refuse", "new_sequence"]
 Isolation = Literal["shared", "episode"]
