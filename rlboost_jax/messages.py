@@ -434,6 +434,7 @@ class FinishedRollout(Message, frozen=True, kw_only=True):
     attempt: int = 0  # how often tokens of the response were given up on before
     runs: Runs = ()  # of the tokens, in turn sampled and given; (): all were sampled
     last: bool = True  # the response is complete with it; else another sequence follows
+    prompt: bytes = b""  # of a later sequence: what it begins with; b"": the prompt of the batch
 
 
 class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):

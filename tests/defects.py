@@ -106,7 +106,7 @@ DEFECTS = (
         "divisor",
         "an update is divided by the number of its responses in place of its tokens",
         "rlboost_jax/learner/packing.py",
-        "return max(1, sum(t.sequence.num_sampled for t in trained))",
+        "return max(1, sum(t.num_sampled for t in trained))",
         "return max(1, len(trained))",
         "tests/learner/test_packing.py::test_weights_add_up_to_the_divisor",
     ),

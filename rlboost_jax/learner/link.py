@@ -132,6 +132,7 @@ class ManagerLink:
                 samples=messages.pack_ids([doubt.sample for doubt in doubts]),
                 attempts=messages.pack_ids([doubt.attempt for doubt in doubts]),
                 positions=messages.pack_ids([doubt.position for doubt in doubts]),
+                sequences=_sequences(doubts),
                 gap=max(doubt.gap for doubt in doubts),
             )
         )
@@ -326,6 +327,11 @@ class ManagerLink:
                 f"of the {self._most_bytes:,} in a message; lower learner.prompts_per_step or "
                 "engine.max_prompt_tokens"
             )
+
+
+def _sequences(doubts: Sequence[Doubt]) -> bytes:
+    numbers = [doubt.sequence for doubt in doubts]
+    return messages.pack_ids(numbers) if any(numbers) else b""
 
 
 def _decoded(frame: bytes) -> messages.ToTrainer:

@@ -24,7 +24,13 @@ from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.judging import JudgingLines, shown
 from rlboost_jax.learner.open_batch import OpenBatch
-from rlboost_jax.learner.rows import lag_metrics, policy_metrics, report_metrics, score_metrics
+from rlboost_jax.learner.rows import (
+    episode_metrics,
+    lag_metrics,
+    policy_metrics,
+    report_metrics,
+    score_metrics,
+)
 from rlboost_jax.learner.samples import sample_rows, samples_due
 from rlboost_jax.learner.scoring import Scoring
 from rlboost_jax.learner.session import Session
@@ -53,12 +59,15 @@ class TrainingLoop:
         self._session, self._run, self._spans = session, run, session.spans
         self.state = session.state
         self._prompts = PromptStream(exercises, seed=run.seed)
-        self._scoring = Scoring(run, exercises, best=session.best, note=session.note)
+        self._scoring = Scoring(
+            run, exercises, best=session.best, note=session.note, judge=session.judge
+        )
         self._sampling = messages.Sampling(
             temperature=run.sampling.temperature,
             top_p=run.sampling.top_p,
             top_k=run.sampling.top_k,
             max_tokens=run.sampling.max_response_tokens,
+            turn_tokens=run.environment.turn_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
         self._waited = FleetPulse(lambda: session.link.status)
@@ -134,6 +143,7 @@ class TrainingLoop:
             **score_metrics(score),
             "prompts_used": self._used,
             **policy_metrics(trajectories, figures, stop_ids=session.exercises.stop_ids),
+            **(episode_metrics(trajectories) if session.has_environment else {}),
             **lag_metrics(step - batch.version, figures),
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,

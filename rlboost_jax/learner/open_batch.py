@@ -77,7 +77,7 @@ class OpenBatch:
             version=version,
             prompts=[prompt.tokens for prompt in self._prompts],
             group_size=run.algorithm.group_size,
-            ask=lambda prompt, tokens: session.exercises.ask(self._prompts[prompt], tokens),
+            ask=lambda episode: session.judge(self._prompts[episode.work.prompt], episode),
             ask_group=self._ask_group(session.exercises.ask_group),
             wake=session.link.wake,
             estimate=session.learner.estimates.of_group,

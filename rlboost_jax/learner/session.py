@@ -9,6 +9,7 @@ from rlboost_jax.learner.answers import Environment
 from rlboost_jax.learner.base import Base
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.episodes import Judge, by_response
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.processes.leading import Followers
 from rlboost_jax.learner.publisher import Publisher
@@ -34,6 +35,7 @@ class Session:
     versions: Versions = field(default_factory=Versions)  # older ones; with a lag
     base: Base | None = None  # of the adapters, where these are what is trained
     environment: Environment | None = None  # None: a response has one turn
+    judged_by: Judge | None = None  # None: by its response alone
     link: ManagerLink
     reserved: ReservedEngines
     publisher: Publisher
@@ -45,3 +47,12 @@ class Session:
     show: Callable[[Sequence[SampleRow]], None] = lambda rows: None
     spans: Recorder = field(default_factory=Recorder)  # of this process
     clock: Callable[[], float] = time.perf_counter  # seconds
+
+    @property
+    def has_environment(self) -> bool:
+        return self.environment is not None or bool(self.run.environment.name)
+
+    @property
+    def judge(self) -> Judge:
+        """Says what an episode is worth."""
+        return self.judged_by or by_response(self.exercises)

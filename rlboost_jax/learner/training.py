@@ -1,6 +1,7 @@
 """Set a run up, let its loop run, and take everything down again."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,7 @@ def _summary(run: RunConfig, path: Path, score: Score | None) -> Summary:
     summary = summarize(
         read_metrics(path), reserved_price_per_hour=run.fleet.reserved_price_per_hour
     )
-    if score is not None:
+    if score is not None and not math.isnan(score.accuracy):
         summary = replace(summary, last_accuracy=score.accuracy)
     write_summary(path, summary)
     return summary

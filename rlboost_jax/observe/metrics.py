@@ -79,6 +79,16 @@ MEANINGS: Final = MappingProxyType(
         "line_losses_worst": "of the line that loses most",
         "lease_seconds_median": "that a server may be silent for before it is given up",
         "lease_seconds_worst": "the longest: work of a server that dies there waits that long",
+        "turns_mean": "sampled turns of an episode, in all its sequences; this key and those that "
+        "follow are null without an environment",
+        "sequences_mean": "of an episode: more than 1 where its conversation was rewritten",
+        "parked_share": "of the step's unfinished responses, those that wait for an environment, "
+        "averaged over the step",
+        "tool_calls": "that the step's episodes made",
+        "tool_failures": "of these, that could not be carried out, or whose tool raised",
+        "environment_seconds": "in steps, resets and tools, summed over the step's episodes",
+        "tokens_retokenised": "sampled tokens that became text and tokens again: always 0",
+        "episodes_left_out": "whose environment failed: in no loss and in no group's mean",
     }
 )
 KEYS: Final = tuple(MEANINGS)
@@ -87,6 +97,7 @@ SUMMED: Final = (
     *("cost_dollars", "step_seconds", "instances_joined", "instances_lost", "requests_migrated"),
     *("tokens_generated", "tokens_delivered", "tokens_lost", "tokens_reserved"),
     *("tokens_preemptible", "tokens_prefilled_again", "reward_failures"),
+    *("tool_calls", "tool_failures", "episodes_left_out"),
 )
 
 
@@ -129,7 +140,8 @@ def document() -> str:
         "have, or that is not finite, is null. Trackers get the same numbers, and `report.html`\n"
         "plots most of them.\n\n"
         f"| key | what |\n|---|---|\n{lines}\n| `reward/NAME` | mean of what the reward function "
-        "NAME gave; where there are several |\n"
+        "NAME gave; where there are several |\n| `environment/NAME` | mean of what an environment "
+        "counted as NAME (`Step.metrics`), over the episodes that have it |\n"
     )
 
 

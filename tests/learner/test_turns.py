@@ -209,10 +209,11 @@ def test_the_trap_of_observations_they_are_passed_over(turns):
 
 def test_what_is_too_long_are_sampled_tokens():
     """Ten sampled ones of at most ten, in two runs: it was cut off, whatever was given. And nine
-    of ten with 40 given ones were not."""
+    of ten with 40 given ones, the last of which is a stop id, were not."""
     algorithm = replace(PRESETS["dapo"], overlong_filter=True, overlong_penalty=0.0)
-    estimates = Estimates(algorithm=algorithm, max_response_tokens=10, stop_ids=(1,))
     full, short = made(0, (2, 4, 1, 6, 3)), made(1, (2, 4, 40, 5))
+    stop_id = int(short.sequence.sampled_tokens[-1])
+    estimates = Estimates(algorithm=algorithm, max_response_tokens=10, stop_ids=(stop_id,))
     assert [t.trained for t in estimates.of_group([full, short])] == [False, True]
     penalised = replace(algorithm, overlong_penalty=1.0, overlong_band=0.2)
     shaped = replace(estimates, algorithm=penalised).shaped
@@ -232,7 +233,8 @@ def test_a_sample_shows_who_wrote_what():
     t = Trajectory(prompt=0, sample=0, sequence=sequence, reward=1.0, advantage=0.5)
     (row,) = sample_rows(0, [t], task=Numbers(), num_prompts=1)
     assert (row.prompt_text, row.response_text) == ("1 2", "7 8 4 3 5 9 3")
-    assert row.turns == (("sampled", "7 8"), ("given", "4 3 5"), ("sampled", "9 3"))
+    found = [(part.sampled, part.text, part.turn) for part in row.turns]
+    assert found == [(True, "7 8", 0), (False, "4 3 5", None), (True, "9 3", 1)]
     assert row.tokens == 4 and not row.cut_off
 
 
@@ -247,8 +249,8 @@ def test_what_a_manager_delivers_becomes_a_sequence():
     """And is judged by all after the prompt."""
     asked = []
 
-    def ask(prompt, tokens):
-        asked.append((prompt, tokens.tolist()))
+    def ask(episode):
+        asked.append((episode.work.prompt, episode.response.tolist()))
         return Future()
 
     collector = StepCollector(
