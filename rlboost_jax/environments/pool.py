@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from rlboost_jax.environments import frames
+from rlboost_jax.environments.chaos import kill_workers
 from rlboost_jax.environments.forks import Forked, Forks
 from rlboost_jax.environments.processes import START_SECONDS, Line, Process
 from rlboost_jax.environments.protocol import Turn
