@@ -232,6 +232,8 @@ class EnvironmentPool:
             self._forks = Forks(await self._started())
         else:
             await self._add_shared()
+        rate = self._settings.chaos_kills_per_minute
+        self._watch(kill_workers(lambda: self.pids, per_minute=rate))
 
     async def open(self, ledger: CallLedger, *, alone: bool = False) -> Live:
         """An environment that is not reset yet.

@@ -1,12 +1,17 @@
 """Workers that are killed: when, which, and how often."""
 
 import asyncio
+import contextlib
 import signal
 
 import numpy as np
 import pytest
 
 from rlboost_jax.environments.chaos import kill_workers
+from rlboost_jax.environments.pool import EnvironmentPool, Lost
+from rlboost_jax.environments.runner import RememberedCalls
+from rlboost_jax.settings.environment import EnvironmentConfig
+from tests.patience import PATIENCE_SECONDS
 
 
 class Over(Exception):
@@ -59,3 +64,25 @@ def test_who_is_gone_already_changes_nothing():
 
 def test_without_a_rate_nobody_is_killed():
     asyncio.run(kill_workers(lambda: [1], per_minute=0.0))
+
+
+def test_a_pool_kills_its_own_workers():
+    """Until it has lost three, and starts others."""
+
+    async def story():
+        config = EnvironmentConfig(
+            name="drawers", workers=1, memory_mb=256, chaos_kills_per_minute=600.0
+        )
+        pool = EnvironmentPool(config)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await pool.start()
+                while pool.processes_lost < 3:
+                    with contextlib.suppress(Lost):
+                        live = await pool.open(RememberedCalls())
+                        await live.reset({"index": 0}, 0)
+                    await asyncio.sleep(0.01)
+        finally:
+            await pool.close()
+
+    asyncio.run(story())
