@@ -15,12 +15,25 @@ At most one of the first four is under way. Whatever comes twice, late, or of an
 given up changes nothing.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.environments.actions import (
+    Action,
+    Actions,
+    Drop,
+    Judge,
+    Keep,
+    Open,
+    Question,
+    Reply,
+    Say,
+    Stop,
+    Take,
+    Wait,
+)
 from rlboost_jax.environments.records import (
     EpisodeLeftOut,
     EpisodeRestarted,
@@ -36,107 +49,6 @@ FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 10.0
 CONTEXT_FULL: Final = "context_full"  # metrics of an episode that a limit has ended
 OUT_OF_TIME: Final = "out_of_time"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """A sequence whose newest turn is over.
-
-    Attributes:
-        turns: of the sequence: what was sampled and then given; of the newest nothing yet.
-        finished: nothing more is sampled in the episode: what is it worth?
-    """
-
-    attempt: int
-    sequence: int
-    turns: tuple[tuple[bytes, bytes | None], ...]
-    finished: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """What an environment said to a turn, as the policy will read it.
-
-    Attributes: see `TurnAnswered`.
-    """
-
-    given: bytes
-    reward: float
-    done: bool
-    prompt: bytes = b""
-    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    messages: bytes = b""
-    seconds: float = 0.0
-    calls: tuple[tuple[str, bool], ...] = ()
-    retokenised: int = 0
-
-
-@dataclass(frozen=True)
-class Open:
-    """Make an environment, and reset it."""
-
-    alone: bool
-
-
-@dataclass(frozen=True)
-class Take:
-    """Give the environment a turn. `index` counts the turns of the episode."""
-
-    index: int
-    past: Past
-
-
-@dataclass(frozen=True)
-class Keep:
-    record: Record
-
-
-@dataclass(frozen=True)
-class Wait:
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Say:
-    """The answer to a question.
-
-    Attributes:
-        answered: None: the sequence is over, and nothing is given.
-        restart: all of the episode's tokens are given up.
-    """
-
-    question: Question
-    answered: TurnAnswered | None = None
-    restart: bool = False
-
-
-@dataclass(frozen=True)
-class Judge:
-    """What a finished episode is worth.
-
-    Attributes:
-        turns: all of them, in order.
-        left_out: why nobody knows; "": they say it.
-    """
-
-    turns: tuple[TurnAnswered, ...]
-    left_out: str = ""
-
-
-@dataclass(frozen=True)
-class Drop:
-    """The environment, if it is there."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """The run cannot go on."""
-
-    why: str
-
-
-Action = Open | Take | Keep | Wait | Say | Judge | Drop | Stop
-Actions = tuple[Action, ...]
 
 
 @dataclass(frozen=True)
@@ -187,6 +99,10 @@ class Episode:
     @property
     def is_live(self) -> bool:
         return self._live is not None
+
+    def before(self, index: int) -> tuple[TurnAnswered, ...]:
+        """What the turns before one were answered."""
+        return tuple(self._answered[past.name] for past in self._history[:index])
 
     def ask(self, question: Question) -> Actions:
         """A question, which takes the place of the one before unless it is older."""
@@ -313,7 +229,7 @@ class Episode:
     def _ruled(self, reply: Reply, doing: Take) -> TurnAnswered | str:
         """The answer with the limits of an episode, or why it is none."""
         settings, sequence = self._settings, self._sequence_of(doing.index)
-        before = [self._answered[past.name] for past in self._history[: doing.index]]
+        before = self.before(doing.index)
         given, prompt, over = reply.given, reply.prompt, reply.done
         metrics = dict(reply.metrics)
         if not (given or prompt or over):

@@ -1,6 +1,6 @@
 """What the trainer and its environment workers say to each other, as frames of a socket.
 
-Trainer → worker: `Setup`, then `Open`, `Take`, `Known`, `Close`, `Ping`.
+Trainer → worker: `Setup`, then `Reset`, `GiveTurn`, `Known`, `Close`, `Ping`.
 Worker → trainer: `Ready`, then `Opened`, `Calling`, `CallEnded`, `Taken`, `Broken`, `Pong`.
 An episode is known by a number that is never given twice on one connection.
 """
@@ -70,7 +70,7 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any]
 
 
-class Open(Frame, frozen=True, kw_only=True):
+class Reset(Frame, frozen=True, kw_only=True):
     """Make an environment and reset it."""
 
     episode: int
@@ -84,7 +84,7 @@ class Opened(Frame, frozen=True, kw_only=True):
     tools: tuple[ToolSpec, ...]
 
 
-class Take(Frame, frozen=True, kw_only=True):
+class GiveTurn(Frame, frozen=True, kw_only=True):
     """A turn: carry its calls out, and step."""
 
     episode: int
@@ -113,7 +113,7 @@ class CallEnded(Frame, frozen=True, kw_only=True):
 
 
 class Taken(Frame, frozen=True, kw_only=True):
-    """The answer to `Take`."""
+    """The answer to `GiveTurn`."""
 
     episode: int
     turn: Turn  # with its calls and their results
@@ -157,7 +157,7 @@ class Pong(Frame, frozen=True, kw_only=True):
     number: int
 
 
-ToWorker = Setup | Open | Take | Known | Close | Ping
+ToWorker = Setup | Reset | GiveTurn | Known | Close | Ping
 FromWorker = Ready | Opened | Calling | CallEnded | Taken | Broken | Pong
 
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

@@ -60,21 +60,22 @@ class Live:
 
     async def reset(self, example: Mapping[str, Any], seed: int) -> frames.Opened:
         """Raises Lost."""
-        message = frames.Open(episode=self._number, example=dict(example), seed=seed)
+        message = frames.Reset(episode=self._number, example=dict(example), seed=seed)
         opened = await self._asked(message)
         assert isinstance(opened, frames.Opened)
         return opened
 
     async def take(self, turn: Turn, key: str) -> frames.Taken:
         """Raises Lost."""
-        taken = await self._asked(frames.Take(episode=self._number, turn=turn, key=key))
+        taken = await self._asked(frames.GiveTurn(episode=self._number, turn=turn, key=key))
         assert isinstance(taken, frames.Taken)
         return taken
 
     def close(self) -> None:
-        self._host.forget(self._number)
+        """Whatever is under way is lost with it."""
+        self.lose(Lost("it was closed", "outside"))
 
-    async def _asked(self, message: frames.Open | frames.Take) -> Any:
+    async def _asked(self, message: frames.Reset | frames.GiveTurn) -> Any:
         if self._lost is not None:
             raise self._lost
         self.said = asyncio.get_running_loop().create_future()

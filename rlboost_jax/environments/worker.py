@@ -158,10 +158,10 @@ class _Worker:
 
     def hear(self, message: frames.ToWorker) -> None:
         match message:
-            case frames.Open():
+            case frames.Reset():
                 episode = self._episodes[message.episode] = _Episode(self, message.episode)
                 episode.task = asyncio.create_task(self._open(episode, message))
-            case frames.Take():
+            case frames.GiveTurn():
                 if (found := self._episodes.get(message.episode)) is not None:
                     found.task = asyncio.create_task(self._take(found, message))
             case frames.Known():
@@ -173,7 +173,7 @@ class _Worker:
             case frames.Ping():
                 self.say(frames.Pong(number=message.number))
 
-    async def _open(self, episode: _Episode, message: frames.Open) -> None:
+    async def _open(self, episode: _Episode, message: frames.Reset) -> None:
         try:
             said = await episode.runner.reset(message.example, message.seed)
             tools = tuple(
@@ -189,7 +189,7 @@ class _Worker:
         except Exception as error:
             self._broke(message.episode, error)
 
-    async def _take(self, episode: _Episode, message: frames.Take) -> None:
+    async def _take(self, episode: _Episode, message: frames.GiveTurn) -> None:
         since = time.monotonic()
         try:
             done = await episode.runner.step(message.turn, key=message.key)
