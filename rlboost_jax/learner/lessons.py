@@ -7,17 +7,18 @@ what the environment says is given, as it is when the policy speaks, and never a
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.chat.conversation import Conversation, Given, ParsedTurn
-from rlboost_jax.chat.opening import conversation_of
 from rlboost_jax.data.tasks import Task, get_task
-from rlboost_jax.data.tokenizers import BYTES, ByteTokenizer, open_tokenizer
+from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
 from rlboost_jax.environments.factories import maker_of
-from rlboost_jax.environments.protocol import Environment, Message, Observation, ToolResult, Turn
+from rlboost_jax.environments.frames import ToolSpec
+from rlboost_jax.environments.protocol import Environment, ToolResult, Turn
+from rlboost_jax.environments.speech import Heard, Speech, messages_of, speech_of
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.errors import ConfigError
@@ -72,12 +73,14 @@ class EpisodeLessons:
         make: Callable[[], Environment],
         seed: int,
         *,
-        conversation: Conversation | None = None,
+        speech: Speech,
+        written: Callable[[str], NDArray[np.int32]],
     ) -> None:
         """
         Args:
             make: an environment, for each lesson anew.
-            conversation: of the tokenizer "bytes"; None: all that is said is token ids.
+            speech: what the environment says, as the policy reads it.
+            written: a turn in text as token ids, to its end token.
 
         Raises:
             ConfigError: it does not demonstrate.
@@ -88,67 +91,33 @@ class EpisodeLessons:
                 "`demonstration` that shows how episodes are done; set it to 0, or write one"
             )
         self._make, self._seed, self.name = make, seed, name
-        self._conversation = conversation
+        self._speech, self._written = speech, written
 
     def lesson(self, index: int, rng: np.random.Generator, *, worked: bool) -> Sequence:
         environment: Any = self._make()
-        said = _Said(self._conversation)
-        runs = [said.first(_now(environment.reset({"index": index}, self._seed)))]
+        first = _now(environment.reset({"index": index}, self._seed))
+        tools = [
+            ToolSpec(name=t.name, description=t.description, parameters=dict(t.parameters))
+            for t in getattr(environment, "tools", {}).values()
+        ]
+        before = list(messages_of(first))
+        runs = [self._speech.first(first, tools)]
         for number in range(MOST_TURNS):
-            runs.append(_ids(environment.demonstration(rng, worked)))
-            turn, parsed = said.turn(number, runs[-1])
-            step = _now(environment.step(_carried_out(environment, turn)))
-            if step.done or not len(step.observation):
+            runs.append(self._ids(environment.demonstration(rng, worked)))
+            heard = self._speech.heard(runs[-1].tolist())
+            turn = _carried_out(environment, number, runs[-1], heard)
+            step = _now(environment.step(turn))
+            if step.done:
                 break
-            runs.append(said.after(parsed, step.observation))
+            said = self._speech.after(before, heard, turn.results, step.observation, tools)
+            if not len(said.given):
+                break
+            before += said.messages
+            runs.append(said.given)
         return taught(runs)
 
-
-class _Said:
-    """What an environment says in an episode, as token ids."""
-
-    def __init__(self, conversation: Conversation | None) -> None:
-        self._conversation = conversation
-        self._before: list[Message] = []
-
-    def first(self, said: Observation) -> NDArray[np.int32]:
-        if isinstance(said, np.ndarray):
-            return said
-        self._before = _messages(said)
-        return self._known.first(self._before)
-
-    def turn(self, number: int, tokens: NDArray[np.int32]) -> tuple[Turn, ParsedTurn | None]:
-        ids = tuple(tokens.tolist())
-        if self._conversation is None:
-            return Turn(index=number, tokens=ids, text=""), None
-        parsed = self._conversation.parse(tokens)
-        turn = Turn(
-            index=number,
-            tokens=ids,
-            text=parsed.text,
-            thinking=parsed.thinking,
-            calls=parsed.calls,
-        )
-        return turn, parsed
-
-    def after(self, turn: ParsedTurn | None, said: Observation) -> NDArray[np.int32]:
-        if isinstance(said, np.ndarray):
-            return said
-        new, conversation = _messages(said), self._known
-        assert turn is not None
-        following = conversation.after(self._before, turn, new)
-        assert isinstance(following, Given), "bytes never begin anew"
-        self._before += [turn.message, *new]
-        return following.tokens
-
-    @property
-    def _known(self) -> Conversation:
-        if self._conversation is None:
-            raise ConfigError(
-                "an environment that speaks in text can be learned from in a warm-up with "
-                "data.tokenizer 'bytes' only; set warmup.max_updates to 0"
-            )
-        return self._conversation
+    def _ids(self, turn: str | NDArray[np.int32]) -> NDArray[np.int32]:
+        return self._written(turn) if isinstance(turn, str) else np.asarray(turn, np.int32)
 
 
 def lessons_of(run: RunConfig) -> Lessons:
@@ -156,13 +125,19 @@ def lessons_of(run: RunConfig) -> Lessons:
     environment, seed = run.environment, lessons_seed(run)
     if not environment.name:
         return TaskLessons(get_task(run.task), seed)
-    conversation = None
-    if run.data.tokenizer == BYTES:
-        conversation = conversation_of(
-            open_tokenizer(run.data), tool_format=environment.tool_format
-        )
     make = maker_of(environment.name, environment.options)
-    return EpisodeLessons(environment.name, make, seed, conversation=conversation)
+    tokenizer = open_tokenizer(run.data) if run.data.tokenizer else None
+
+    def written(turn: str) -> NDArray[np.int32]:
+        if not isinstance(tokenizer, ByteTokenizer):
+            raise ConfigError(
+                f"environment {environment.name!r} demonstrates turns in text, which need "
+                "data.tokenizer 'bytes'; give token ids, or set warmup.max_updates to 0"
+            )
+        return np.array([*turn.encode(), ByteTokenizer.END], np.int32)
+
+    speech = speech_of(run, ())
+    return EpisodeLessons(environment.name, make, seed, speech=speech, written=written)
 
 
 def lessons_seed(run: RunConfig) -> int:
@@ -182,7 +157,14 @@ def taught(runs: Iterable[NDArray[np.int32]]) -> Sequence:
     )
 
 
-def _carried_out(environment: Any, turn: Turn) -> Turn:
+def _carried_out(environment: Any, number: int, tokens: NDArray[np.int32], heard: Heard) -> Turn:
+    turn = Turn(
+        index=number,
+        tokens=tuple(tokens.tolist()),
+        text=heard.text,
+        thinking=heard.thinking,
+        calls=heard.calls,
+    )
     own = getattr(environment, "calls", None)
     calls = turn.calls if own is None else tuple(own(turn))
     results = tuple(
@@ -191,25 +173,7 @@ def _carried_out(environment: Any, turn: Turn) -> Turn:
         )
         for call in calls
     )
-    return Turn(
-        index=turn.index,
-        tokens=turn.tokens,
-        text=turn.text,
-        thinking=turn.thinking,
-        calls=calls,
-        results=results,
-    )
-
-
-def _messages(said: Any) -> list[Message]:
-    return [Message(role="user", content=said)] if isinstance(said, str) else list(said)
-
-
-def _ids(turn: str | NDArray[np.int32]) -> NDArray[np.int32]:
-    """Of a turn, with its end."""
-    if isinstance(turn, str):
-        return np.array([*turn.encode(), ByteTokenizer.END], np.int32)
-    return np.asarray(turn, np.int32)
+    return replace(turn, calls=calls, results=results)
 
 
 def _now(value: Any) -> Any:

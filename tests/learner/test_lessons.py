@@ -1,18 +1,21 @@
 """Lessons of a warm-up: what is given in them, and what the policy is to say."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from rlboost_jax.chat.opening import conversation_of
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.data.tokenizers import ByteTokenizer
 from rlboost_jax.data.vocabulary import ANSWER, BEGIN, END, EQUALS
 from rlboost_jax.environments.builtin.drawers import Drawers
 from rlboost_jax.environments.builtin.higher_lower import HigherLower
+from rlboost_jax.environments.speech import TokenSpeech, Unspeakable
 from rlboost_jax.learner.lessons import EpisodeLessons, TaskLessons, lessons_of
 from rlboost_jax.learner.packing import fill
 from rlboost_jax.learner.trajectory import Trajectory
-from rlboost_jax.settings.data import DataConfig, TaskConfig
+from rlboost_jax.settings.data import TaskConfig
+from rlboost_jax.settings.environment import EnvironmentConfig
 from rlboost_jax.settings.errors import ConfigError
 
 
@@ -29,13 +32,31 @@ def test_a_task_has_a_prompt_and_a_response():
     assert len(found.runs) == 2
 
 
+def episodes(make, seed=7):
+    def written(turn):
+        raise AssertionError("token ids are no text")
+
+    return EpisodeLessons("mine", make, seed, speech=TokenSpeech(112), written=written)
+
+
+def of_environment(config, *, form, tokenizer):
+    options = {"mean_notes": 1e9, "most_notes": 1, "form": form}
+    environment = EnvironmentConfig(name="drawers", options=options, tool_format="json")
+    return replace(
+        config,
+        environment=environment,
+        data=replace(config.data, tokenizer=tokenizer),
+        model=replace(config.model, vocab_size=264),
+    )
+
+
 def drawers(notes):
     return lambda: Drawers(mean_notes=1e9, most_notes=notes)  # always so many
 
 
 def test_a_worked_episode_says_back_what_is_found():
     """By hand: the prompt names a drawer, each look gives what the next turn says."""
-    found = lesson(EpisodeLessons("drawers", drawers(2), 7), worked=True)
+    found = lesson(episodes(drawers(2)), worked=True)
     parts = [run.tokens.tolist() for run in found.split()]
     assert [run.sampled for run in found.split()] == [False, True] * 4
     begin, start, equals = parts[0]
@@ -49,13 +70,13 @@ def test_a_worked_episode_says_back_what_is_found():
 
 
 def test_a_guess_looks_nowhere():
-    found = lesson(EpisodeLessons("drawers", drawers(2), 7), worked=False)
+    found = lesson(episodes(drawers(2)), worked=False)
     assert found.runs == (3, 3) and found.tokens[3] == ANSWER
 
 
 def test_what_is_given_is_no_target():
     """Each token that was sampled has one weight, at the position before it, and no other has."""
-    found = lesson(EpisodeLessons("drawers", drawers(3), 7), worked=True)
+    found = lesson(episodes(drawers(3)), worked=True)
     taught = Trajectory(prompt=0, sample=0, sequence=found, reward=0.0, advantage=0.0)
     batch, _ = fill([taught], rows=1, row_tokens=64, loss_aggregation="token_mean")
     expected = np.zeros(64)
@@ -66,18 +87,15 @@ def test_what_is_given_is_no_target():
 
 def test_it_follows_from_index_seed_and_rng():
     def bytes_of(index, seed, rng):
-        lessons = EpisodeLessons("higher_lower", HigherLower, seed)
+        lessons = episodes(HigherLower, seed)
         return lesson(lessons, index, worked=False, seed=rng).tokens.tobytes()
 
     assert bytes_of(0, 0, 0) == bytes_of(0, 0, 0)
     assert len({bytes_of(i, s, r) for i in range(3) for s in range(3) for r in range(3)}) > 20
 
 
-def test_episodes_in_text_are_written_as_they_are_in_a_run():
-    conversation = conversation_of(ByteTokenizer(DataConfig()), tool_format="json")
-    lessons = EpisodeLessons(
-        "drawers", lambda: Drawers(1e9, 1, "text"), 7, conversation=conversation
-    )
+def test_episodes_in_text_are_written_as_they_are_in_a_run(config):
+    lessons = lessons_of(of_environment(config, form="text", tokenizer="bytes"))
     found = lesson(lessons, worked=True)
     parts = list(found.split())
     texts = [bytes(t for t in part.tokens.tolist() if t < 256).decode() for part in parts]
@@ -104,7 +122,7 @@ class Awaited:
 
 
 def test_environments_that_are_awaited():
-    assert lesson(EpisodeLessons("mine", Awaited, 0), worked=True).runs == (2, 2, 1, 2)
+    assert lesson(episodes(Awaited), worked=True).runs == (2, 2, 1, 2)
 
 
 class Silent:
@@ -117,13 +135,18 @@ class Silent:
 
 def test_an_environment_that_shows_nothing_is_refused():
     with pytest.raises(ConfigError, match="demonstration"):
-        EpisodeLessons("mine", Silent, 0)
+        episodes(Silent)
 
 
-def test_text_needs_the_tokenizer_of_bytes():
-    lessons = EpisodeLessons("drawers", lambda: Drawers(form="text"), 0)
-    with pytest.raises(ConfigError, match="'bytes'"):
+def test_text_needs_a_tokenizer(config):
+    lessons = lessons_of(of_environment(config, form="text", tokenizer=""))
+    with pytest.raises(Unspeakable, match=r"data\.tokenizer"):
         lesson(lessons, worked=True)
+
+
+def test_a_run_with_an_environment_has_its_episodes(config):
+    found = lesson(lessons_of(of_environment(config, form="tokens", tokenizer="")), worked=True)
+    assert found.runs == (3, 2, 2, 2, 2, 3)
 
 
 def test_a_run_without_an_environment_has_its_task(config):
