@@ -34,13 +34,39 @@ class Template:
     closing: bool
     refused: dict[str, str]
 
+    def parts(
+        self,
+        shown: Sequence[Message],
+        words: Sequence[str],
+        tools: Tools,
+        *,
+        generation: bool = True,
+    ) -> tuple[str, ...]:
+        """What is no turn's of messages with stand-ins, see `skeleton.parts_of`."""
+        turns = [i for i, message in enumerate(shown) if message.get("role") == "assistant"]
+
+        def prompt(turn: int) -> str:
+            text = self.renderer.text(shown[: turns[turn]], tools)
+            return text.removesuffix(self.habits.prefill)
+
+        return parts_of(
+            self.renderer.text(shown, tools, generation=generation),
+            words,
+            header=self.habits.header,
+            stops=self.stops,
+            prompt=prompt,
+            ends=not generation,
+        )
+
 
 def examined(renderer: Renderer, stops: Sequence[str], tools: Tools, marks: Marks) -> Template:
     """Raises ChatRefused where it takes not even a question, an answer and a question."""
     prompt = renderer.text([ASKS], tools)
-    past = renderer.text([ASKS, TURN, ASKS], tools)
-    before_turn = past[: past.find(TURN["content"])]
-    same = shared(prompt, before_turn)
+    pasts = (
+        renderer.text([ASKS, TURN, ASKS], tools),
+        renderer.text([ASKS, TURN], tools, generation=False),
+    )
+    same = max(shared(prompt, past[: past.find(TURN["content"])]) for past in pasts)
     start = shared(prompt, renderer.text([ASKS], tools, generation=False))
     if start >= same:  # it writes the header whether asked to or not
         start = prompt.rfind(SAYS) + len(SAYS)
@@ -125,8 +151,7 @@ def _refusal(
 
 def _parts(template: Template, messages: Sequence[Message], tools: Tools) -> tuple[str, ...]:
     shown, words = stand_ins(messages, word="Zq3", calls=template.habits.calls)
-    text = template.renderer.text(shown, tools)
-    return parts_of(text, words, header=template.habits.header, stops=template.stops)
+    return template.parts(shown, words, tools)
 
 
 def _mark(template: Template, messages: Sequence[Message], tools: Tools) -> str:

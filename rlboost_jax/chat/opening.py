@@ -63,8 +63,8 @@ def conversation_of(
         form = "hermes" if tool_format == "auto" else tool_format
         return ByteConversation(tokenizer, tools=tools, tool_format=form)
     assert isinstance(tokenizer, HuggingFaceTokenizer)
-    stops = {stop: tokenizer.text([stop]) for stop in tokenizer.stop_ids}
     renderer = Renderer(tokenizer=tokenizer, options=options)
+    stops = {stop: text for stop in tokenizer.stop_ids if (text := _mark(renderer, stop))}
     marks = marks_of(tokenizer.template)
     own = tokenizer.response_parser if tool_format == "auto" else None
     try:
@@ -79,7 +79,6 @@ def conversation_of(
         stop_ids=tokenizer.stop_ids,
         special=renderer.special,
         parser=parser_of(form),
-        tools=tools,
         marks=marks,
         opened=is_open(template.habits.header + template.habits.prefill, marks),
         calls_in_text=not template.habits.calls,
@@ -89,6 +88,7 @@ def conversation_of(
     conversation = TemplateConversation(
         template,
         stops=stops,
+        stop_ids=tokenizer.stop_ids,
         reader=reader,
         marks=marks,
         tools=tools,
@@ -105,6 +105,12 @@ def conversation_of(
         *_notes(conversation, proof, tools, thinking),
     )
     return conversation
+
+
+def _mark(renderer: Renderer, token: int) -> str:
+    """The text that is this token wherever it stands; "": there is none."""
+    text = renderer.tokenizer.text([token])
+    return text if text in renderer.control and renderer.encode(text).tolist() == [token] else ""
 
 
 def _notes(

@@ -13,15 +13,16 @@ would leave it out of earlier turns. That is sound because of the second stateme
 lies between turns is the same with thinking in them and without.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.chat.conversation import Tools, UnstableTemplate
 from rlboost_jax.chat.rendering import uncut
 from rlboost_jax.chat.samples import Sample, samples
-from rlboost_jax.chat.skeleton import difference
+from rlboost_jax.chat.skeleton import LostTurn, difference
 from rlboost_jax.chat.templated import TemplateConversation, unstable_template
 from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.environments.protocol import Message
@@ -65,10 +66,12 @@ def proved(
         try:
             left_out |= _shown(conversation, _as_taken(sample, template.habits.calls), tools)
             taken += 1
-        except ChatRefused as error:
-            refusal = str(error)
         except UnstableTemplate as error:
             return Proof(taken, str(error), refusal, left_out)
+        except LostTurn as error:
+            return Proof(taken, str(unstable_template(str(error))), refusal, left_out)
+        except ChatRefused as error:
+            refusal = str(error)
     if taken < min(ENOUGH, count):
         raise ConfigError(
             f"the chat template takes {taken} of {count} random conversations, too few to show "
@@ -113,9 +116,8 @@ def _check_tokens(conversation: TemplateConversation, turn: str, following: str)
         )
 
 
-def _texts(text: object, tokens: Sequence[int]) -> list[str]:
-    assert callable(text)
-    return [text([int(token)]) for token in tokens]
+def _texts(text: Callable[[ArrayLike], str], tokens: NDArray[np.int32]) -> list[str]:
+    return [text([token]) for token in tokens.tolist()]
 
 
 def _as_taken(sample: Sample, calls: bool) -> Sample:

@@ -2,14 +2,13 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlboost_jax.chat.conversation import ParsedTurn
+from rlboost_jax.chat.conversation import ParsedTurn, Tools
 from rlboost_jax.chat.formats import response
 from rlboost_jax.chat.formats.choice import Parser
 from rlboost_jax.chat.formats.response import ResponseParser
@@ -39,7 +38,6 @@ class TurnReader:
         stop_ids: Collection[int],
         special: Collection[str],
         parser: Parser,
-        tools: Sequence[Mapping[str, Any]],
         marks: Marks,
         opened: bool,
         calls_in_text: bool,
@@ -50,23 +48,21 @@ class TurnReader:
         self._stop_ids = frozenset(stop_ids)
         longest_first = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._parser, self._tools = parser, tools
+        self._parser = parser
         self._response, self._prompt_end = response_parser, prompt_end
         self._marks, self._opened, self._in_text = marks, opened, calls_in_text
 
-    def read(self, tokens: ArrayLike) -> ParsedTurn:
+    def read(self, tokens: ArrayLike, tools: Tools) -> ParsedTurn:
         ids = np.asarray(tokens, np.int32)
         stop = int(ids[-1]) if stopped(ids, self._stop_ids) else None
         written = self._text(ids if stop is None else ids[:-1])
         thinking, rest = split(written, self._marks, opened=self._opened)
         found = None
         if self._response is not None:
-            answer = response.read(
-                self._response, written, prefix=self._prompt_end, tools=self._tools
-            )
+            answer = response.read(self._response, written, prefix=self._prompt_end, tools=tools)
             if answer is not None:
                 thinking, found = answer
-        found = found or self._parser(rest, self._tools)
+        found = found or self._parser(rest, tools)
         thinking = self._special.sub("", thinking).strip()
         text = self._special.sub("", found.text).strip()
         calls = tuple(_with_id(call, ids, place) for place, call in enumerate(found.calls))

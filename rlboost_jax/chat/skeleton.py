@@ -6,13 +6,17 @@ beginning of the next, and after the last. Turns themselves are left out: they a
 from what was sampled, never from a template.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.environments.protocol import Message
 
 STAND_IN: Final = "Zq0turn"  # letters and digits: no template trims, escapes or splits it
+
+
+class LostTurn(ChatRefused):
+    """A rendered text has not all turns of the policy in it."""
 
 
 class Habits(NamedTuple):
@@ -64,7 +68,13 @@ def unused_word(messages: Sequence[Message]) -> str:
 
 
 def parts_of(
-    text: str, words: Sequence[str], *, header: str, stops: Collection[str], ends: bool = False
+    text: str,
+    words: Sequence[str],
+    *,
+    header: str,
+    stops: Collection[str],
+    prompt: Callable[[int], str],
+    ends: bool = False,
 ) -> tuple[str, ...]:
     """What is no turn's: before the first, between them, and after the last.
 
@@ -73,22 +83,41 @@ def parts_of(
     and content (thinking that is empty, a call's opening) is the turn's.
 
     Args:
+        prompt: the text up to where the turn with a number was to be spoken. Asked where a turn
+            has no header (Mistral's, after results).
         ends: the last turn may end with the text: nobody speaks after it.
 
     Raises:
-        ChatRefused: a turn is missing, or no stop ends it.
+        LostTurn: a turn is missing.
+        ChatRefused: no stop ends a turn.
     """
     found, at = [], 0
     for place, word in enumerate(words):
         start = text.find(word, at)
         if start < 0:
-            raise ChatRefused("the chat template leaves out what the policy said")
+            raise LostTurn(
+                "a turn of the policy is left out, or written in another way: "
+                f"{text[at : at + 80]!r} follows where it should be"
+            )
         before = text[at:start]
         own = before.rfind(header) if header else -1
-        found.append(before if own < 0 else before[: own + len(header)])
+        found.append(
+            before[: own + len(header)]
+            if own >= 0
+            else before[: _begins(before, prompt(place), words[:place], stops)]
+        )
         last = place == len(words) - 1
         at = stop_after(text, start + len(word), stops, or_end=ends and last)
     return (*found, text[at:])
+
+
+def _begins(before: str, prompt: str, earlier: Sequence[str], stops: Collection[str]) -> int:
+    """Where a turn without a header begins: where the prompt for it ended."""
+    start = 0
+    if earlier:
+        start = stop_after(prompt, prompt.find(earlier[-1]) + len(earlier[-1]), stops)
+    own = prompt[start:]
+    return len(own) if before.startswith(own) else len(before)
 
 
 def stop_after(text: str, start: int, stops: Collection[str], *, or_end: bool = False) -> int:

@@ -25,7 +25,7 @@ from rlboost_jax.chat.conversation import (
 from rlboost_jax.chat.habits import Template
 from rlboost_jax.chat.reading import TurnReader
 from rlboost_jax.chat.rendering import uncut
-from rlboost_jax.chat.skeleton import difference, parts_of, stand_ins, stop_after, unused_word
+from rlboost_jax.chat.skeleton import LostTurn, difference, stand_ins, stop_after, unused_word
 from rlboost_jax.chat.thinking import Marks, Thinking
 from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.environments.protocol import Message
@@ -38,7 +38,8 @@ class TemplateConversation:
     """See `Conversation`. `opening.conversation_of` makes one and proves it.
 
     Args:
-        stops: texts of what ends a turn, by their ids.
+        stops: texts of what ends a turn, by their ids. Of a stop that is no mark but part of
+            ordinary text there is none: the template's own follows it.
         marks: of thinking.
     """
 
@@ -47,6 +48,7 @@ class TemplateConversation:
         template: Template,
         *,
         stops: Mapping[int, str],
+        stop_ids: tuple[int, ...],
         reader: TurnReader,
         marks: Marks,
         tools: Tools,
@@ -55,7 +57,7 @@ class TemplateConversation:
         unstable: environment.UnstableTemplate,
         notes: Sequence[str] = (),
     ) -> None:
-        self.stop_ids = tuple(stops)
+        self.stop_ids = stop_ids
         self.vocab_size = template.renderer.tokenizer.vocab_size
         self.tool_format = tool_format
         self.notes = tuple(notes)
@@ -72,8 +74,8 @@ class TemplateConversation:
         renderer = self.template.renderer
         return renderer.encode(renderer.text(messages, self._known(tools)))
 
-    def parse(self, tokens: ArrayLike) -> ParsedTurn:
-        return self._reader.read(tokens)
+    def parse(self, tokens: ArrayLike, tools: Tools | None = None) -> ParsedTurn:
+        return self._reader.read(tokens, self._known(tools))
 
     def after(
         self,
@@ -102,7 +104,10 @@ class TemplateConversation:
         """The template's text from the end of a turn on, and what it writes in another way
         than before the turn; "": nothing."""
         was = in_the_past(self.parts(before, tools), prefill=self.template.habits.prefill)
-        now = self.parts([*before, turn, *new], tools)
+        try:
+            now = self.parts([*before, turn, *new], tools)
+        except LostTurn as error:
+            return "", str(error)
         for one, other in zip(was, now, strict=False):
             if one != other:
                 return now[-1], difference(uncut(one), uncut(other))
@@ -117,7 +122,8 @@ class TemplateConversation:
         ids = self.template.renderer.encode(following)
         if stop is None or len(ids) == 0 or int(ids[0]) not in self._stops:
             return ids
-        written = self._stops.get(stop, "") in self.template.renderer.tokenizer.template
+        mark = self._stops.get(stop)
+        written = mark is not None and mark in self.template.renderer.tokenizer.template
         return ids[1:] if int(ids[0]) == stop or (self.template.closing and written) else ids
 
     def parts(
@@ -126,9 +132,7 @@ class TemplateConversation:
         """What of a conversation is no turn's, see `skeleton.parts_of`."""
         habits = self.template.habits
         shown, words = stand_ins(messages, word=unused_word(messages), calls=habits.calls)
-        text = self.template.renderer.text(shown, tools, generation=generation)
-        stops = self.template.stops
-        return parts_of(text, words, header=habits.header, stops=stops, ends=not generation)
+        return self.template.parts(shown, words, tools, generation=generation)
 
     def turns(
         self, messages: Sequence[Message], tools: Tools, *, generation: bool = True
@@ -171,7 +175,10 @@ class TemplateConversation:
     def _anew(self, messages: Sequence[Message], tools: Tools, reason: str) -> NewSequence:
         renderer = self.template.renderer
         prompt = renderer.encode(renderer.text(messages, tools))
-        turns = sum(len(renderer.encode(turn)) for turn in self.turns(messages, tools))
+        try:
+            turns = sum(len(renderer.encode(turn)) for turn in self.turns(messages, tools))
+        except (UnstableTemplate, ChatRefused):
+            turns = len(prompt)  # nobody knows which of them
         return NewSequence(prompt, turns, reason)
 
     def _drops(

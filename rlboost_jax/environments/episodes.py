@@ -60,6 +60,8 @@ class EpisodeService:
             self._thread.run(self.pool.start())
             opened = self._thread.run(self._first(example, seed))
             self.speech: Speech = speech_of(run, opened.tools)
+            for line in self.speech.notes:
+                note(f"  {line}")
         except BaseException:
             self.close()
             raise
@@ -155,6 +157,9 @@ class EpisodeService:
 
     def close(self) -> None:
         """End the workers. Verdicts that are waited for never come."""
+
+        if not self._thread.lives:
+            return
 
         async def end() -> None:
             for batch in list(self._batches.values()):

@@ -17,6 +17,10 @@ class ServiceThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
+
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """To the end, from another thread. Raises TimeoutError after `timeout` seconds."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
@@ -52,7 +56,9 @@ class ServiceThread:
             self.call(begin)
 
     def close(self) -> None:
-        """Cancel what still runs, and end."""
+        """Cancel what still runs, and end; again, it does nothing."""
+        if not self.lives:
+            return
 
         async def cancel() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}

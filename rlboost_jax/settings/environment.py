@@ -68,6 +68,9 @@ class EnvironmentConfig:
     tool_format: ToolFormat = setting(
         "auto", 'how a turn calls tools; "auto": as the chat template has it'
     )
+    template_options: dict[str, Any] = setting(
+        {}, 'of the chat template, such as {"enable_thinking": False}'
+    )
     thinking: Thinking = setting("keep", "thinking of earlier turns stays in the prompt, or goes")
     unstable_template: UnstableTemplate = setting(
         "refuse",
