@@ -38,6 +38,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         "export": Command("rlboost_jax.export", "write a run's model for transformers, or PEFT"),
         "gateway": Command("rlboost_jax.gateway", "serve a policy behind OpenAI's protocol"),
         "verify": Command("rlboost_jax.verify", "check every digest of a run's files"),
+        "index": Command("rlboost_jax.index", "make a corpus for the tool that searches"),
         "logits": Command("rlboost_jax.logits", "check a checkpoint, learner against engine"),
         "simulate": Command(
             "rlboost_jax.simulate", "what do preemptible machines gain?", SIMULATION

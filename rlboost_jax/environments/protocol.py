@@ -19,7 +19,7 @@ Two rules make an episode outlive the process it is in:
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,7 @@ class Tool:
     time_limit_seconds: float = 60.0
 
 
+@runtime_checkable
 class Environment(Protocol):
     """One episode. `tools: Mapping[str, Tool]` and `close()` may be left out.
 

@@ -11,6 +11,9 @@ from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
 # By name, what they are: (module:factory). `rlboost_jax/environments/factories.py` opens them.
 BUILT_IN_ENVIRONMENTS: Final[dict[str, str]] = {
     "gateway": "rlboost_jax.gateway.environment:Gateway",
+    "chat_tools": "rlboost_jax.environments.builtin.chat_tools:ChatTools",
+    "drawers": "rlboost_jax.environments.builtin.drawers:Drawers",
+    "higher_lower": "rlboost_jax.environments.builtin.higher_lower:HigherLower",
 }
 MAX_TURNS: Final = 2**15
 _PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
