@@ -36,7 +36,7 @@ class OpenEnv:
         Args:
             base_url: of the server, http or ws.
             action: field of an action that a turn's text goes into; "json": the text is the whole
-                action. A text that is none is an empty action's field `message` to the policy.
+                action, an object. The policy reads of a text that is none.
             observation: field that the policy reads; "": the only text there is, or all as JSON.
             system_prompt: before the first observation; "": none.
             with_tools: the server's MCP tools are the policy's. They are part of the session: one
@@ -49,7 +49,7 @@ class OpenEnv:
         self.tools: dict[str, Tool] = {}
 
     async def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
-        """What the session begins with. Raises ConnectionError, and RuntimeError of the server's."""
+        """What the session begins with. Raises ConnectionError, or RuntimeError of the server."""
         number = number_of(example, seed) % _HELDOUT + (_HELDOUT if is_heldout(example) else 0)
         row = {name: value for name, value in example.items() if name not in _OURS}
         await self._client.connect()

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
+from rlboost_jax.environments.adapters.draws import OwnDraws
 from rlboost_jax.environments.adapters.packages import imported, is_heldout, known, number_of
 from rlboost_jax.environments.protocol import Message, Step, Turn
 from rlboost_jax.settings.errors import ConfigError
@@ -51,9 +52,10 @@ class ReasoningGym:
         gym = imported("reasoning_gym", extra=EXTRA)
         utils = imported("reasoning_gym.utils", extra=EXTRA)
         known("dataset", dataset, gym.factory.DATASETS)
-        if dataset in NOT_REPEATING and not allow_not_repeating:
+        parts = {dataset} | {str(each.get("name")) for each in (config or {}).get("datasets", ())}
+        if (odd := sorted(parts & NOT_REPEATING)) and not allow_not_repeating:
             raise ConfigError(
-                f"environment.options: dataset {dataset!r} makes other problems when it is made "
+                f"environment.options: dataset {odd[0]!r} makes other problems when it is made "
                 "again; choose another one, or set allow_not_repeating"
             )
         self._dataset = _dataset(dataset, json.dumps(config or {}, sort_keys=True), size, seed)
@@ -72,14 +74,28 @@ class ReasoningGym:
     def step(self, turn: Turn) -> Step:
         """The generator's own score of the answer, 0 to 1."""
         answer = self._extract(turn.text, tag_name=self._tag) if self._tag else turn.text.strip()
-        score = float(self._dataset.score_answer(answer, self._entry)) if answer else 0.0
-        metrics = {"solved": float(score >= 1), "answered": float(bool(answer))}
-        return Step(reward=score, done=True, metrics=metrics)
+        score, unreadable = 0.0, False
+        if answer:
+            try:
+                score = float(self._dataset.score_answer(answer, self._entry))
+            except Exception:  # some verifiers raise at an answer of another form: it is wrong
+                unreadable = True
+        return Step(
+            reward=score,
+            done=True,
+            metrics={
+                "solved": float(score >= 1),
+                "answered": float(bool(answer)),
+                "unreadable": float(unreadable),
+            },
+        )
 
     def _problem(self, index: int, heldout: bool) -> dict[str, Any]:
         size = len(self._dataset)
         for attempt in range(_MOST_TRIES):
-            entry: dict[str, Any] = self._dataset[(index + attempt * _STRIDE) % size]
+            place = (index + attempt * _STRIDE) % size
+            with OwnDraws(place).used():  # list_functions draws from the process's own
+                entry: dict[str, Any] = self._dataset[place]
             digest = hashlib.sha256(entry["question"].encode()).digest()
             if (digest[0] % HELDOUT_OF == 0) == heldout:
                 return entry

@@ -111,5 +111,6 @@ def _config(spec: Any, given: Mapping[str, Any]) -> Any:
         if dataclasses.is_dataclass(found) and name.endswith("EnvConfig"):
             for option in given:
                 known("env_config", option, (f.name for f in dataclasses.fields(found)))
-            return found(**given)
+            kind: Any = found
+            return kind(**given)
     return SimpleNamespace(**given)

@@ -121,7 +121,7 @@ class Answers:
         if messages[: len(self._before)] != self._before:
             error = RuntimeError(
                 "verifiers begins another conversation in the middle of the episode (several runs "
-                "of the policy, or a history that is rewritten); train such a one through the gateway"
+                "of the policy, or a history that is rewritten); train it through the gateway"
             )
             self._asked.put_nowait(error)
             return web.json_response({"error": {"message": str(error)}}, status=400)
