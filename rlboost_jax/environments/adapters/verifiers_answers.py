@@ -77,6 +77,8 @@ class Answers:
         """End the episode wherever it is."""
 
         async def ended() -> None:
+            if self._turn is not None:
+                self._turn.cancel()  # else the server waits for its answer
             if self._episode is not None:
                 self._episode.cancel()
                 await asyncio.gather(self._episode, return_exceptions=True)
@@ -99,7 +101,7 @@ class Answers:
         secret = secrets.token_urlsafe(16)
         app = web.Application(client_max_size=_MOST_BYTES)
         app.router.add_post(f"/{secret}/chat/completions", self._completion)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         try:
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
