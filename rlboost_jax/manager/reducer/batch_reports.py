@@ -61,7 +61,10 @@ class BatchReports:
         """
         books, delivered = batch.books, batch.delivered(measuring=False)
         measured = [
-            part for r in batch.delivered(measuring=True) for part in r.parts if part[0] != GIVEN
+            part
+            for r in batch.delivered(measuring=True)
+            for part in r.all_parts
+            if part[0] != GIVEN
         ]
         own = sum(count for name, count in measured if name in self._roster.own)
         others = sum(count for _, count in measured) - own
@@ -77,7 +80,7 @@ class BatchReports:
             instances_lost=books.gone,
             requests_migrated=books.migrated,
             tokens_generated=books.generated - own - others,
-            tokens_delivered=sum(rollout.num_sampled for rollout in delivered),
+            tokens_delivered=sum(rollout.all_sampled for rollout in delivered),
             tokens_lost=books.lost,
             tokens_prefilled_again=books.prefilled_again,
             tokens_reserved=books.reserved - own,
@@ -93,7 +96,7 @@ class BatchReports:
         """What a batch was made of, to fit models to."""
         lengths: dict[int, list[int]] = {}
         for rollout in batch.delivered(measuring=False):
-            lengths.setdefault(rollout.group, []).append(rollout.num_sampled)
+            lengths.setdefault(rollout.group, []).append(rollout.all_sampled)
         for instance in self._roster:
             self._placements.record_usage(instance)
         self._outbox.record(

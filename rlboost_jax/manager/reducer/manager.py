@@ -86,7 +86,7 @@ class Manager:
                 "recovered",
                 batches=len(batches),
                 finished=sum(batch.num_finished for batch in batches),
-                tokens=sum(r.num_tokens for batch in batches for r in batch.rollouts),
+                tokens=sum(r.all_tokens for batch in batches for r in batch.rollouts),
             )
         return self._outbox.take()
 
