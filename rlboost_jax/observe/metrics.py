@@ -84,6 +84,8 @@ MEANINGS: Final = MappingProxyType(
         "sequences_mean": "of an episode: more than 1 where its conversation was rewritten",
         "parked_share": "of the step's unfinished responses, those that wait for an environment, "
         "averaged over the step",
+        "returned_share": "of the answers after which a response went on, those where it did so at "
+        "the server that it came from",
         "tool_calls": "that the step's episodes made",
         "tool_failures": "of these, that could not be carried out, or whose tool raised",
         "environment_seconds": "in steps, resets and tools, summed over the step's episodes",
