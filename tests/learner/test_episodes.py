@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.algorithms.corrections import kept_weights
 from rlboost_jax.learner.collector import StepCollector, WrongTurns, sequence_of
 from rlboost_jax.learner.episodes import Arrivals, Episode, Episodes
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.packing import by_sample, pack, update_divisor
 from rlboost_jax.learner.processes.channel import _decode, _encode
 from rlboost_jax.learner.processes.orders import groups_from_wire
+from rlboost_jax.learner.programs.objective import _shares
 from rlboost_jax.learner.samples import sample_rows
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream
@@ -428,3 +430,40 @@ def test_a_sample_shows_turns_calls_and_what_was_trained_on():
     (row,) = sample_rows(0, [left_out], task=Numbers(), num_prompts=1)
     assert (row.trained, row.left_out) == (False, "lost")
     assert {part.advantage for part in row.turns} == {None}
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "sequence_sum"])
+def test_what_is_left_of_a_sequence_counts_by_its_share_of_the_episode(aggregation):
+    """One token of one of two sequences is rejected, and all of another episode's second one."""
+    first = Trajectory(
+        prompt=0,
+        sample=0,
+        sequence=Sequence.of_response([1], [5] * 3, [-1.0] * 3, version=0),
+        later=(Sequence.of_response([2], [6], [-1.0], version=0),),
+        reward=0.0,
+        advantage=0.0,
+    )
+    second = replace(first, sample=1)
+    (batch,) = pack([first, second], rows=1, row_tokens=16, loss_aggregation=aggregation)
+    kept = batch.response_mask.copy()
+    kept[0, 2] = kept[0, 7] = False  # of 3 and 1, and of 3 and 1 sampled tokens
+    segments = jnp.asarray(batch.segments)
+    shares = _shares(batch, jnp.asarray(batch.response_mask), segments)
+    weights, divisor = kept_weights(
+        jnp.asarray(kept), segments, loss_aggregation=aggregation, shares=shares
+    )
+    assert float(divisor) == 3 / 4 + 1 / 4 + 3 / 4
+    each = [3 / 4 / 2] * 2 + [1 / 4] + [3 / 4 / 3] * 3
+    expected = each if aggregation == "sequence_mean" else [1.0] * 6
+    np.testing.assert_allclose(weights[kept], expected, rtol=1e-6)
+    alone = kept_weights(jnp.asarray(kept), segments, loss_aggregation=aggregation)
+    (whole,) = pack(
+        [replace(each, later=()) for each in (first, second)],
+        rows=1,
+        row_tokens=16,
+        loss_aggregation=aggregation,
+    )
+    mask, segments = jnp.asarray(whole.response_mask), jnp.asarray(whole.segments)
+    ones = _shares(whole, mask, segments)
+    assert (np.asarray(ones)[whole.segments > 0] == 1.0).all(), "to the last bit"
+    assert float(alone[1]) == 3
