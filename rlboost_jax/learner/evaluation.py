@@ -114,6 +114,11 @@ class Measurement:
         rests = tuple(self._request(p, full) for p in places) if rest else ()
         return tuple(part for part in ((groups, self._group_size), (rests, rest)) if part[0])
 
+    def prompt_of(self, number: int) -> Prompt | None:
+        """By its number among those that measure the policy."""
+        place = number // self._chunks
+        return self._prompts[place] if place < len(self._prompts) else None
+
     def extensions(self) -> tuple[messages.ExtendBatch, ...]:
         """To say once the step has begun."""
         return tuple(

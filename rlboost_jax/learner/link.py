@@ -85,6 +85,8 @@ class ManagerLink:
         self._trained: messages.BatchTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
+        # Is told what parked responses ask, in the link's own thread.
+        self.parked: Callable[[messages.Parked], None] = lambda parked: None
         self._closing, self._locating = False, True
         self._trouble = "it was not reached"  # what stands between us and an answer
         self._task: Future[bool] | None = None
@@ -304,6 +306,8 @@ class ManagerLink:
                 raise ManagerRefused(f"the manager refused: {reason}")
             case messages.FleetStatus():
                 self.status = message
+            case messages.Parked():
+                self.parked(message)
             case messages.TrainerWelcome():
                 first, self.welcome = self.welcome is None, message
                 self._trouble = "no answer"

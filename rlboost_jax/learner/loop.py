@@ -19,7 +19,6 @@ from typing import Any
 
 from rlboost_jax import messages
 from rlboost_jax.data.prompts import PromptStream
-from rlboost_jax.learner.answers import Answers
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.judging import JudgingLines, shown
@@ -135,6 +134,8 @@ class TrainingLoop:
             )
         )
         self._window = report.window
+        if session.episodes is not None:
+            session.episodes.over(Batch(step))
         if self._lag.versions:
             self._begin(Batch(step + 1))
         row = {
@@ -183,7 +184,8 @@ class TrainingLoop:
         version = self._run.num_steps
         (prompts, group_size), *_ = measurement.parts()
         self._load()
-        answers = Answers(Batch(version), session.environment, link.answer)
+        if session.episodes is not None:
+            session.episodes.begin(Batch(version), lambda work: measurement.prompt_of(work.prompt))
         link.begin_batch(
             messages.BeginBatch(
                 batch=Batch(version),
@@ -193,12 +195,12 @@ class TrainingLoop:
                 group_size=group_size,
                 sampling=measurement.sampling,
                 prompts=prompts,
-                turns=answers.turns,
+                turns=session.turns,
             )
         )
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
             link.extend_batch(extension)
-        drive_measurement(MeasuredIntake(measurement, answers), link, waited=self._waited)
+        drive_measurement(MeasuredIntake(measurement), link, waited=self._waited)
         link.trained(
             messages.BatchTrained(batch=Batch(version), train_wait_seconds=0.0, train_seconds=0.0)
         )

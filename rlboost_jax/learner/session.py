@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlboost_jax.data.exercises import Exercises
-from rlboost_jax.learner.answers import Environment
 from rlboost_jax.learner.base import Base
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.environment import EpisodesLike
 from rlboost_jax.learner.episodes import Judge, by_response
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.processes.leading import Followers
@@ -34,8 +34,7 @@ class Session:
     prompts_used: int = 0  # of the prompt stream, by the steps before
     versions: Versions = field(default_factory=Versions)  # older ones; with a lag
     base: Base | None = None  # of the adapters, where these are what is trained
-    environment: Environment | None = None  # None: a response has one turn
-    judged_by: Judge | None = None  # None: by its response alone
+    episodes: EpisodesLike | None = None  # None: a response has one turn
     link: ManagerLink
     reserved: ReservedEngines
     publisher: Publisher
@@ -50,9 +49,14 @@ class Session:
 
     @property
     def has_environment(self) -> bool:
-        return self.environment is not None or bool(self.run.environment.name)
+        return self.episodes is not None
 
     @property
     def judge(self) -> Judge:
         """Says what an episode is worth."""
-        return self.judged_by or by_response(self.exercises)
+        return self.episodes.judge if self.episodes else by_response(self.exercises)
+
+    @property
+    def turns(self) -> int:
+        """That a response may have."""
+        return self.episodes.turns if self.episodes else 1

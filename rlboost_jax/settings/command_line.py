@@ -22,6 +22,7 @@ from rlboost_jax.settings.shipped import file_of
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
+_DICTIONARIES = ("environment.options.",)  # what is in them is what the file has
 
 
 def parse(
@@ -81,7 +82,7 @@ def check_overrides(arguments: list[str], record: type = RunConfig) -> None:
     for argument in arguments:
         if (match := _OVERRIDE.match(argument)) is not None:
             name, fields = match[1], tuple(field_names(record))
-            if name not in fields:
+            if name not in fields and not name.startswith(_DICTIONARIES):
                 raise ConfigError(f"config.{name} {_objection(name, fields)}")
 
 

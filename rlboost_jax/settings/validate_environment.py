@@ -43,6 +43,11 @@ def environment_mistakes(config: RunConfig) -> Iterator[str]:
             "turns (environment.max_turns); give a slot room for what the environment says, such "
             "as 512"
         )
+    if any(function.per == "group" for function in config.rewards.functions):
+        yield (
+            "rewards.functions has one with per 'group', which compares responses of one turn; "
+            "leave it out, or set environment.name to ''"
+        )
     if environment.turn_tokens > config.sampling.max_response_tokens:
         yield (
             f"environment.turn_tokens is {environment.turn_tokens}, more than all turns have "
