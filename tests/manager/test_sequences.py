@@ -120,8 +120,14 @@ def test_a_batch_of_endless_responses_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "stale", [{"sequence": 0}, {"sequence": 2}, {"sequence": 1, "attempt": 1}, {"sequence": 1, "turn": 1}]
-)  # fmt: skip
+    "stale",
+    [
+        {"sequence": 0},
+        {"sequence": 2},
+        {"sequence": 1, "attempt": 1},
+        {"sequence": 1, "turn": 1},
+    ],
+)
 def test_an_answer_to_another_sequence_changes_nothing(stale: dict[str, int]) -> None:
     desk = second_parked()
     work = Work(seed=7, batch=0, prompt=0, sample=0, sequence=stale["sequence"])  # type: ignore[arg-type]
