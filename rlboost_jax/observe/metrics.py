@@ -79,6 +79,12 @@ MEANINGS: Final = MappingProxyType(
         "line_losses_worst": "of the line that loses most",
         "lease_seconds_median": "that a server may be silent for before it is given up",
         "lease_seconds_worst": "the longest: work of a server that dies there waits that long",
+        "parked_share": "of the step's unfinished responses, those that wait for their "
+        "environment, averaged over time; null without environments, as the next three are",
+        "turns_mean": "of a response, in all its sequences",
+        "sequences_mean": "of a response; more than 1 where conversations were rewritten",
+        "returned_share": "of the times that a response went on after an answer, those where it "
+        "did so at the server that it came from",
     }
 )
 KEYS: Final = tuple(MEANINGS)
@@ -96,6 +102,8 @@ REPORTED: Final = tuple(
 )
 # Of those, what a simulation knows nothing of: its servers have no lines.
 LINES: Final = tuple(key for key in REPORTED if key.startswith(("line_", "lease_")))
+# Of those, what only runs with environments have.
+TURNS: Final = ("parked_share", "turns_mean", "sequences_mean", "returned_share")
 
 
 def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -359,3 +359,39 @@ def test_a_turn_may_have_a_limit_of_its_own() -> None:
     (result,) = desk.sent(m.FinishedRollout)
     assert result.runs == (5, 1, 3, 1, 4), "12 in all"
     assert result.logprobs == m.pack_logprobs([logprob(t) for t in [1] * 5 + [2, 2, 0] + [3] * 4])
+
+
+def test_a_report_tells_of_turns_and_of_time_without_any_to_sample() -> None:
+    """Parked from 1 s to 3 s of 4 s, and back at A; then with another sequence."""
+    quick = {"deterministic": False, "manager__window_initial_seconds": 1e-9}
+    quick["manager__lease_seconds"] = 60.0
+    desk = Desk(settings(**quick, slot_tokens=3 + MAX_TOKENS + ROOM))
+    desk.open_run(reserved=False)
+    desk.publish(0)
+    desk.join(A, 0, slot_tokens=64)
+    desk.begin(0, prompts=1, group_size=1, turns=4)
+    (request,) = desk.requests(A)
+    desk.now = 1.0
+    say(desk, A, request, FIRST)
+    desk.now = 3.0
+    reply(desk, (7,))
+    (request,) = desk.requests(A)
+    desk.now = 4.0
+    say(desk, A, request, SECOND)
+    reply(desk, (), turn=1, over=True, prompt=m.pack_tokens(NEXT))
+    (request,) = desk.requests(A)
+    say(desk, A, request, SECOND)
+    reply(desk, (), over=True)
+    desk.trainer(m.BatchTrained(batch=0, train_wait_seconds=0, train_seconds=1))
+    (report,) = desk.sent(m.BatchReport)
+    assert report.parked_share == pytest.approx(0.5)
+    assert (report.turns_mean, report.sequences_mean, report.returned_share) == (3.0, 2.0, 1.0)
+
+
+def test_one_without_turns_has_nothing_to_tell_of_them() -> None:
+    desk = Desk(settings(deterministic=False))
+    desk.open_run()
+    desk.begin(0, prompts=1, group_size=1)
+    desk.trainer(m.BatchTrained(batch=0, train_wait_seconds=0, train_seconds=1))
+    (report,) = desk.sent(m.BatchReport)
+    assert report.parked_share is report.turns_mean is report.returned_share is None
