@@ -22,7 +22,8 @@ from rlboost_jax.settings.shipped import file_of
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
-_DICTIONARIES = ("environment.options.",)  # what is in them is what the file has
+# What is in them is what the file has.
+_DICTIONARIES = ("environment.options.", "environment.template_options.")
 
 
 def parse(
@@ -46,7 +47,7 @@ def parse(
         try:
             program, *others = flags.FLAGS(arguments)
         except Exception as error:  # a configuration file is a program and raises anything
-            raise ConfigError(_explain(error, path)) from error
+            raise ConfigError(_missing(error, arguments, path) or _explain(error, path)) from error
         if others:
             raise ConfigError(f"unexpected argument {others[0]!r}; options begin with --")
         return [program]
@@ -104,6 +105,17 @@ def field_names(record: type, prefix: str = "") -> Iterator[str]:
             yield from field_names(field.type, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name
+
+
+def _missing(error: Exception, arguments: list[str], path: str) -> str:
+    """Of an entry of a dictionary that the file does not have; "" where it is something else."""
+    for argument in arguments:
+        match = _OVERRIDE.match(argument)
+        if match is not None and match[1].startswith(_DICTIONARIES):
+            section, _, name = match[1].rpartition(".")
+            if repr(name) in str(error):
+                return f"config.{section} has no {name!r} in {path}; add it there"
+    return ""
 
 
 def _explain(error: Exception, path: str) -> str:
