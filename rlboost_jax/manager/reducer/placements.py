@@ -32,6 +32,8 @@ class Placements:
                 moved.setdefault(rollout.previous, []).append(rollout.num_tokens)
             if rollout.num_tokens:
                 batch.books.prefill_again(rollout.length - rollout.newest_given)
+            if rollout.newest_given:
+                batch.books.resume(returned=rollout.previous == instance.name)
             rollout.place(self._ledger.next_request(), instance.name)
         instance.hold(rollouts, now)
         self._roster.watch(instance)
