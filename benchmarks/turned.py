@@ -20,8 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,12 +32,14 @@ from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.markets import static
+from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World
 
 INSTANCES: Final = 4
 SLOTS: Final = 64
-TURN_SECONDS: Final = 1.0
+TURN, TURN_SECONDS = 50, 1.0
+MEAN_CONTEXT: Final = 1500
 FROM, UNTIL = 20.0, 60.0  # seconds that are counted
 PER_SLOT: Final = (1.0, 2.0, 3.0, 4.0)  # sequences
 
@@ -85,9 +86,10 @@ def config_of(sequences: int) -> SimConfig:
     config.engine.slots = SLOTS
     config.engine.reserve_ratio = 0.0
     config.workload.prompts_per_step = sequences // 8
-    config.workload.mean_tokens = 8000.0  # of which none ends before it is counted
+    config.workload.max_response_tokens = 6000
+    config.workload.mean_tokens = 5000.0  # of which none ends before it is counted
     config.workload.sigma = 0.1
-    config.workload.turn_tokens = 50
+    config.workload.turn_tokens = TURN
     config.workload.turn_seconds = TURN_SECONDS
     config.trainer.micro_batch_prompts = 1
     config.policy.seeding = False
@@ -127,15 +129,28 @@ def simulated(rule: str, sequences: int) -> Found:
         world.clock.at(moment, look)
     world.run()
     (busy, prefilled, spared) = (after - before for before, after in zip(*counted, strict=True))
-    step = world.rates[False].step_seconds
-    slots = INSTANCES * SLOTS
-    running = min(SLOTS, sequences / INSTANCES)
-    turn = 50 * step(running, running * 1500)
+    rates = world.rates[False]
+    assert rates.slots == SLOTS, f"pages for {rates.slots} slots only"
     return Found(
-        busy=busy / (slots * (UNTIL - FROM)),
-        ceiling=min(1.0, sequences / slots * turn / (turn + TURN_SECONDS)),
+        busy=busy / (INSTANCES * SLOTS * (UNTIL - FROM)),
+        ceiling=_ceiling(rates, sequences / INSTANCES),
         spared=spared / max(1.0, prefilled + spared),
     )
+
+
+def _ceiling(rates: EngineRates, sequences: float) -> float:
+    """Share of an engine's slots in use with so many sequences, without any wait or prefill: as
+    many run as there are, times the share of a cycle that a turn takes with as many running."""
+    low, high = 0.0, float(SLOTS)
+    for _ in range(50):
+        running = (low + high) / 2
+        turn = TURN * rates.step_seconds(running, running * MEAN_CONTEXT)
+        low, high = (
+            (running, high)
+            if sequences * turn > running * (turn + TURN_SECONDS)
+            else (low, running)
+        )
+    return low / SLOTS
 
 
 def table() -> Iterator[tuple[str, float, Found]]:
@@ -161,11 +176,7 @@ def main(arguments: Sequence[str]) -> int:
             f"| {found.spared:.1%} |",
             flush=True,
         )
-        rows.append(
-            {"rule": rule, "per_slot": per_slot, **vars(found), "ratio": found.ratio}
-            if hasattr(found, "__dict__")
-            else {}
-        )
+        rows.append({"rule": rule, "per_slot": per_slot, **asdict(found), "ratio": found.ratio})
     if chosen.out:
         Path(chosen.out).write_text(json.dumps(rows, indent=1) + "\n")
     return 0

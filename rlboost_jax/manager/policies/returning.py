@@ -59,11 +59,11 @@ def goes_back(saved: int, home: Home, *, elsewhere: bool, prefill_seconds: float
     Args:
         saved: tokens that need no prefill there.
         elsewhere: another instance has a free slot.
-        prefill_seconds: of a token, elsewhere.
+        prefill_seconds: of a token, elsewhere; inf: not known.
     """
     if not saved or home.held >= home.most_held:
         return False
     if home.held < home.slots or not elsewhere:
         return True
     ahead = home.held - home.slots + 1
-    return ahead * home.slot_seconds < saved * prefill_seconds
+    return ahead * home.slot_seconds < saved * prefill_seconds < math.inf
