@@ -3,10 +3,12 @@
     python -m benchmarks.turned [--out=turned.json]
 
 Simulated: four engines of the base configuration (Qwen3-14B on two H100s each) with 64 slots,
-turns of 50 sampled tokens, tool calls of 0.5 to 1.5 s that answer with 32 tokens, responses of 1,000
-tokens on average. The manager is the real one. What is counted ends before sequences run out.
+turns of 50 sampled tokens, tool calls of 0.5 to 1.5 s that answer with 32 tokens. The manager is
+the real one. What is counted ends before the first sequence does.
 
-- `busy`: share of the time of all slots in which they have a sequence.
+`per slot` is the number of sequences for each slot.
+
+- `busy`: share of the time of all slots in which they have a sequence, prefill included.
 - `ceiling`: what it could be. With few sequences that is their number, over the slots, times the
   share of their lives that is not a tool call; with enough of them 1.
 - `spared`: of the tokens that sequences come back with after an answer, those whose keys and
@@ -73,6 +75,7 @@ class Found:
     busy: float
     ceiling: float
     spared: float
+    tokens_per_second: float
 
     @property
     def ratio(self) -> float:
@@ -99,7 +102,7 @@ def config_of(sequences: int) -> SimConfig:
 def simulated(rule: str, sequences: int) -> Found:
     """One rule with so many sequences."""
     config = config_of(sequences)
-    counted: list[tuple[float, float, float]] = []
+    counted: list[tuple[float, float, float, float]] = []
 
     def made(settings: Any, now: float) -> Manager:
         return Manager(settings, now, Choices(dispatch=RULES[rule]))
@@ -123,18 +126,24 @@ def simulated(rule: str, sequences: int) -> Found:
                 *((e.slot_seconds, e.prefilled, e.spared) for e in engines), strict=True
             )
         ]
-        counted.append((sums[0], sums[1], sums[2]))
+        batch = world.manager.view.batch
+        assert batch is not None
+        sampled = sum(rollout.all_sampled for rollout in batch.rollouts)
+        counted.append((sums[0], sums[1], sums[2], sampled))
 
     for moment in (FROM, UNTIL):
         world.clock.at(moment, look)
     world.run()
-    (busy, prefilled, spared) = (after - before for before, after in zip(*counted, strict=True))
+    busy, prefilled, spared, sampled = (
+        after - before for before, after in zip(*counted, strict=True)
+    )
     rates = world.rates[False]
     assert rates.slots == SLOTS, f"pages for {rates.slots} slots only"
     return Found(
         busy=busy / (INSTANCES * SLOTS * (UNTIL - FROM)),
         ceiling=_ceiling(rates, sequences / INSTANCES),
         spared=spared / max(1.0, prefilled + spared),
+        tokens_per_second=sampled / (UNTIL - FROM),
     )
 
 
@@ -145,11 +154,8 @@ def _ceiling(rates: EngineRates, sequences: float) -> float:
     for _ in range(50):
         running = (low + high) / 2
         turn = TURN * rates.step_seconds(running, running * MEAN_CONTEXT)
-        low, high = (
-            (running, high)
-            if sequences * turn > running * (turn + TURN_SECONDS)
-            else (low, running)
-        )
+        more = sequences * turn > running * (turn + TURN_SECONDS)
+        low, high = (running, high) if more else (low, running)
     return low / SLOTS
 
 
@@ -168,12 +174,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", default="", help="file for the figures")
     chosen = parser.parse_args(arguments)
     rows = []
-    print("| sequences per slot | rule | slots busy | ceiling | ratio | prefill spared |")
-    print("|--:|---|--:|--:|--:|--:|")
+    print(
+        "| sequences per slot | rule | slots busy | ceiling | ratio | prefill spared | tokens/s |"
+    )
+    print("|--:|---|--:|--:|--:|--:|--:|")
     for rule, per_slot, found in table():
         print(
             f"| {per_slot:g} | {rule} | {found.busy:.1%} | {found.ceiling:.1%} | {found.ratio:.2f} "
-            f"| {found.spared:.1%} |",
+            f"| {found.spared:.1%} | {found.tokens_per_second:,.0f} |",
             flush=True,
         )
         rows.append({"rule": rule, "per_slot": per_slot, **asdict(found), "ratio": found.ratio})

@@ -249,8 +249,9 @@ class Dispatch:
             loads = [Load(slots=i.room, held=self._held_for(batch, i)) for i in eligible]
             moves = pending_moves(loads, index.num_releasing)
             for instance, count in zip(eligible, moves, strict=True):
-                if count:
-                    self._placements.release(instance, instance.newest_pending(count, batch), now)
+                if count:  # who came back to its pages waits for a slot here
+                    pending = instance.newest_pending(count, batch)
+                    self._placements.release(instance, [r for r in pending if not r.spared], now)
         elif index.num_releasing or self._even_out(batch, [*remote, *seeding], now):
             return
         elif self._by_speed:
