@@ -217,7 +217,7 @@ def speech_of(run: RunConfig, tools: Sequence[ToolSpec]) -> Speech:
         tools: of its environment: templates are proved with them.
 
     Raises:
-        ConfigError: the chat template is of no use here.
+        ConfigError: the chat template is of no use here, or the model's vocabulary is too small.
     """
     data, _ = resolved(run)
     if not data.tokenizer:
@@ -231,6 +231,11 @@ def speech_of(run: RunConfig, tools: Sequence[ToolSpec]) -> Speech:
         unstable=environment.unstable_template,
         options=environment.template_options,
     )
+    if conversation.vocab_size > run.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {run.model.vocab_size}; a conversation with the tokenizer "
+            f"{data.tokenizer!r} has {conversation.vocab_size} tokens; raise model.vocab_size"
+        )
     return ChatSpeech(conversation, tokenizer.text, run.model.vocab_size)
 
 
