@@ -103,7 +103,7 @@ class StandInTrainer:
             version=step,
             prompts=prompts,
             group_size=group_size,
-            ask=lambda prompt, tokens: at_once(Verdict(reward=len(tokens) % 2, accuracy=0.0)),
+            ask=lambda e: at_once(Verdict(reward=len(e.response) % 2, accuracy=0.0)),
             wake=self._link.wake,
             estimate=tuple,
         )

@@ -58,6 +58,11 @@ def evaluate(
 
     workdir = Path(workdir)
     run = _changed(read_run_config(workdir), changes)
+    if run.environment.name:
+        raise ConfigError(
+            f"{workdir} has an environment ({run.environment.name!r}), and only the run itself "
+            "measures its policy with one; set evaluation.every_steps"
+        )
     run = reader_run(run, say=logging.info)  # before the first device is touched
     folder = workdir / (FOLDER if best else "checkpoints")
     if best:

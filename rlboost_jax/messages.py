@@ -434,6 +434,7 @@ class FinishedRollout(Message, frozen=True, kw_only=True):
     attempt: int = 0  # how often tokens of the response were given up on before
     runs: Runs = ()  # of the tokens, in turn sampled and given; (): all were sampled
     last: bool = True  # the response is complete with it; else another sequence follows
+    prompt: bytes = b""  # of a later sequence: what it begins with; b"": the prompt of the batch
 
 
 class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):
@@ -511,8 +512,8 @@ class BatchReport(Message, frozen=True, kw_only=True):
     parked_share: float | None = None  # of its unfinished responses, averaged over its turn
     turns_mean: float | None = None  # of a delivered response, in all its sequences
     sequences_mean: float | None = None
-    # Of the answers after which a response went on with the same sequence, the share of those
-    # where it did so at the server that it came from.
+    # Of the times that a response went on after an answer, the share of those where it did so at
+    # the server that it came from.
     returned_share: float | None = None
 
 

@@ -49,6 +49,7 @@ _MADE: Final = (
     *(
         "snapshots",
         "journal",
+        "environments",
         "manager.json",
         "data.json",
         "tensorboard",

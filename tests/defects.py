@@ -106,9 +106,43 @@ DEFECTS = (
         "divisor",
         "an update is divided by the number of its responses in place of its tokens",
         "rlboost_jax/learner/packing.py",
-        "return max(1, sum(t.sequence.num_sampled for t in trained))",
+        "return max(1, sum(t.num_sampled for t in trained))",
         "return max(1, len(trained))",
         "tests/learner/test_packing.py::test_weights_add_up_to_the_divisor",
+    ),
+    Defect(
+        "rewritten",
+        "a response counts once more for each sequence that its environment began",
+        "rlboost_jax/learner/packing.py",
+        "_token_weight(piece.num_sampled, loss_aggregation)",
+        "_token_weight(sequence.num_sampled, loss_aggregation)",
+        "tests/learner/test_episodes.py::"
+        "test_each_sequence_is_packed_as_if_alone_and_counts_with_its_episode[sequence_mean-1]",
+    ),
+    Defect(
+        "left_out",
+        "a response whose environment failed counts in its group with a reward of 0",
+        "rlboost_jax/learner/estimates.py",
+        "counted = [t for t in members if not t.left_out]",
+        "counted = list(members)",
+        "tests/learner/test_left_out.py::test_the_others_are_a_group_without_it[group_mean]",
+    ),
+    Defect(
+        "turns",
+        "what a turn earns goes to the last turn of its episode",
+        "rlboost_jax/learner/estimates.py",
+        "rewards[np.cumsum(t.turns) - 1] += t.turn_rewards",
+        "rewards[-1] += math.fsum(t.turn_rewards)",
+        "tests/learner/test_turn_advantages.py::"
+        "test_a_turn_is_compared_with_the_same_turn_of_the_others",
+    ),
+    Defect(
+        "late",
+        "a sequence counts though those before it were given up",
+        "rlboost_jax/learner/episodes.py",
+        "if sample in self._whole or place > self._counts.get(sample, 0):",
+        "if sample in self._whole:",
+        "tests/learner/test_episodes.py::test_an_episode_is_whole_with_its_last_sequence",
     ),
     Defect(
         "seal",
@@ -125,6 +159,41 @@ DEFECTS = (
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))",
         "del limit",
         "tests/rewards/test_judge.py::test_memory_is_what_a_call_takes_besides_its_modules",
+    ),
+    Defect(
+        "heard",
+        "an environment's answer is sent before it is on disk",
+        "rlboost_jax/environments/episode.py",
+        "        self._failures = 0\n        return self._keep(said)",
+        "        self._failures = 0\n        self._learn(said)\n        return self._next()",
+        "tests/environments/test_episodes.py::"
+        "test_what_was_answered_before_a_kill_is_not_asked_for_again",
+    ),
+    Defect(
+        "begun",
+        "a call is carried out before it is kept that it was begun",
+        "rlboost_jax/environments/hosted.py",
+        "            await self._keep(begun)",
+        "            self._keep(begun).close()",
+        "tests/environments/test_ledger.py::"
+        "test_a_call_is_kept_as_begun_before_it_may_be_carried_out",
+    ),
+    Defect(
+        "blame",
+        "a process that somebody has killed counts against its episodes",
+        "rlboost_jax/environments/processes.py",
+        "signal.Signals(-code) in OUTSIDE",
+        "False",
+        "tests/environments/test_pool.py::"
+        "test_whatever_an_environment_does_is_its_own_loss[shared-kill-ended by SIGKILL-outside]",
+    ),
+    Defect(
+        "neighbours",
+        "two episodes of one prompt share their calls",
+        "rlboost_jax/environments/records.py",
+        'f"{batch} {sample} {seed}\\n"',
+        'f"{batch} {seed}\\n"',
+        "tests/environments/test_ledger.py::test_no_two_episodes_have_the_same_name",
     ),
 )
 

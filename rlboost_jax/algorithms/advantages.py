@@ -21,10 +21,11 @@ def group_advantages(
 ) -> Float[np.ndarray, " G"]:
     """Advantages of the responses to one prompt.
 
-    A group whose rewards are all equal teaches nothing: its advantages are exactly 0.
+    A group whose rewards are all equal teaches nothing: its advantages are exactly 0. So does
+    one of a single trajectory, or of none.
 
     Args:
-        rewards: of the trajectories of one prompt, at least 2.
+        rewards: of the trajectories of one prompt that are compared.
         advantage: "group_std", rewards minus their mean in units of their deviation;
             "group_mean", rewards minus their mean, in the rewards' own unit, so that prompts
             which are nearly always or nearly never solved do not weigh more than the others;
@@ -37,7 +38,7 @@ def group_advantages(
     arXiv:2503.20783, section 3.2; Ahmadian et al. 2024, arXiv:2402.14740, section 3;
     Tang et al. 2025, arXiv:2503.19595, the leave-one-out estimate for pass@k.
     """
-    if (rewards == rewards[0]).all():
+    if len(rewards) < 2 or (rewards == rewards[0]).all():
         return np.zeros_like(rewards)
     differences = rewards - rewards.mean()
     match advantage:
@@ -52,6 +53,35 @@ def group_advantages(
             return np.where(rewards == best, best - second, 0.0)
         case _:
             assert_never(advantage)
+
+
+def turn_advantages(
+    returns: Sequence[Float[np.ndarray, " _"]],
+    *,
+    advantage: GroupAdvantage,
+    deviation: Deviation = "population",
+) -> list[Float[np.ndarray, " _"]]:
+    """Advantages of the turns of the episodes of one prompt.
+
+    Turn k of an episode is compared with turn k of the others that have one: what came before is
+    as much as nothing to it, but for how far it got. A turn that one episode alone has is a group
+    of one, and gets 0.
+
+    Args:
+        returns: of each episode, by turn: its rewards from that turn on.
+        advantage, deviation: see `group_advantages`.
+
+    Source: Feng et al. 2025, arXiv:2505.10978, section 4.2: step-level relative advantages, with
+    the number of the turn in place of the state that groups share.
+    """
+    found = [np.zeros(len(each)) for each in returns]
+    for turn in range(max(map(len, returns), default=0)):
+        there = [place for place, each in enumerate(returns) if len(each) > turn]
+        compared = np.array([returns[place][turn] for place in there])
+        advantages = group_advantages(compared, advantage=advantage, deviation=deviation)
+        for place, value in zip(there, advantages, strict=True):
+            found[place][turn] = value
+    return found
 
 
 def whitened(

@@ -14,6 +14,7 @@ from rlboost_jax.data.questions import (
     Question,
     messages_of,
     needed_columns,
+    prompt_columns,
     prompt_text,
     reward_columns,
     uses_chat,
@@ -99,6 +100,7 @@ class Dataset:
             "stop_ids": list(self.stop_ids),
             "digest": selection_digest(train, heldout),
         }
+        self._functions = bool(functions)
         columns = [*data.reward_columns, *([ANSWER] if data.answer_column else [])]
         self._judge = Judge(functions, run.rewards, columns=columns, seed=run.seed)
 
@@ -112,6 +114,11 @@ class Dataset:
 
     def ask(self, prompt: Prompt, response_tokens: Tokens) -> Future[Verdict]:
         return self._judge.ask(self._answered(prompt, response_tokens))
+
+    @property
+    def judges(self) -> bool:
+        """Whether there are reward functions."""
+        return self._functions
 
     @property
     def ask_group(self) -> AskGroup | None:
@@ -157,10 +164,10 @@ class Questions:
         row, data = self._rows[row_index], self._data
         text = prompt_text(messages_of(row, data), data, self._tokenizer)
         (ids,) = self._tokenizer.encode([text], chat=uses_chat(data, self._tokenizer))
-        return Prompt(
-            tokens=np.asarray(ids, np.int32),
-            problem=Question(row=row_index, prompt=text, columns=reward_columns(row, data)),
-        )
+        columns = reward_columns(row, data)
+        example = {**{name: row[name] for name in prompt_columns(data)}, **columns}
+        question = Question(row=row_index, prompt=text, columns=columns, example=example)
+        return Prompt(tokens=np.asarray(ids, np.int32), problem=question)
 
 
 @contextlib.contextmanager

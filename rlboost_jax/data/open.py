@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax import at_rest
+from rlboost_jax.data import vocabulary
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.rows import DataChanged
@@ -12,7 +13,7 @@ from rlboost_jax.data.tasks import get_task
 from rlboost_jax.data.tokenizers import open_tokenizer
 from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.settings.task_sizes import DATASET
+from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
 
 FILE: Final = "data.json"
 
@@ -27,9 +28,11 @@ def stop_ids_of(run: RunConfig) -> tuple[int, ...]:
 
     Raises ConfigError.
     """
-    if run.task.name != DATASET:
-        return get_task(run.task).stop_ids
     data, _ = resolved(run)
+    if run.task.name == ENVIRONMENT and not data.tokenizer:
+        return (vocabulary.END,)
+    if run.task.name not in (DATASET, ENVIRONMENT):
+        return get_task(run.task).stop_ids
     return open_tokenizer(data).stop_ids
 
 

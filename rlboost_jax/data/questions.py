@@ -4,7 +4,7 @@ import json
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlboost_jax.data.rows import BrokenRow, Row
@@ -22,6 +22,8 @@ class Question:
     row: int  # in its source
     prompt: str  # as the policy reads it
     columns: Mapping[str, Any]
+    # What an environment gets: `columns`, and those that a prompt is made of.
+    example: Mapping[str, Any] = field(default_factory=dict)
 
 
 def needed_columns(data: DataConfig) -> frozenset[str]:

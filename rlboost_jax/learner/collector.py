@@ -1,4 +1,4 @@
-"""Finished rollouts of one step, judged, and the groups they make.
+"""Finished episodes of one step, judged, and the groups they make.
 
 What of all that arrives is the step's, and is new, is for its stream to say (`stream/`).
 """
@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
+from rlboost_jax.learner.episodes import Episode, Episodes
 from rlboost_jax.learner.trajectory import Group, Trajectory
-from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.rewards.verdict import Verdict, of_member
 from rlboost_jax.sequences import sequence
 from rlboost_jax.settings.routing import Routing
 
 Done = TypeVar("Done", bound=Future[Any])
-Ask = Callable[[int, NDArray[np.int32]], Future[Verdict]]
+Ask = Callable[[Episode], Future[Verdict]]
 AskGroupAt = Callable[
     [int, Sequence[NDArray[np.int32]], Sequence[Future[Verdict]]], Future[tuple[Verdict, ...]]
 ]
@@ -28,6 +29,10 @@ Estimate = Callable[[Sequence[Trajectory]], tuple[Trajectory, ...]]
 
 class WrongVersion(RuntimeError):
     """A token was sampled by another policy version than the one being updated."""
+
+
+class WrongTurns(RuntimeError):
+    """An environment has rewards for other turns than its episode has."""
 
 
 class StepCollector:
@@ -55,8 +60,8 @@ class StepCollector:
         """A step whose groups are all open.
 
         Args:
-            ask: (prompt index, all tokens after the prompt) → what the rewards say, then or later.
-            ask_group: (prompt index, the same of each sample in order, what `ask` gave for each) →
+            ask: what is said of an episode, then or later.
+            ask_group: (prompt index, response of each sample in order, what `ask` gave for each) →
                 the rewards of the group; None: they are what `ask` says.
             wake: called, in any thread, when `settle` has something to do.
             estimate: gives the trajectories of a whole group their advantages.
@@ -69,6 +74,7 @@ class StepCollector:
         self._wake = wake
         self._estimate, self._routing = estimate, routing
         self._note, self._told = note, set[tuple[str, str]]()
+        self._episodes = Episodes()
         self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
         self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
         self._alone: dict[int, Future[Verdict]] = {}  # the same of all, where groups are asked
@@ -80,7 +86,7 @@ class StepCollector:
 
     @property
     def num_taken(self) -> int:
-        """Rollouts that are there."""
+        """Episodes that are there."""
         return len(self._taken)
 
     @property
@@ -98,7 +104,8 @@ class StepCollector:
         return tuple(t for _, group in sorted(self.groups.items()) for t in group.trajectories)
 
     def add(self, rollout: messages.FinishedRollout) -> list[Group]:
-        """Take one rollout and have it judged; returns the groups that are now finished.
+        """Take one sequence, and have its episode judged if it is whole; returns the groups that
+        are now finished.
 
         Args:
             rollout: of the step, and not taken before or rejected since: see `StepStream.arrived`.
@@ -110,15 +117,20 @@ class StepCollector:
         assert work.batch == self.step and work.sample not in self._taken
         check_version(rollout, self._version)
         made = sequence_of(rollout, self._prompts[work.prompt], self._routing)
+        episode = self._episodes.take(rollout, made)
+        if episode is None:
+            return []
+        first, *later = episode.sequences
         self._taken[work.sample] = Trajectory(
             prompt=work.prompt,
             sample=work.sample,
-            sequence=made,
+            sequence=first,
+            later=tuple(later),
             reward=0.0,
             advantage=0.0,
-            attempt=rollout.attempt,
+            attempts=episode.attempts,
         )
-        future = self._ask(work.prompt, made.continuation)
+        future = self._ask(episode)
         self._asked[work.sample] = future
         self._listen(self._answered, work.sample, future)
         if self._ask_group is not None:
@@ -130,7 +142,7 @@ class StepCollector:
         """Take the answers that have come; returns the groups that are now finished.
 
         Raises:
-            Whatever keeps the rewards from being computed at all.
+            WrongTurns, and whatever keeps the rewards from being computed at all.
         """
         finished = []
         while self._answered:
@@ -150,14 +162,15 @@ class StepCollector:
             del self._groups_asked[prompt]
             for sample, verdict in zip(self._samples(prompt), answer.result(), strict=True):
                 self._tell(sample, verdict)
-                self._judge(sample, verdict)
+                self._judge(sample, of_member(verdict, self._alone[sample].result()))
             finished += self._group_if_finished(prompt)
         return finished
 
     def reject(self, samples: Iterable[int]) -> None:
-        """Forget rollouts whose tokens are not believed, and what was said of them: they will
-        arrive once more, and be judged again."""
+        """Forget episodes whose tokens are not believed, and what was said of them: all their
+        sequences will arrive once more, and they be judged again."""
         for sample in samples:
+            self._episodes.drop(sample)
             taken = self._taken.pop(sample, None)
             if taken is not None:
                 self.groups.pop(taken.prompt, None)
@@ -170,18 +183,22 @@ class StepCollector:
                 asked.cancel()
 
     def fault_lines(self) -> list[str]:
-        """For a person: each way in which a reward function failed, how often, and where first."""
+        """For a person: each way in which a reward function or an episode failed, how often, and
+        where first."""
         times: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], Trajectory] = {}
         for trajectory in self.trajectories():
-            for fault in trajectory.reward_faults.items():
+            failed = trajectory.reward_faults.items()
+            faults = [(f"reward {name!r} failed", why) for name, why in failed]
+            if trajectory.left_out:
+                faults.append(("the environment failed", trajectory.left_out))
+            for fault in faults:
                 times[fault] += 1
                 first.setdefault(fault, trajectory)
         return [
-            f"step {self.step}: reward {name!r} failed for {count} "
-            f"response{'s' * (count > 1)}: {why} (first: prompt {first[name, why].prompt}, sample "
-            f"{first[name, why].sample})"
-            for (name, why), count in times.most_common()
+            f"step {self.step}: {what} for {count} response{'s' * (count > 1)}: {why} (first: "
+            f"prompt {first[what, why].prompt}, sample {first[what, why].sample})"
+            for (what, why), count in times.most_common()
         ]
 
     def _listen(self, answered: deque[tuple[int, Done]], about: int, future: Done) -> None:
@@ -203,7 +220,7 @@ class StepCollector:
         samples = self._samples(prompt)
         if any(sample not in self._taken for sample in samples):
             return
-        responses = [self._taken[sample].sequence.continuation for sample in samples]
+        responses = [self._taken[sample].response for sample in samples]
         future = ask_group(prompt, responses, [self._alone[sample] for sample in samples])
         self._groups_asked[prompt] = future
         self._listen(self._groups_answered, prompt, future)
@@ -216,11 +233,22 @@ class StepCollector:
                 self._note(f"step {self.step}: reward {name!r} fails: {why} (sample {sample})")
 
     def _judge(self, sample: int, verdict: Verdict) -> None:
+        taken, turn_rewards = self._taken[sample], verdict.turn_rewards
+        if verdict.left_out:
+            turn_rewards = ()  # of as many turns as went well
+        if turn_rewards and len(turn_rewards) != len(taken.turns):
+            raise WrongTurns(
+                f"step {self.step}, sample {sample}: {len(turn_rewards)} rewards for "
+                f"{len(taken.turns)} turns"
+            )
         self._taken[sample] = replace(
-            self._taken[sample],
+            taken,
             reward=verdict.reward,
+            left_out=verdict.left_out,
+            turn_rewards=turn_rewards,
             reward_components=verdict.components,
             reward_faults=verdict.faults,
+            account=verdict.account,
         )
 
     def _group_if_finished(self, prompt: int) -> list[Group]:
@@ -237,10 +265,15 @@ def sequence_of(
 ) -> sequence.Sequence:
     """What a finished rollout is made of, after its prompt.
 
+    Args:
+        prompt: of the batch; that of a later sequence comes with it.
+
     Raises:
         BadSequence: its parts contradict each other.
     """
     tokens, routes = messages.unpack_tokens(rollout.tokens), None
+    if rollout.work.sequence:
+        prompt = messages.unpack_tokens(rollout.prompt)
     if routing is not None:
         assert isinstance(rollout, messages.RoutedRollout), "the manager takes no others"
         routes = routing.unpack(rollout.routes)

@@ -5,22 +5,25 @@ generalised advantages need a critic, so they wait for the learner's look at the
 whitening needs every reward of the batch, so nothing whitened is trained on before all is in.
 
 Only sampled tokens have rewards, values and advantages. Token by token, what is given between two
-of them takes no time: the second comes right after the first.
+of them takes no time: the second comes right after the first. That is so from one sequence of an
+episode to the next as well: an advantage is an episode's, or of a turn of it, and not a sequence's.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.algorithms.advantages import group_advantages, whitened
+from rlboost_jax.algorithms.advantages import group_advantages, turn_advantages, whitened
 from rlboost_jax.algorithms.kl import kl_rewards
 from rlboost_jax.algorithms.returns import generalized_advantages, rewards_to_go
 from rlboost_jax.algorithms.shaping import overlong_penalty
 from rlboost_jax.learner.trajectory import Trajectory
-from rlboost_jax.sequences.endings import finish_reason
-from rlboost_jax.settings.algorithm import AlgorithmConfig
+from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.settings.algorithm import AlgorithmConfig, GroupAdvantage
 
 ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each sampled token
 
@@ -66,18 +69,21 @@ class Estimates:
         return tuple(members) if self.by_rewards_alone else self._estimated(members, found)
 
     def of_batch(self, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        """All trajectories of a batch, whitened if the algorithm is.
+        """All trajectories of a batch, whitened if the algorithm is. What was left out is neither
+        in mean nor in deviation.
 
         Args:
             trajectories: in (prompt, sample) order.
         """
-        if not self.algorithm.whiten:
+        counted = [t for t in trajectories if not t.left_out]
+        if not (self.algorithm.whiten and counted):
             return tuple(trajectories)
-        advantages = whitened([_by_token(t) for t in trajectories])
-        return tuple(
-            replace(t, advantages=values.astype(np.float32))
-            for t, values in zip(trajectories, advantages, strict=True)
-        )
+        advantages = whitened([_by_token(t) for t in counted])
+        white = {
+            t.sample: replace(t, advantages=values.astype(np.float32))
+            for t, values in zip(counted, advantages, strict=True)
+        }
+        return tuple(white.get(t.sample, t) for t in trajectories)
 
     def kl_of(self, t: Trajectory, found: Scores) -> float:
         """Sum of a response's KL estimates, nats; 0 unless the KL is in the reward."""
@@ -91,45 +97,85 @@ class Estimates:
         if not algorithm.overlong_penalty:
             return trajectory.reward
         return trajectory.reward - overlong_penalty(
-            trajectory.sequence.num_sampled,
+            trajectory.num_sampled,
             max_tokens=self.max_response_tokens,
             band_tokens=algorithm.overlong_band * self.max_response_tokens,
             penalty=algorithm.overlong_penalty,
         )
 
     def _trained(self, t: Trajectory) -> bool:
-        reason = finish_reason(
-            int(t.sequence.sampled_tokens[-1]),
-            t.sequence.num_sampled,
-            max_tokens=self.max_response_tokens,
-            stop_ids=self.stop_ids,
-        )
-        return not (self.algorithm.overlong_filter and reason == "length")
+        cut_off = not stopped(t.sequences[-1].sampled_tokens, self.stop_ids)
+        return not (t.left_out or (self.algorithm.overlong_filter and cut_off))
 
     def _estimated(
         self, members: Sequence[Trajectory], found: Scores | None
     ) -> tuple[Trajectory, ...]:
-        rewards = [self._rewards(t, found) for t in members]
         advantage = self.algorithm.advantage
         match advantage:
             case "return":
-                return tuple(map(self._with_returns, members, rewards))
+                return tuple(self._with_returns(t, self._in_turns(t, found)) for t in members)
             case "gae":
-                return tuple(map(self._with_values, members, rewards))
+                return tuple(self._with_values(t, self._in_turns(t, found)) for t in members)
             case _:  # a `GroupAdvantage`
-                outcomes = np.array([by_token.sum() for by_token in rewards])
-                advantages = group_advantages(
-                    outcomes, advantage=advantage, deviation=self.algorithm.deviation
-                )
-                each = zip(members, advantages, strict=True)
-                return tuple(replace(t, advantage=float(value)) for t, value in each)
+                return self._compared(members, found, advantage)
+
+    def _compared(
+        self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
+    ) -> tuple[Trajectory, ...]:
+        """What was left out of the group is compared with nothing, and nothing with it."""
+        counted = [t for t in members if not t.left_out]
+        match self.algorithm.turn_advantages:
+            case "episode":
+                episodes = self._of_episodes(counted, found, advantage)
+                compared = [
+                    replace(t, advantage=float(value))
+                    for t, value in zip(counted, episodes, strict=True)
+                ]
+            case "turn":
+                compared = _by_turn(counted, self._of_turns(counted, found, advantage))
+            case "both":
+                turns = self._of_turns(counted, found, advantage)
+                episodes = self._of_episodes(counted, found, advantage)
+                sums = [values + value for values, value in zip(turns, episodes, strict=True)]
+                compared = _by_turn(counted, sums)
+            case _:
+                assert_never(self.algorithm.turn_advantages)
+        done = {t.sample: t for t in compared}
+        return tuple(done.get(t.sample, t) for t in members)
+
+    def _of_episodes(
+        self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
+    ) -> NDArray[np.float64]:
+        """Of each."""
+        outcomes = np.array([self._rewards(t, found).sum() for t in members])
+        return group_advantages(outcomes, advantage=advantage, deviation=self.algorithm.deviation)
+
+    def _of_turns(
+        self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
+    ) -> list[NDArray[np.float64]]:
+        """Of each, by turn."""
+        returns = []
+        for t in members:
+            firsts = np.cumsum((0, *t.turns[:-1]))
+            by_turn = np.add.reduceat(self._in_turns(t, found), firsts)
+            returns.append(rewards_to_go(by_turn, discount=self.algorithm.turn_discount))
+        return turn_advantages(returns, advantage=advantage, deviation=self.algorithm.deviation)
 
     def _rewards(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
         """By token: what the KL takes from each, and the outcome at the last one."""
-        rewards = np.zeros(t.sequence.num_sampled)
+        rewards = np.zeros(t.num_sampled)
         if self.algorithm.kl_in_reward and found is not None:
             rewards += self._kl_rewards(t, found, coefficient=self.algorithm.kl_coefficient)
         rewards[-1] += self.shaped(t)
+        return rewards
+
+    def _in_turns(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
+        """The same with each turn's reward at its last token. What the turns' rewards do not add
+        up to (a reward function's part, a penalty) stays at the last one."""
+        rewards = self._rewards(t, found)
+        if t.turn_rewards:
+            rewards[-1] -= math.fsum(t.turn_rewards)
+            rewards[np.cumsum(t.turns) - 1] += t.turn_rewards
         return rewards
 
     def _kl_rewards(
@@ -161,7 +207,17 @@ class Estimates:
         )
 
 
+def _by_turn(
+    members: Sequence[Trajectory], advantages: Sequence[NDArray[np.float64]]
+) -> list[Trajectory]:
+    """With an advantage for each turn, which all its tokens have."""
+    return [
+        replace(t, advantages=np.repeat(values, t.turns).astype(np.float32))
+        for t, values in zip(members, advantages, strict=True)
+    ]
+
+
 def _by_token(t: Trajectory) -> NDArray[np.float64]:
     if t.advantages is not None:
         return t.advantages.astype(np.float64)
-    return np.full(t.sequence.num_sampled, t.advantage)
+    return np.full(t.num_sampled, t.advantage)

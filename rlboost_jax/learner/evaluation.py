@@ -5,19 +5,20 @@ fill slots that would be empty, on preemptible servers and reserved engines alik
 them reaches a gradient.
 """
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import Exercises, Prompt, Tokens, Verdicts
-from rlboost_jax.learner.collector import check_version
-from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.learner.collector import check_version, sequence_of
+from rlboost_jax.learner.episodes import Episodes, Judge, by_response
+from rlboost_jax.rewards.verdict import Verdict, of_member
 from rlboost_jax.sequences.identities import Batch, sample_number
-from rlboost_jax.sequences.sequence import runs_after_prompt
 from rlboost_jax.settings.sampling import EvaluationConfig
 
 Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses to each
@@ -25,14 +26,19 @@ Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Of a policy; each between what the first reward function returns at least and at most."""
+    """Of a policy; each between what the first reward function returns at least and at most.
+
+    What was left out counts nowhere. Where that is everything, the policy was not measured: both
+    are NaN.
+    """
 
     accuracy: float  # mean over all responses: with several per prompt, mean@k
     best: float  # mean over prompts of their best response: pass@k where answers are right or wrong
     prompts: int
     samples: int  # k
-    response_length_mean: float  # tokens
+    response_length_mean: float  # sampled tokens
     failures: int  # responses of which a reward function failed, so that its fallback counts
+    left_out: int = 0  # responses whose environment failed
 
 
 class Measurement:
@@ -51,6 +57,8 @@ class Measurement:
         max_tokens: int,
         group_size: int,
         version: int | None = None,
+        turn_tokens: int = 0,
+        judge: Judge | None = None,
     ) -> None:
         """Nothing is asked for yet.
 
@@ -60,6 +68,8 @@ class Measurement:
             group_size: most responses that go under one prompt of the step; more are asked for
                 under further indices.
             version: that samples the step, and is measured; None: the one with its number.
+            turn_tokens: most tokens sampled in one turn of a response; 0: as many as are left.
+            judge: says what a response is worth; None: its exercises do, by the response alone.
         """
         self._exercises, self._prompts, self._samples = exercises, prompts, config.samples
         self._step, self._group_size = step, group_size
@@ -69,8 +79,11 @@ class Measurement:
             top_p=1.0,
             top_k=0,
             max_tokens=max_tokens,
+            turn_tokens=turn_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
+        self._judge = judge or by_response(exercises)
+        self._episodes = Episodes()
         self._expected = {
             sample_number(
                 prompt.prompt, place, group_size=group_size, purpose="evaluate"
@@ -101,6 +114,11 @@ class Measurement:
         rests = tuple(self._request(p, full) for p in places) if rest else ()
         return tuple(part for part in ((groups, self._group_size), (rests, rest)) if part[0])
 
+    def prompt_of(self, number: int) -> Prompt | None:
+        """By its number among those that measure the policy."""
+        place = number // self._chunks
+        return self._prompts[place] if place < len(self._prompts) else None
+
     def extensions(self) -> tuple[messages.ExtendBatch, ...]:
         """To say once the step has begun."""
         return tuple(
@@ -122,20 +140,26 @@ class Measurement:
         if self._expected.get(sample) != work.prompt:
             return False
         check_version(rollout, self.version)
-        if rollout.attempt > self._attempts.get(sample, -1):
-            place = work.prompt // self._chunks
-            tokens = messages.unpack_tokens(rollout.tokens)
-            self._attempts[sample] = rollout.attempt
-            self._lengths[sample] = sum(runs_after_prompt(rollout.runs, len(tokens))[::2])
+        place = work.prompt // self._chunks
+        prompt = self._prompts[place]
+        made = sequence_of(_with_logprobs(rollout), prompt.tokens)
+        episode = self._episodes.take(rollout, made)
+        if episode is None:
+            return True
+        self._episodes.drop(sample)
+        if (attempt := max(episode.attempts)) > self._attempts.get(sample, -1):
+            self._attempts[sample] = attempt
+            self._lengths[sample] = episode.num_sampled
             self._forget_group(place)
-            self._asked[sample] = self._exercises.ask(self._prompts[place], tokens)
-            self._ask_if_whole(place, sample, tokens)
+            self._asked[sample] = self._judge(prompt, episode)
+            self._ask_if_whole(place, sample, episode.response)
         return True
 
     def withdraw(self, withdrawn: messages.Withdrawn) -> None:
         """Forget responses that are not believed: they are generated again."""
         if withdrawn.batch == self._step:
             for sample in messages.unpack_ids(withdrawn.samples).tolist():
+                self._episodes.drop(sample)
                 if sample in self._expected:
                     self._forget_group(self._expected[sample] // self._chunks)
                 asked = self._asked.pop(sample, None)
@@ -148,23 +172,33 @@ class Measurement:
         if not self.complete:
             raise ValueError(f"{len(self._asked)} of {len(self._expected)} responses are here")
         verdicts = self._verdicts()
-        by_prompt: NDArray[np.float64] = np.array([v.accuracy for v in verdicts]).reshape(
-            len(self._prompts), self._samples
-        )
+        groups = [
+            [v.accuracy for v in verdicts[first : first + self._samples] if not v.left_out]
+            for first in range(0, len(verdicts), self._samples)
+        ]
+        counted = [group for group in groups if group]
         return Score(
-            accuracy=float(by_prompt.mean()),
-            best=float(by_prompt.max(axis=1).mean()),
+            accuracy=_mean([accuracy for group in counted for accuracy in group]),
+            best=_mean([max(group) for group in counted]),
             prompts=len(self._prompts),
             samples=self._samples,
             response_length_mean=float(np.mean(list(self._lengths.values()))),
             failures=sum(bool(verdict.faults) for verdict in verdicts),
+            left_out=sum(bool(verdict.left_out) for verdict in verdicts),
         )
 
     def _verdicts(self) -> list[Verdict]:
         """By prompt, and for each by sample."""
         if self._exercises.ask_group is None:
             return [verdict.result() for _, verdict in sorted(self._asked.items())]
-        return [v for _, group in sorted(self._groups.items()) for v in group.result()]
+        groups = (group.result() for _, group in sorted(self._groups.items()))
+        together = [verdict for group in groups for verdict in group]
+        alone = [
+            self._asked[sample].result()
+            for _, samples in sorted(self._members.items())
+            for sample in samples
+        ]
+        return list(map(of_member, together, alone))
 
     def _ask_if_whole(self, place: int, sample: int, tokens: Tokens) -> None:
         """Where rewards compare responses, those to a held-out prompt are a group of their own."""
@@ -196,3 +230,15 @@ class Measurement:
             prompt=place * self._chunks + chunk,
             tokens=messages.pack_tokens(self._prompts[place].tokens),
         )
+
+
+def _with_logprobs(rollout: messages.FinishedRollout) -> messages.FinishedRollout:
+    """Nobody looks at those of what is measured, and whoever has no manager leaves them out."""
+    if rollout.logprobs:
+        return rollout
+    count = sum(count for _, count in rollout.versions)
+    return msgspec.structs.replace(rollout, logprobs=messages.pack_logprobs(np.zeros(count)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

@@ -82,7 +82,7 @@ def check_counted(trajectories: Iterable[Trajectory], tokens: float, *, step: in
     Args:
         tokens: that the gradients' micro-batches counted, a float32 sum.
     """
-    expected = sum(t.sequence.num_sampled for t in trajectories)
+    expected = sum(t.num_sampled for t in trajectories)
     if not abs(tokens - expected) <= expected * _ROUNDING:
         raise StepNotWhole(
             f"step {step} cannot be applied: its gradients are of {tokens:.0f} sampled tokens, "
@@ -122,7 +122,7 @@ def kept(checkpoint: int | None) -> str:
 
 
 def _versions(trajectory: Trajectory) -> set[int]:
-    return {version for version, _ in trajectory.sequence.versions}
+    return {version for sequence in trajectory.sequences for version, _ in sequence.versions}
 
 
 def _samples(samples: Sequence[int]) -> str:

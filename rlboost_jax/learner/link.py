@@ -85,6 +85,8 @@ class ManagerLink:
         self._trained: messages.BatchTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
+        # Is told what parked responses ask, in the link's own thread.
+        self.parked: Callable[[messages.Parked], None] = lambda parked: None
         self._closing, self._locating = False, True
         self._trouble = "it was not reached"  # what stands between us and an answer
         self._task: Future[bool] | None = None
@@ -132,6 +134,7 @@ class ManagerLink:
                 samples=messages.pack_ids([doubt.sample for doubt in doubts]),
                 attempts=messages.pack_ids([doubt.attempt for doubt in doubts]),
                 positions=messages.pack_ids([doubt.position for doubt in doubts]),
+                sequences=_sequences(doubts),
                 gap=max(doubt.gap for doubt in doubts),
             )
         )
@@ -303,6 +306,8 @@ class ManagerLink:
                 raise ManagerRefused(f"the manager refused: {reason}")
             case messages.FleetStatus():
                 self.status = message
+            case messages.Parked():
+                self.parked(message)
             case messages.TrainerWelcome():
                 first, self.welcome = self.welcome is None, message
                 self._trouble = "no answer"
@@ -326,6 +331,11 @@ class ManagerLink:
                 f"of the {self._most_bytes:,} in a message; lower learner.prompts_per_step or "
                 "engine.max_prompt_tokens"
             )
+
+
+def _sequences(doubts: Sequence[Doubt]) -> bytes:
+    numbers = [doubt.sequence for doubt in doubts]
+    return messages.pack_ids(numbers) if any(numbers) else b""
 
 
 def _decoded(frame: bytes) -> messages.ToTrainer:

@@ -19,12 +19,17 @@ from typing import Any
 
 from rlboost_jax import messages
 from rlboost_jax.data.prompts import PromptStream
-from rlboost_jax.learner.answers import Answers
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.evaluation import Score
 from rlboost_jax.learner.judging import JudgingLines, shown
 from rlboost_jax.learner.open_batch import OpenBatch
-from rlboost_jax.learner.rows import lag_metrics, policy_metrics, report_metrics, score_metrics
+from rlboost_jax.learner.rows import (
+    episode_metrics,
+    lag_metrics,
+    policy_metrics,
+    report_metrics,
+    score_metrics,
+)
 from rlboost_jax.learner.samples import sample_rows, samples_due
 from rlboost_jax.learner.scoring import Scoring
 from rlboost_jax.learner.session import Session
@@ -53,12 +58,15 @@ class TrainingLoop:
         self._session, self._run, self._spans = session, run, session.spans
         self.state = session.state
         self._prompts = PromptStream(exercises, seed=run.seed)
-        self._scoring = Scoring(run, exercises, best=session.best, note=session.note)
+        self._scoring = Scoring(
+            run, exercises, best=session.best, note=session.note, judge=session.judge
+        )
         self._sampling = messages.Sampling(
             temperature=run.sampling.temperature,
             top_p=run.sampling.top_p,
             top_k=run.sampling.top_k,
             max_tokens=run.sampling.max_response_tokens,
+            turn_tokens=run.environment.turn_tokens,
             stop_ids=tuple(exercises.stop_ids),
         )
         self._waited = FleetPulse(lambda: session.link.status)
@@ -126,6 +134,8 @@ class TrainingLoop:
             )
         )
         self._window = report.window
+        if session.episodes is not None:
+            session.episodes.over(Batch(step))
         if self._lag.versions:
             self._begin(Batch(step + 1))
         row = {
@@ -139,6 +149,7 @@ class TrainingLoop:
             "train_wait_seconds": times.waiting,
             "publish_seconds": publish_seconds,
             **report_metrics(report, trajectories),
+            **(episode_metrics(trajectories) if session.has_environment else {}),
             "trajectories_digest": trajectories_digest(trajectories),
             "params_digest": self._digest,
         }
@@ -173,7 +184,8 @@ class TrainingLoop:
         version = self._run.num_steps
         (prompts, group_size), *_ = measurement.parts()
         self._load()
-        answers = Answers(Batch(version), session.environment, link.answer)
+        if session.episodes is not None:
+            session.episodes.begin(Batch(version), lambda work: measurement.prompt_of(work.prompt))
         link.begin_batch(
             messages.BeginBatch(
                 batch=Batch(version),
@@ -183,12 +195,12 @@ class TrainingLoop:
                 group_size=group_size,
                 sampling=measurement.sampling,
                 prompts=prompts,
-                turns=answers.turns,
+                turns=session.turns,
             )
         )
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
             link.extend_batch(extension)
-        drive_measurement(MeasuredIntake(measurement, answers), link, waited=self._waited)
+        drive_measurement(MeasuredIntake(measurement), link, waited=self._waited)
         link.trained(
             messages.BatchTrained(batch=Batch(version), train_wait_seconds=0.0, train_seconds=0.0)
         )

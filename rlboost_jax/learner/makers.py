@@ -8,7 +8,6 @@ from typing import Any
 from jax.sharding import Mesh
 
 from rlboost_jax.learner import fit, kernels
-from rlboost_jax.learner.answers import Environment
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.learner.preparation import programs
@@ -40,7 +39,6 @@ class Makers:
     reserved: Callable[..., ReservedEngines] = ReservedEngines
     snapshots: Callable[..., SnapshotStore] = SnapshotStore
     trackers: Callable[..., list[Tracker]] = chosen_trackers
-    environment: Environment | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import AskGroup, Prompt
 from rlboost_jax.data.prompts import PromptStream
-from rlboost_jax.learner.answers import Answers
 from rlboost_jax.learner.collector import AskGroupAt, StepCollector
 from rlboost_jax.learner.evaluation import Measurement
 from rlboost_jax.learner.session import Session
@@ -16,7 +15,7 @@ from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
 from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import micro_batches
 from rlboost_jax.learner.stream.step_stream import StepStream
-from rlboost_jax.sequences.identities import Batch, Version
+from rlboost_jax.sequences.identities import Batch, Version, Work
 
 
 class OpenBatch:
@@ -57,7 +56,8 @@ class OpenBatch:
             awaited=measurement,
         )
         self._prompts = self._prompts_at(self.stream.begin())
-        answers = Answers(batch, session.environment, session.link.answer)
+        if session.episodes is not None:
+            session.episodes.begin(batch, self._prompt_of)
         session.link.begin_batch(
             messages.BeginBatch(
                 batch=batch,
@@ -67,7 +67,7 @@ class OpenBatch:
                 group_size=run.algorithm.group_size,
                 sampling=sampling,
                 prompts=_requests(self._prompts, 0),
-                turns=answers.turns,
+                turns=session.turns,
             )
         )
         for extension in measurement.extensions() if measurement else ():
@@ -77,14 +77,14 @@ class OpenBatch:
             version=version,
             prompts=[prompt.tokens for prompt in self._prompts],
             group_size=run.algorithm.group_size,
-            ask=lambda prompt, tokens: session.exercises.ask(self._prompts[prompt], tokens),
+            ask=lambda episode: session.judge(self._prompts[episode.work.prompt], episode),
             ask_group=self._ask_group(session.exercises.ask_group),
             wake=session.link.wake,
             estimate=session.learner.estimates.of_group,
             routing=session.learner.policy.routing,
             note=session.note,
         )
-        self.intake = Intake(self.stream, self.collector, measurement, answers)
+        self.intake = Intake(self.stream, self.collector, measurement)
 
     def extend(self, places: range) -> None:
         """Have more prompts generated, named by their places from the cursor."""
@@ -93,6 +93,12 @@ class OpenBatch:
         self.collector.extend(prompt.tokens for prompt in more)
         requests = _requests(more, places.start)
         self._session.link.extend_batch(messages.ExtendBatch(batch=self.batch, prompts=requests))
+
+    def _prompt_of(self, work: Work) -> Prompt | None:
+        """Of an episode; in any thread."""
+        if work.purpose == "evaluate":
+            return self.measurement.prompt_of(work.prompt) if self.measurement else None
+        return self._prompts[work.prompt] if work.prompt < len(self._prompts) else None
 
     def _ask_group(self, ask: AskGroup | None) -> AskGroupAt | None:
         """By the prompt's place in the batch."""

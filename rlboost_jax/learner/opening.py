@@ -10,11 +10,16 @@ from pathlib import Path
 
 from rlboost_jax import durable
 from rlboost_jax.data.exercises import Exercises
-from rlboost_jax.data.open import keep_record, open_exercises, record_lines
+from rlboost_jax.data.open import keep_record, record_lines
+from rlboost_jax.environments.exercises import EpisodeExercises
+from rlboost_jax.environments.journal import FOLDER as FOLDER_OF_EPISODES
+from rlboost_jax.environments.journal import forget
+from rlboost_jax.environments.opening import exercises_of
 from rlboost_jax.learner.base import Base, check_same
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_extra import window_of
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.environment import Environments
 from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.fleet_life import sending_home, showing_fleet
 from rlboost_jax.learner.forking import bring, check_fork
@@ -89,6 +94,7 @@ class Opening:
         policy, critic = self._makers.programs(run, self._plan.mesh)
         followers = stack.enter_context(invite(self._world, self._path))
         manager, link = self._manager()
+        episodes = self._episodes(exercises, link)
         followers.fail_to(link.fail)
         profile = stack.enter_context(StepProfile(run.observe, self._path, note=console.note))
         checkpoints = stack.enter_context(
@@ -160,7 +166,7 @@ class Opening:
             prompts_used=extra.get("prompts_used", 0),
             versions=versions,
             base=base,
-            environment=self._makers.environment,
+            episodes=episodes,
             link=link,
             reserved=self._reserved(ready, manager, link, profile, puller),
             publisher=self._publisher(store, manager, link, profile),
@@ -197,13 +203,22 @@ class Opening:
     def _exercises(self) -> Exercises:
         run, console = self._run, self._console
         with console.phase(f"reading the data of task {run.task.name}"):
-            exercises = open_exercises(run)
+            exercises = exercises_of(run, note=console.note)
         self._stack.callback(exercises.close)
         if exercises.record is not None:
             keep_record(self._path, exercises.record)
             for line in record_lines(exercises.record):
                 console.note(line)
         return exercises
+
+    def _episodes(self, exercises: Exercises, link: ManagerLink) -> Environments | None:
+        """From here on questions are answered."""
+        if not isinstance(exercises, EpisodeExercises):
+            return None
+        service = exercises.service
+        service.connect(self._path, self._workdir.run_id, answer=link.answer, fail=link.fail)
+        link.parked = service.take
+        return Environments(exercises, self._run.environment.max_turns)
 
     def _manager(self) -> tuple[ManagerProcess, ManagerLink]:
         """Neither is started yet."""
@@ -235,6 +250,7 @@ class Opening:
         durable.sync_folder(self._path)
         if step:
             link.committed(Batch(step - 1))
+            forget(self._path / FOLDER_OF_EPISODES, step - 1)
 
     def _reserved(
         self,

@@ -1,44 +1,50 @@
-"""Trajectories of any length in packed batches of a few shapes.
+"""Sequences of any length in packed batches of a few shapes.
 
 A batch has rows of the full length, of half of it, of a quarter, …, and always about as many
-tokens, so that the gradient program is compiled once for each length and short trajectories do
+tokens, so that the gradient program is compiled once for each length and short sequences do
 not pay for attention over the longest. Which batches there are follows from the trajectories
-alone. A trajectory of n tokens takes n - 1 positions of one row: position i holds
+alone. A sequence of n tokens takes n - 1 positions of one row: position i holds
 token i as input, and everything about its *target*, token i + 1, lies beside it. Targets that
 were given, and not sampled, are context only: no mask names them and they have no weight.
+
+The sequences of an episode see nothing of each other, and may lie in different rows and batches.
+Together they count as one response: their tokens share its weight.
 """
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
 from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.pytree import pytree
+from rlboost_jax.sequences.sequence import Sequence as Tokens
 from rlboost_jax.settings.algorithm import LossAggregation
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.routing import Routing
 
 
 class DoesNotFit(Mistake, ValueError):
-    """A trajectory is longer than a row, or too short to have a target."""
+    """A sequence is longer than a row, or too short to have a target."""
 
 
 @pytree
 class PackedBatch:
-    """R rows of T positions. Positions without a trajectory hold zeros."""
+    """R rows of T positions. Positions without a sequence hold zeros."""
 
     tokens: Int[np.ndarray, "R T"]
-    positions: Int[np.ndarray, "R T"]  # of the token in its own trajectory
+    positions: Int[np.ndarray, "R T"]  # of the token in its own sequence
     segments: Int[np.ndarray, "R T"]  # 1, 2, … along a row; 0 where there is nothing
-    targets: Int[np.ndarray, "R T"]  # the token after it in its trajectory
+    targets: Int[np.ndarray, "R T"]  # the token after it in its sequence
     response_mask: Bool[np.ndarray, "R T"]  # the target was sampled by the policy
     behaviour_logprobs: Float[np.ndarray, "R T"]  # of the target, nats
     advantages: Float[np.ndarray, "R T"]  # of the target, where it was sampled
     weights: Float[np.ndarray, "R T"]  # of the target in the loss; 0 where it was given
     samples: Int[np.ndarray, "R T"] | None = None  # of the target if it was sampled, or -1
+    sequences: Int[np.ndarray, "R T"] | None = None  # its sequence, of the sample's; 0, 1, …
+    response_tokens: Int[np.ndarray, "R T"] | None = None  # that were sampled in all of these
     # Zeros where the trajectories have none, which the algorithm then does not ask for.
     old_logprobs: Float[np.ndarray, "R T"] | None = None
     old_values: Float[np.ndarray, "R T"] | None = None
@@ -55,10 +61,10 @@ def pack(
     row_lengths: int = 1,
     routing: Routing | None = None,
 ) -> list[PackedBatch]:
-    """Batches that hold each trajectory once.
+    """Batches that hold each sequence of each trajectory once.
 
     With one length first-fit in the given order. With several first-fit from the longest
-    trajectory on: those that need long rows come first, and shorter ones fill up what room
+    sequence on: those that need long rows come first, and shorter ones fill up what room
     they leave.
 
     Args:
@@ -68,21 +74,15 @@ def pack(
         routing: of the routes that the trajectories have; None: none are packed.
 
     Raises:
-        DoesNotFit: a trajectory needs more than a row.
+        DoesNotFit: a sequence needs more than a row.
     """
     shapes = batch_shapes(rows, row_tokens, row_lengths)
-    batches, left = [], list(trajectories)
+    batches, left = [], [piece for t in trajectories for piece in _pieces(t)]
     if row_lengths > 1:  # sorting is stable: the order is still that of the trajectories
-        left.sort(key=lambda t: _num_positions(t, row_tokens), reverse=True)
+        left.sort(key=lambda piece: _num_positions(piece, row_tokens), reverse=True)
     for shape, (_, next_tokens) in itertools.pairwise([*shapes, (0, 0)]):
         while left and _num_positions(left[0], row_tokens) > next_tokens:
-            batch, left = fill(
-                left,
-                rows=shape[0],
-                row_tokens=shape[1],
-                loss_aggregation=loss_aggregation,
-                routing=routing,
-            )
+            batch, left = _filled(left, shape, loss_aggregation, routing)
             batches.append(batch)
     return batches
 
@@ -106,16 +106,15 @@ def fill(
 ) -> tuple[PackedBatch, list[Trajectory]]:
     """One batch, first-fit in the given order, and the trajectories that found no room.
 
+    Args:
+        trajectories: of one sequence each.
+
     Raises:
         DoesNotFit: a trajectory needs more than a row.
     """
-    lengths = [_num_positions(t, row_tokens) for t in trajectories]
-    members: list[list[Trajectory]] = [[] for _ in range(rows)]
-    left: list[Trajectory] = []
-    places = first_fit(lengths, rows=rows, capacity=row_tokens)
-    for trajectory, row in zip(trajectories, places, strict=True):
-        (left if row is None else members[row]).append(trajectory)
-    return _batch(members, row_tokens, loss_aggregation, routing), left
+    pieces = [piece for t in trajectories for piece in _pieces(t)]
+    batch, left = _filled(pieces, (rows, row_tokens), loss_aggregation, routing)
+    return batch, [piece.trajectory for piece in left]
 
 
 def empty(rows: int, row_tokens: int, routing: Routing | None = None) -> PackedBatch:
@@ -147,12 +146,13 @@ def update_divisor(
     """What the token sums of a whole update are divided by; at least 1.
 
     Args:
-        max_response_tokens: for the "constant" divisor, which is that many for each response.
+        max_response_tokens: for the "constant" divisor, which is that many for each response,
+            of how many sequences it may be.
     """
     trained = [t for t in trajectories if t.trained]
     match loss_aggregation:
         case "token_mean":
-            return max(1, sum(t.sequence.num_sampled for t in trained))
+            return max(1, sum(t.num_sampled for t in trained))
         case "sequence_mean" | "sequence_sum":
             return max(1, len(trained))
         case "constant":
@@ -164,29 +164,70 @@ def update_divisor(
 def by_sample(
     batches: Iterable[PackedBatch], values: Iterable[Float[np.ndarray, "R T"]]
 ) -> dict[int, Float[np.ndarray, " _"]]:
-    """What was computed for packed targets: by sample, one value for each sampled token."""
-    found = {}
+    """What was computed for packed targets: by sample, one value for each sampled token, through
+    all its sequences in order."""
+    parts: dict[int, dict[int, Float[np.ndarray, " _"]]] = {}
     for batch, array in zip(batches, values, strict=True):
-        assert batch.samples is not None, "made by `fill`"
-        for sample in np.unique(batch.samples[batch.response_mask]):
-            found[int(sample)] = np.asarray(array)[batch.samples == sample]
-    return found
+        assert batch.samples is not None and batch.sequences is not None, "made by `pack`"
+        names = batch.samples.astype(np.int64) * 2**32 + batch.sequences
+        for name in np.unique(names[batch.response_mask]).tolist():
+            (sample, place), here = divmod(name, 2**32), names == name
+            parts.setdefault(sample, {})[place] = np.asarray(array)[here]
+    return {
+        sample: np.concatenate([found[place] for place in sorted(found)])
+        for sample, found in parts.items()
+    }
 
 
-def _num_positions(trajectory: Trajectory, row_tokens: int) -> int:
-    length = trajectory.sequence.trained_length
+class _Piece(NamedTuple):
+    """A sequence of a trajectory, which takes a place of its own."""
+
+    trajectory: Trajectory
+    place: int  # among the trajectory's sequences
+    sequence: Tokens
+    start: int  # sampled tokens of the sequences before it
+    num_sampled: int  # of all sequences together
+
+
+def _pieces(trajectory: Trajectory) -> list[_Piece]:
+    pieces, start, everything = [], 0, trajectory.num_sampled
+    for place, sequence in enumerate(trajectory.sequences):
+        pieces.append(_Piece(trajectory, place, sequence, start, everything))
+        start += sequence.num_sampled
+    return pieces
+
+
+def _num_positions(piece: _Piece, row_tokens: int) -> int:
+    length, sample = piece.sequence.trained_length, piece.trajectory.sample
     if length == 0:
-        raise DoesNotFit(f"sample {trajectory.sample}: no token was sampled; it needs at least one")
+        raise DoesNotFit(f"sample {sample}: no token was sampled; it needs at least one")
     if length - 1 > row_tokens:
         raise DoesNotFit(
-            f"sample {trajectory.sample}: {length} tokens need {length - 1} positions, a row has "
+            f"sample {sample}: {length} tokens need {length - 1} positions, a row has "
             f"{row_tokens}; raise learner.row_tokens"
         )
     return length - 1
 
 
+def _filled(
+    pieces: Sequence[_Piece],
+    shape: tuple[int, int],
+    loss_aggregation: LossAggregation,
+    routing: Routing | None,
+) -> tuple[PackedBatch, list[_Piece]]:
+    """One batch of so many rows and tokens of a row, and what found no room in it."""
+    rows, row_tokens = shape
+    lengths = [_num_positions(piece, row_tokens) for piece in pieces]
+    members: list[list[_Piece]] = [[] for _ in range(rows)]
+    left: list[_Piece] = []
+    places = first_fit(lengths, rows=rows, capacity=row_tokens)
+    for piece, row in zip(pieces, places, strict=True):
+        (left if row is None else members[row]).append(piece)
+    return _batch(members, row_tokens, loss_aggregation, routing), left
+
+
 def _batch(
-    members: Sequence[Sequence[Trajectory]],
+    members: Sequence[Sequence[_Piece]],
     row_tokens: int,
     loss_aggregation: LossAggregation,
     routing: Routing | None,
@@ -204,15 +245,17 @@ def _batch(
         advantages=zeros(np.float32),
         weights=zeros(np.float32),
         samples=zeros(np.int32) - 1,
+        sequences=zeros(np.int32),
+        response_tokens=zeros(np.int32),
         old_logprobs=zeros(np.float32),
         old_values=zeros(np.float32),
         returns=zeros(np.float32),
         routes=None if routing is None else _first_experts((len(members), row_tokens), routing),
     )
-    for row, trajectories in enumerate(members):
+    for row, pieces in enumerate(members):
         start = 0
-        for segment, trajectory in enumerate(trajectories, start=1):
-            start = _place(batch, row, start, segment, trajectory, loss_aggregation)
+        for segment, piece in enumerate(pieces, start=1):
+            start = _place(batch, row, start, segment, piece, loss_aggregation)
     return batch
 
 
@@ -227,11 +270,12 @@ def _place(
     row: int,
     start: int,
     segment: int,
-    t: Trajectory,
+    piece: _Piece,
     loss_aggregation: LossAggregation,
 ) -> int:
-    """Write one trajectory into [start, end) of a row; returns end."""
-    sequence = t.sequence
+    """Write one sequence into [start, end) of a row; returns end."""
+    t, sequence = piece.trajectory, piece.sequence
+    own = slice(piece.start, piece.start + sequence.num_sampled)  # of the trajectory's arrays
     tokens = sequence.tokens[: sequence.trained_length]
     end = start + len(tokens) - 1
     everything, sampled = (row, slice(start, end)), (row, start + sequence.sampled_positions - 1)
@@ -241,18 +285,20 @@ def _place(
     batch.segments[everything] = segment
     batch.response_mask[sampled] = True
     batch.behaviour_logprobs[sampled] = sequence.logprobs
-    if batch.samples is not None:
-        batch.samples[sampled] = t.sample
-    batch.advantages[sampled] = t.advantage if t.advantages is None else t.advantages
+    if batch.samples is not None and batch.sequences is not None:
+        batch.samples[sampled], batch.sequences[sampled] = t.sample, piece.place
+    if batch.response_tokens is not None:
+        batch.response_tokens[everything] = piece.num_sampled
+    batch.advantages[sampled] = t.advantage if t.advantages is None else t.advantages[own]
     if t.trained:
-        batch.weights[sampled] = _token_weight(sequence.num_sampled, loss_aggregation)
+        batch.weights[sampled] = _token_weight(piece.num_sampled, loss_aggregation)
     if batch.routes is not None:
         assert sequence.routes is not None, "recorded of every token, see `FinishedRollout`"
         batch.routes[everything] = sequence.routes
     for name in ("old_logprobs", "old_values", "returns"):
         values = getattr(t, name)
         if values is not None:
-            getattr(batch, name)[sampled] = values
+            getattr(batch, name)[sampled] = values[own]
     return end
 
 

@@ -1,5 +1,6 @@
 """What a row of `metrics.jsonl` is made of, part by part; the names are `observe.metrics.KEYS`."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -28,17 +29,18 @@ def policy_metrics(
     *,
     stop_ids: Collection[int],
 ) -> dict[str, Any]:
-    """Of the batch.
+    """Of the batch. What was left out has no reward to speak of, but its tokens were sampled.
 
     Args:
         figures: of `BatchUpdate.finish`.
         stop_ids: that end a response; one without is cut off.
     """
-    rewards = np.array([t.reward for t in trajectories])
-    lengths = np.array([t.sequence.num_sampled for t in trajectories])
+    counted = [t for t in trajectories if not t.left_out]
+    rewards = np.array([t.reward for t in counted])
+    lengths = np.array([t.num_sampled for t in trajectories])
     return {
-        "reward_mean": float(rewards.mean()),
-        "reward_std": float(rewards.std()),
+        "reward_mean": float(rewards.mean()) if counted else None,
+        "reward_std": float(rewards.std()) if counted else None,
         "reward_failures": sum(bool(t.reward_faults) for t in trajectories),
         "loss": figures["loss"],
         "kl": figures["kl"],
@@ -53,10 +55,35 @@ def policy_metrics(
         "gradient_norm": figures["gradient_norm"],
         "learning_rate": figures["learning_rate"],
         "truncated_fraction": fmean(
-            not stopped(t.sequence.sampled_tokens, stop_ids) for t in trajectories
+            not stopped(t.sequences[-1].sampled_tokens, stop_ids) for t in trajectories
         ),
-        "uniform_groups_fraction": _uniform(trajectories),
-        **reward_parts(trajectories),
+        "uniform_groups_fraction": _uniform(counted),
+        **reward_parts(counted),
+    }
+
+
+def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Of the episodes of a batch, in a run with an environment.
+
+    `environment/NAME` is the mean of what environments count themselves, of those that count it.
+    """
+    accounts = [t.account for t in trajectories]
+    calls = [call for account in accounts for call in account.calls]
+    named: dict[str, list[float]] = {}
+    for t in trajectories:
+        if t.left_out:
+            continue
+        for name, value in t.account.metrics.items():
+            named.setdefault(name, []).append(value)
+    return {
+        "turns_mean": fmean(len(t.turns) for t in trajectories),
+        "sequences_mean": fmean(len(t.sequences) for t in trajectories),
+        "tool_calls": len(calls),
+        "tool_failures": sum(call.failed for call in calls),
+        "environment_seconds": math.fsum(account.seconds for account in accounts),
+        "tokens_retokenised": sum(account.tokens_retokenised for account in accounts),
+        "episodes_left_out": sum(bool(t.left_out) for t in trajectories),
+        **{f"environment/{name}": fmean(values) for name, values in named.items()},
     }
 
 
@@ -86,7 +113,7 @@ def report_metrics(
     report: messages.BatchReport, trajectories: Sequence[Trajectory]
 ) -> dict[str, Any]:
     """Of the fleet. What is delivered and not trained on is lost, to the account of this step."""
-    trained = sum(t.sequence.num_sampled for t in trajectories)
+    trained = sum(t.num_sampled for t in trajectories)
     filtered = report.tokens_delivered - trained
     cost = report.cost_dollars
     return {

@@ -2,14 +2,15 @@
 
 from collections import abc
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.learner.trajectory import Trajectory
-from rlboost_jax.observe.samples import SampleRow
+from rlboost_jax.observe.samples import SampleCall, SamplePart, SampleRow
 from rlboost_jax.sequences.endings import stopped
-from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.observe import ObserveConfig
 
 
@@ -47,13 +48,15 @@ def sample_rows(
             prompt=t.prompt,
             sample=t.sample,
             prompt_text=task.text(t.sequence.prompt),
-            response_text=task.text(t.sequence.continuation),
-            tokens=t.sequence.num_sampled,
-            cut_off=not stopped(t.sequence.sampled_tokens, task.stop_ids),
+            response_text=task.text(t.response),
+            tokens=t.num_sampled,
+            cut_off=not stopped(t.sequences[-1].sampled_tokens, task.stop_ids),
             reward=t.reward,
             advantage=float(t.advantage if t.advantages is None else t.advantages.mean()),
             rewards=_parts(t),
-            turns=_turns(t.sequence, task),
+            turns=_parts_of(t, task),
+            trained=t.trained,
+            left_out=t.left_out,
         )
         for t in everyone
         if t.prompt in shown
@@ -72,12 +75,39 @@ def reward_parts(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     return {f"reward/{name}": sum(given) / len(given) for name, given in values.items()}
 
 
-def _turns(sequence: Sequence, task: Reader) -> tuple[tuple[str, str], ...]:
-    """Of a response that somebody else wrote a part of; () of any other."""
-    if len(sequence.runs) <= 2:
+def _parts_of(t: Trajectory, task: Reader) -> tuple[SamplePart, ...]:
+    """Of a response that somebody else wrote a part of, or that called a tool; () of any other."""
+    if len(t.sequence.runs) <= 2 and not (t.later or t.account.calls):
         return ()
-    _, *runs = sequence.split()
-    return tuple(("sampled" if run.sampled else "given", task.text(run.tokens)) for run in runs)
+    parts: list[SamplePart] = []
+    ends = np.cumsum(t.turns)
+    turn = 0
+    for place, sequence in enumerate(t.sequences):
+        runs = list(sequence.split())
+        for run in runs if place else runs[1:]:  # the first prompt is shown by itself
+            part = SamplePart(sampled=run.sampled, text=task.text(run.tokens), sequence=place)
+            if run.sampled:
+                part = replace(part, **_of_turn(t, turn, ends))
+                turn += 1
+            parts.append(part)
+    return tuple(parts)
+
+
+def _of_turn(t: Trajectory, turn: int, ends: NDArray[np.int_]) -> dict[str, Any]:
+    """What is known of a turn beside its text."""
+    advantage = t.advantage
+    if t.advantages is not None:
+        advantage = float(t.advantages[ends[turn] - t.turns[turn] : ends[turn]].mean())
+    return {
+        "turn": turn,
+        "reward": t.turn_rewards[turn] if t.turn_rewards else None,
+        "advantage": advantage if t.trained else None,
+        "calls": tuple(
+            SampleCall(name=call.name, failed=call.failed)
+            for call in t.account.calls
+            if call.turn == turn
+        ),
+    }
 
 
 def _parts(trajectory: Trajectory) -> Mapping[str, float]:

@@ -1,9 +1,11 @@
 """When a run's policy is measured, and what becomes of its scores."""
 
+import math
 from collections.abc import Callable
 
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.learner.best import BestCheckpoint
+from rlboost_jax.learner.episodes import Judge
 from rlboost_jax.learner.evaluation import Measurement, Score
 from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.sequences.identities import Batch
@@ -20,15 +22,18 @@ class Scoring:
         *,
         best: BestCheckpoint | None,
         note: Callable[[str], None],
+        judge: Judge | None = None,
     ) -> None:
         """Take the held-out prompts of the run.
 
         Args:
             best: is offered every checkpoint that is measured.
             note: shows a line on the console.
+            judge: of responses; None: the exercises.
         """
         self._lag = lag_of(run)
         self._run, self._exercises, self._best, self._note = run, exercises, best, note
+        self._judge = judge
         self._prompts = exercises.heldout(run.seed, run.evaluation.num_prompts)
 
     @property
@@ -56,12 +61,18 @@ class Scoring:
 
     def score(self, measurement: Measurement) -> Score:
         score, version = measurement.score(), measurement.version
-        if self._best is not None and self._best.offer(version, score.accuracy):
+        measured = not math.isnan(score.accuracy)  # else all was left out
+        if measured and self._best is not None and self._best.offer(version, score.accuracy):
             self._note(f"checkpoint {version} is the best so far: accuracy {score.accuracy:.3f}")
         if score.failures:
             self._note(
                 f"evaluation: reward functions failed for {score.failures} of "
                 f"{score.prompts * score.samples} responses"
+            )
+        if score.left_out:
+            self._note(
+                f"evaluation: the environment failed for {score.left_out} of "
+                f"{score.prompts * score.samples} responses, which do not count"
             )
         return score
 
@@ -74,4 +85,6 @@ class Scoring:
             version=version,
             max_tokens=self._run.sampling.max_response_tokens,
             group_size=group_size,
+            turn_tokens=self._run.environment.turn_tokens,
+            judge=self._judge,
         )

@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlboost_jax.data.exercises import Exercises
-from rlboost_jax.learner.answers import Environment
 from rlboost_jax.learner.base import Base
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.environment import EpisodesLike
+from rlboost_jax.learner.episodes import Judge, by_response
 from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.processes.leading import Followers
 from rlboost_jax.learner.publisher import Publisher
@@ -33,7 +34,7 @@ class Session:
     prompts_used: int = 0  # of the prompt stream, by the steps before
     versions: Versions = field(default_factory=Versions)  # older ones; with a lag
     base: Base | None = None  # of the adapters, where these are what is trained
-    environment: Environment | None = None  # None: a response has one turn
+    episodes: EpisodesLike | None = None  # None: a response has one turn
     link: ManagerLink
     reserved: ReservedEngines
     publisher: Publisher
@@ -45,3 +46,17 @@ class Session:
     show: Callable[[Sequence[SampleRow]], None] = lambda rows: None
     spans: Recorder = field(default_factory=Recorder)  # of this process
     clock: Callable[[], float] = time.perf_counter  # seconds
+
+    @property
+    def has_environment(self) -> bool:
+        return self.episodes is not None
+
+    @property
+    def judge(self) -> Judge:
+        """Says what an episode is worth."""
+        return self.episodes.judge if self.episodes else by_response(self.exercises)
+
+    @property
+    def turns(self) -> int:
+        """That a response may have."""
+        return self.episodes.turns if self.episodes else 1

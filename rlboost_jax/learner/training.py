@@ -1,11 +1,14 @@
 """Set a run up, let its loop run, and take everything down again."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from rlboost_jax import compile_cache
+from rlboost_jax.environments.journal import FOLDER as FOLDER_OF_EPISODES
+from rlboost_jax.environments.journal import forget
 from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.complete import complete
 from rlboost_jax.learner.evaluation import Score
@@ -102,6 +105,7 @@ def _session(
         opened.session.checkpoints.wait()  # only then is nothing left to go on with
         summary = _summary(plan.run, opened.workdir.path, score)
         opened.trackers.finish(summary)
+        forget(opened.workdir.path / FOLDER_OF_EPISODES, plan.run.num_steps)
     return summary
 
 
@@ -114,7 +118,7 @@ def _summary(run: RunConfig, path: Path, score: Score | None) -> Summary:
     summary = summarize(
         read_metrics(path), reserved_price_per_hour=run.fleet.reserved_price_per_hour
     )
-    if score is not None:
+    if score is not None and not math.isnan(score.accuracy):
         summary = replace(summary, last_accuracy=score.accuracy)
     write_summary(path, summary)
     return summary

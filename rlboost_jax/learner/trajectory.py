@@ -1,34 +1,67 @@
-"""Finished rollouts as the learner sees them: host-side records of NumPy arrays."""
+"""Finished episodes as the learner sees them: host-side records of NumPy arrays."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.rewards.verdict import NO_ACCOUNT, Account
 from rlboost_jax.sequences.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """One finished sequence. Entry i of every array is about its sampled token i."""
+    """One finished episode: a sequence, or several where its environment began anew in between.
+
+    Entry i of every array is about its sampled token i, counted through all its sequences.
+    """
 
     prompt: int  # index of the prompt within the step
     sample: int  # index of the response within the step
-    sequence: Sequence
+    sequence: Sequence  # the first one
+    later: tuple[Sequence, ...] = ()  # those after it
     reward: float
     advantage: float  # of all sampled tokens, unless `advantages` has one for each
-    trained: bool = True  # False: it counts in its group's mean and in no loss
+    trained: bool = True  # False: it is in no loss
+    left_out: str = ""  # why nobody knows its reward: it is not in its group's mean either
+    turn_rewards: tuple[float, ...] = ()  # parts of `reward`, by turn; (): not known
     advantages: NDArray[np.float32] | None = None
     old_logprobs: NDArray[np.float32] | None = None  # nats, of the learner before the first update
     old_values: NDArray[np.float32] | None = None  # of the critic before the first update
     returns: NDArray[np.float32] | None = None  # what the critic is to expect
-    attempt: int = 0  # see `FinishedRollout`; no part of any digest
+    attempts: tuple[int, ...] = (0,)  # of each sequence, see `FinishedRollout`; in no digest
     # What each reward function returned, before its weight, and why those that failed did.
     reward_components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     reward_faults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    account: Account = NO_ACCOUNT  # of its environment
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """All of them, in order."""
+        return self.sequence, *self.later
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(sequence.num_sampled for sequence in self.sequences)
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """Of its sampled tokens, nats, as recorded when they were sampled."""
+        return _joined([sequence.logprobs for sequence in self.sequences])
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """Sampled tokens of each turn. A turn is what was sampled at a stretch."""
+        return tuple(count for sequence in self.sequences for count in sequence.runs[1::2])
+
+    @property
+    def response(self) -> NDArray[np.int32]:
+        """What its rewards see: all after the prompt, of each of its sequences."""
+        return _joined([sequence.continuation for sequence in self.sequences])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +73,22 @@ class Group:
 
 
 def trajectories_digest(trajectories: Iterable[Trajectory]) -> str:
-    """SHA-256 of a step: who sampled what, in (prompt, sample) order, to the last bit.
+    """SHA-256 of a step: who sampled what, in (prompt, sample, sequence) order, to the last bit.
 
     Covers all tokens and which of them were sampled, the bits of the behaviour log-probabilities,
     the policy versions and what routes there are; not the order of arrival, nor what follows
-    from these.
+    from these. An episode of one sequence is named by prompt and sample alone.
     """
     digest = hashlib.sha256()
     for t in sorted(trajectories, key=lambda t: (t.prompt, t.sample)):
-        digest.update(f"{t.prompt} {t.sample}\n".encode())
-        for part in t.sequence.digested():
-            digest.update(part)
+        for place, sequence in enumerate(t.sequences):
+            which = f" {place}" if place else ""
+            digest.update(f"{t.prompt} {t.sample}{which}\n".encode())
+            for part in sequence.digested():
+                digest.update(part)
     return digest.hexdigest()
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """One array, and the very same where there is one."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -95,7 +95,8 @@ class Collected(Entry, frozen=True, kw_only=True):
     batch: Batch
     instance: str
     samples: bytes  # uint32
-    starts: bytes  # uint32: tokens that the rollout had before, given ones included
+    # uint32: tokens that the rollout had before after its prompts, given ones included
+    starts: bytes
     counts: bytes  # uint16
     tokens: bytes  # int32
     logprobs: bytes  # float32
@@ -110,7 +111,7 @@ class CollectedRouted(Collected, frozen=True, kw_only=True):
 
 
 class Redone(Entry, frozen=True, kw_only=True):
-    """Rollouts were cut to their first `lengths[i]` tokens: the rest is not believed."""
+    """Rollouts were cut to their first `lengths[i]` tokens, of all their sequences together."""
 
     batch: Batch
     samples: bytes  # uint32
@@ -118,7 +119,8 @@ class Redone(Entry, frozen=True, kw_only=True):
 
 
 class Answered(Entry, frozen=True, kw_only=True):
-    """What the environment said to a parked rollout. That it was parked follows from its tokens."""
+    """What the environment said to a parked rollout. That it was parked follows from its tokens.
+    Where it has a rollout begin anew, that is `Redone`."""
 
     batch: Batch
     sample: int
@@ -126,6 +128,8 @@ class Answered(Entry, frozen=True, kw_only=True):
     turn: int
     tokens: bytes  # int32; without those that there was no room for
     over: bool
+    sequence: int = 0
+    prompt: bytes = b""  # int32, of the next sequence; without what there was no room for
 
 
 class Counted(Entry, frozen=True, kw_only=True):

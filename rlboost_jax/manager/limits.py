@@ -18,6 +18,7 @@ ROUTED_TOKENS_PER_SECOND: Final = 100_000
 REMARKS_PER_SECOND: Final = 2.0
 REMARK_BURST: Final = 60
 MAX_INSTANCES: Final = 1_000  # of one fleet
+MAX_TURNS: Final = 4_096  # of a response; each may begin a sequence, of half a kilobyte
 MAX_OPEN_BATCHES: Final = 16  # at once: a lag of 14, and one that is being trained
 
 _FRAME_OVERHEAD: Final = 4_096  # Hello at its longest, a reason, names of fields

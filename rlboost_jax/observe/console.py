@@ -107,7 +107,7 @@ class Console(Closing):
         """The first of them, as far as it fits a line."""
         for row in rows[:1]:
             prompt, response = _one_line(row.prompt_text), _one_line(row.response_text)
-            self.note(f"  sample: {prompt} → {response}  (reward {row.reward:.3g})")
+            self.note(f"  sample: {prompt} → {response}  ({_facts(row)})")
 
     def step(self, row: Mapping[str, Any]) -> None:
         """A step is done; `row` is its row of metrics."""
@@ -197,9 +197,34 @@ def step_line(row: Mapping[str, Any], num_steps: int) -> str:
         f"{rate(row, 'tokens_generated')} tokens/s ({split(row)})  "
         f"servers {number(row, 'instances_mean', 1)} "
         f"+{row.get('instances_joined') or 0} -{row.get('instances_lost') or 0}  "
-        f"{row.get('tokens_lost') or 0} tokens lost  ${row.get('cost_dollars') or 0:.4f}  "
+        f"{row.get('tokens_lost') or 0} tokens lost  {_episodes(row)}"
+        f"${row.get('cost_dollars') or 0:.4f}  "
         f"{number(row, 'step_seconds', 2)} s"
     )
+
+
+def _episodes(row: Mapping[str, Any]) -> str:
+    """Of a step whose responses have an environment."""
+    if row.get("turns_mean") is None:
+        return ""
+    said = f"turns {number(row, 'turns_mean', 1)}  "
+    if row.get("tool_calls"):
+        said += f"{row['tool_calls']} tool calls ({row.get('tool_failures') or 0} failed)  "
+    if row.get("episodes_left_out"):
+        said += f"{row['episodes_left_out']} left out  "
+    return said
+
+
+def _facts(row: SampleRow) -> str:
+    """Of a sample, in a few words."""
+    turns = [part for part in row.turns if part.sampled]
+    calls = sum(len(part.calls) for part in turns)
+    facts = [f"left out: {_one_line(row.left_out)}" if row.left_out else f"reward {row.reward:.3g}"]
+    if len(turns) > 1:
+        facts.append(f"{len(turns)} turns")
+    if calls:
+        facts.append(f"{calls} tool call{'s' * (calls > 1)}")
+    return ", ".join(facts)
 
 
 def _changes(before: FleetStatus | None, status: FleetStatus) -> str:

@@ -65,5 +65,5 @@ class Forecast:
 
 
 def total(rows: Iterable[Mapping[str, Any]], key: str) -> float:
-    """Sum of a column; what was not measured counts as 0."""
-    return sum(row[key] or 0 for row in rows)
+    """Sum of a column; what was not measured, or not known to an older release, counts as 0."""
+    return sum(row.get(key) or 0 for row in rows)

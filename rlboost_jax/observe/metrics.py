@@ -79,6 +79,18 @@ MEANINGS: Final = MappingProxyType(
         "line_losses_worst": "of the line that loses most",
         "lease_seconds_median": "that a server may be silent for before it is given up",
         "lease_seconds_worst": "the longest: work of a server that dies there waits that long",
+        "parked_share": "of the step's unfinished responses, those that wait for their "
+        "environment, averaged over time; null without environments, as those that follow are",
+        "turns_mean": "of a response, in all its sequences",
+        "sequences_mean": "of a response; more than 1 where conversations were rewritten",
+        "returned_share": "of the times that a response went on after an answer, those where it "
+        "did so at the server that it came from",
+        "tool_calls": "that the step's responses made",
+        "tool_failures": "of these, that could not be carried out, or whose tool raised",
+        "environment_seconds": "in steps, resets and tools, summed over the step's responses",
+        "tokens_retokenised": "sampled tokens that became text and tokens again: always 0",
+        "episodes_left_out": "responses whose environment failed: in no loss and in no group's "
+        "mean",
     }
 )
 KEYS: Final = tuple(MEANINGS)
@@ -87,6 +99,7 @@ SUMMED: Final = (
     *("cost_dollars", "step_seconds", "instances_joined", "instances_lost", "requests_migrated"),
     *("tokens_generated", "tokens_delivered", "tokens_lost", "tokens_reserved"),
     *("tokens_preemptible", "tokens_prefilled_again", "reward_failures"),
+    *("tool_calls", "tool_failures", "episodes_left_out"),
 )
 
 
@@ -96,6 +109,8 @@ REPORTED: Final = tuple(
 )
 # Of those, what a simulation knows nothing of: its servers have no lines.
 LINES: Final = tuple(key for key in REPORTED if key.startswith(("line_", "lease_")))
+# Of those, what only runs with environments have.
+TURNS: Final = ("parked_share", "turns_mean", "sequences_mean", "returned_share")
 
 
 def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -129,7 +144,8 @@ def document() -> str:
         "have, or that is not finite, is null. Trackers get the same numbers, and `report.html`\n"
         "plots most of them.\n\n"
         f"| key | what |\n|---|---|\n{lines}\n| `reward/NAME` | mean of what the reward function "
-        "NAME gave; where there are several |\n"
+        "NAME gave; where there are several |\n| `environment/NAME` | mean of what an environment "
+        "counted as NAME (`Step.metrics`), over the episodes that have it |\n"
     )
 
 

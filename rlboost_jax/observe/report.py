@@ -148,6 +148,13 @@ def _tiles(config: RunConfig, summary: Summary) -> Iterator[tuple[str, str, str]
     share = summary.tokens_lost / summary.tokens_generated if summary.tokens_generated else 0.0
     yield "tokens lost", f"{summary.tokens_lost:,}", f"{share:.3%} of {summary.tokens_generated:,}"
     yield "requests migrated", f"{summary.requests_migrated:,}", "continued, never begun again"
+    if summary.turns_mean is not None:
+        yield "turns", f"{summary.turns_mean:.1f}", "of an episode"
+    if summary.tool_calls:
+        yield "tool calls", f"{summary.tool_calls:,}", f"{summary.tool_failures:,} failed"
+    if summary.episodes_left_out:
+        note = "whose environment failed: trained on by nobody"
+        yield "episodes left out", f"{summary.episodes_left_out:,}", note
     yield "cost", f"${summary.cost_dollars:.4f}", _cost_note(config, summary)
     if summary.max_logprob_gap is not None:
         gap = summary.max_logprob_gap

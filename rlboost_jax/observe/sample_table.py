@@ -44,7 +44,7 @@ def _shown(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _texts(group: Mapping[str, Any]) -> list[str]:
     """All that takes room."""
-    turns = [text for row in group["rows"] for _, text in row["turns"]]
+    turns = [part["text"] for row in group["rows"] for part in row["turns"]]
     return [group["prompt_text"], *(row["response_text"] for row in group["rows"]), *turns]
 
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from rlboost_jax import durable
@@ -35,6 +36,10 @@ class Summary:
     cost_dollars: float  # with start and warm-up
     steps_dollars: float | None = None  # of these, what can be compared with the next
     reserved_only_dollars: float | None  # for these on the reserved devices alone; see cost.py
+    turns_mean: float | None = None  # of an episode, mean of the steps; without an environment None
+    tool_calls: int = 0
+    tool_failures: int = 0  # of these
+    episodes_left_out: int = 0
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: float) -> Summary:
@@ -42,6 +47,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: flo
     rewards = [row["reward_mean"] for row in rows if row["reward_mean"] is not None]
     compared = comparison(rows, reserved_price_per_hour=reserved_price_per_hour)
     gaps = [row["max_logprob_gap"] for row in rows if row["max_logprob_gap"] is not None]
+    turns = [row["turns_mean"] for row in rows if row.get("turns_mean") is not None]
     return Summary(
         steps=len(rows),
         seconds=total(rows, "step_seconds"),
@@ -58,6 +64,10 @@ def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: flo
         cost_dollars=total(rows, "cost_dollars"),
         steps_dollars=compared.run if compared else None,
         reserved_only_dollars=compared.reserved_only if compared else None,
+        turns_mean=fmean(turns) if turns else None,
+        tool_calls=int(total(rows, "tool_calls")),
+        tool_failures=int(total(rows, "tool_failures")),
+        episodes_left_out=int(total(rows, "episodes_left_out")),
     )
 
 

@@ -89,7 +89,7 @@ def frame(record: msgspec.Struct) -> bytes:
     try:
         data = msgspec.msgpack.encode(record, enc_hook=_plain)
     except (OverflowError, RecursionError, TypeError, UnicodeError) as error:
-        raise Unsendable(f"it cannot be sent to a reward worker: {error}") from None
+        raise Unsendable(f"it cannot be sent to a worker: {error}") from None
     if len(data) > MAX_FRAME_BYTES:
         raise FrameTooLong(f"a frame of {len(data)} bytes, {MAX_FRAME_BYTES} allowed")
     return _LENGTH.pack(len(data)) + data

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,15 +19,62 @@ class Answered:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallMade:
+    """A tool call of an episode, as its environment tells of it."""
+
+    turn: int  # 0, 1, 2, … in the episode
+    name: str  # of the tool
+    failed: bool = False  # it could not be carried out, or its tool raised
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What an environment tells of an episode beside its reward: for records, not for training."""
+
+    calls: tuple[CallMade, ...] = ()  # in order
+    seconds: float = 0.0  # that steps, resets and tools took, not that they waited for a worker
+    tokens_retokenised: int = 0  # sampled tokens that became text and tokens again
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+NO_ACCOUNT: Final = Account()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
+    """What is known of a response, or of a whole episode, once it is over.
+
+    Attributes:
+        left_out: why an episode failed for reasons that are not the policy's; "": it did not.
+            Nobody trains on it, and it is compared with nothing. Its reward is of no matter.
+        turn_rewards: parts of `reward`, one for each turn of the episode, in order; what they do
+            not add up to is of the last turn. (): all of it is.
+    """
+
     reward: float  # weighted sum of the components
     accuracy: float  # the first component: what evaluation reports
     # What each function returned, before its weight; the fallback of one that failed. One that
     # returned None says nothing about this response and is absent.
     components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     faults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # of which, why
-    # Why the response does not count in its group, for reasons outside of it; "": it counts.
     left_out: str = ""
+    turn_rewards: tuple[float, ...] = ()
+    account: Account = NO_ACCOUNT
+
+
+def of_member(group: Verdict, alone: Verdict) -> Verdict:
+    """What is said of a response with its group compared, and all that only its episode knows.
+
+    Args:
+        group: of functions that compare responses, and of the others.
+        alone: what was said before.
+    """
+    return replace(
+        group,
+        left_out=group.left_out or alone.left_out,
+        turn_rewards=group.turn_rewards or alone.turn_rewards,
+        account=alone.account,
+    )
 
 
 def at_once(verdict: Verdict) -> Future[Verdict]:

@@ -5,7 +5,8 @@ have. Nobody says so on any wire: it follows from the tokens, wherever they are.
 
 Of a sequence of several turns that is said of the newest turn. Only tokens that were sampled end
 one: what is given may have any ids. What its turns may have together is a number of sampled
-tokens, so the last turn may have what those before it left.
+tokens, so the last turn may have what those before it left. A turn may have a limit of its own:
+what that ends is cut off as what the other ends, and the sequence goes on where it is answered.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,14 +23,27 @@ def stopped(tokens: Sequence[int] | NDArray[np.int32], stop_ids: Collection[int]
     return len(tokens) > 0 and int(tokens[-1]) in stop_ids
 
 
+def most_of_turn(sampled: int, *, max_tokens: int, turn_tokens: int = 0) -> int:
+    """How many tokens a turn may have.
+
+    Args:
+        sampled: in the turns before it.
+        max_tokens: that all turns may have together.
+        turn_tokens: that any of them may have; 0: no limit of its own.
+    """
+    left = max_tokens - sampled
+    return turn_tokens if 0 < turn_tokens < left else left
+
+
 def finish_reason(
     last: int, num_tokens: int, *, max_tokens: int, stop_ids: Collection[int]
 ) -> FinishReason | None:
-    """Why a response is over; None: it goes on.
+    """Why a response, or one of its turns, is over; None: it goes on.
 
     Args:
         last: its newest token, of no matter where it has none.
         num_tokens: that it has, the newest included.
+        max_tokens: that it may have; of a turn see `most_of_turn`.
     """
     if num_tokens > 0 and last in stop_ids:
         return "stop"

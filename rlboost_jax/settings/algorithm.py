@@ -26,6 +26,7 @@ GroupAdvantage = Literal[  # compares the rewards of one prompt
 TokenAdvantage = Literal["return", "gae"]
 Advantage = Literal[GroupAdvantage, TokenAdvantage]
 Deviation = Literal["population", "sample"]
+TurnAdvantages = Literal["episode", "turn", "both"]
 OldPolicy = Literal["behaviour", "recomputed"]
 RatioLevel = Literal["token", "sequence", "sequence_token"]
 Surrogate = Literal["clip", "cispo", "sapo", "reinforce"]
@@ -53,6 +54,15 @@ class AlgorithmConfig:
     advantage: Advantage = setting(FROM_PRESET, "what a response's reward is compared with")
     deviation: Deviation = setting(
         FROM_PRESET, "of group_std: divides squares by the size of the group, or by one less"
+    )
+    turn_advantages: TurnAdvantages = setting(
+        "episode",
+        "what is compared within a group: whole episodes, their turns, or both, added up",
+        note="Turn k of an episode is compared with turn k of the others, by the rewards from it "
+        "on; docs/reference/algorithms.md, Turns.",
+    )
+    turn_discount: float = setting(
+        1.0, "γ per turn, of turn_advantages", above=0, at_most=1, may_change="from its step"
     )
     whiten: bool = setting(
         FROM_PRESET, "advantages of all tokens of the batch get mean 0 and deviation 1"

@@ -30,6 +30,7 @@ _BLANK: Final = (
     "environment",
 )
 _NEW: Final = ("environment",)  # sections that servers of the release before know nothing of
+_NEW_CHOICES: Final = ("turn_advantages", "turn_discount")  # of the algorithm, and the learner's
 
 
 def sent_to_servers(run: RunConfig) -> dict[str, Any]:
@@ -41,6 +42,8 @@ def sent_to_servers(run: RunConfig) -> dict[str, Any]:
     for section in _NEW:
         if not values[section]:
             del values[section]
+    for name in _NEW_CHOICES:
+        del values["algorithm"][name]
     return values
 
 
@@ -75,6 +78,7 @@ def for_servers(run: RunConfig) -> RunConfig:
             source="none", tokenizer="bytes", max_prompt_tokens=run.engine.max_prompt_tokens
         ),
         rewards=RewardsConfig(functions=(RewardConfig(name="exact"),)),
+        algorithm=replace(run.algorithm, turn_advantages="episode", turn_discount=1.0),
         environment=EnvironmentConfig(max_given_tokens=run.environment.max_given_tokens),
         warmup=WarmupConfig(max_updates=0),
         evaluation=EvaluationConfig(every_steps=0),

@@ -13,7 +13,7 @@ _FRAME_LEFT: Final = MAX_FRAME_BYTES - 2**16  # for a response, beside names and
 
 def algorithm_mistakes(config: RunConfig) -> Iterator[str]:
     """The ranges of all fields have been checked before."""
-    checks = (_advantage, _surrogate, _kl, _correction, _lag, _overlong, _updates, _routing)
+    checks = (_advantage, _turns, _surrogate, _kl, _correction, _lag, _overlong, _updates, _routing)
     for check in checks:
         yield from check(config)
 
@@ -29,6 +29,34 @@ def _advantage(config: RunConfig) -> Iterator[str]:
         yield (
             "algorithm.group_size is 1; algorithm.dynamic_sampling keeps prompts whose responses "
             "have different rewards: choose 2 or more, or set it to False"
+        )
+
+
+def _turns(config: RunConfig) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.turn_advantages == "episode":
+        if algorithm.turn_discount != 1:
+            yield (
+                f"algorithm.turn_discount is {algorithm.turn_discount}, which nothing asks for: "
+                "set algorithm.turn_advantages to 'turn' or 'both', or it to 1"
+            )
+        return
+    said = f"algorithm.turn_advantages is {algorithm.turn_advantages!r}"
+    if algorithm.advantage in get_args(TokenAdvantage):
+        yield (
+            f"{said}, which compares turns within a group, but algorithm.advantage "
+            f"{algorithm.advantage!r} compares nothing, and takes rewards where their turn ends "
+            "anyway: set it to 'episode'"
+        )
+    if algorithm.advantage == "pass_at_k":
+        yield (
+            f"{said}, but algorithm.advantage 'pass_at_k' is of the best of whole episodes: set "
+            "it to 'episode', or take another advantage"
+        )
+    if algorithm.ratio_level == "sequence":
+        yield (
+            f"{said}, but algorithm.ratio_level 'sequence' has one ratio for a response, whose "
+            "turns then have different advantages: take 'sequence_token'"
         )
 
 

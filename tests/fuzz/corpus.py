@@ -92,10 +92,7 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
         over=False,
         restart=True,
     ),
-    "begin_batch_turn_tokens": msgspec.structs.replace(
-        begin_batch(0, 0, "d", turns=3),
-        sampling=msgspec.structs.replace(begin_batch(0, 0, "d").sampling, turn_tokens=4),
-    ),
+    "begin_batch_turn_tokens": begin_batch(0, 0, "d", turns=3, turn_tokens=4),
     "extend_batch": m.ExtendBatch(
         batch=0, prompts=(m.PromptRequest(prompt=3, tokens=m.pack_tokens([3, 0, 1])),)
     ),

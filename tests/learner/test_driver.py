@@ -42,7 +42,7 @@ def collector(prompts: int = 4) -> StepCollector:
         version=0,
         prompts=[np.array([1, p], np.int32) for p in range(prompts)],
         group_size=GROUP,
-        ask=lambda prompt, tokens: at_once(verdict(float(tokens[1]))),
+        ask=lambda episode: at_once(verdict(float(episode.response[1]))),
         estimate=Estimates(
             algorithm=PRESETS["dr_grpo"], max_response_tokens=2, stop_ids=()
         ).of_group,
@@ -157,7 +157,7 @@ def test_what_is_doubted_is_waited_for_again(deterministic: bool):
         if not wrong:
             trained.append((index, [group.prompt for group in groups]))
         return [
-            Doubt(prompt=t.prompt, sample=t.sample, attempt=t.attempt, position=1, gap=3.0)
+            Doubt(prompt=t.prompt, sample=t.sample, attempt=t.attempts[0], position=1, gap=3.0)
             for t in wrong
         ]
 

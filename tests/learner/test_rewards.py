@@ -11,6 +11,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.episodes import Episode
 from rlboost_jax.learner.estimates import Estimates
 from rlboost_jax.learner.guards import RewardsFailed, check_judged
 from rlboost_jax.learner.stream.driver import drive
@@ -46,9 +47,9 @@ class Desk:
         self.asked: dict[tuple[int, int], Future[Verdict]] = {}
         self.woken = 0
 
-    def ask(self, prompt: int, tokens: np.ndarray) -> Future[Verdict]:
-        sample, attempt = tokens.tolist()
-        assert prompt == sample // GROUP
+    def ask(self, episode: Episode) -> Future[Verdict]:
+        sample, attempt = episode.response.tolist()
+        assert episode.work.prompt == sample // GROUP
         self.asked[sample, attempt] = Future()
         return self.asked[sample, attempt]
 
@@ -193,7 +194,7 @@ def test_what_was_said_of_a_rejected_attempt_is_forgotten():
     desk.asked[0, 1].set_result(verdict(0.0))
     (group,) = collector.settle()
     assert [t.reward for t in group.trajectories] == [0.0, 1.0]
-    assert [t.attempt for t in group.trajectories] == [1, 1]
+    assert [t.attempts for t in group.trajectories] == [(1,), (1,)]
 
 
 def test_a_finished_group_that_is_rejected_in_part_is_judged_in_part():
@@ -314,7 +315,7 @@ def test_groups_are_trained_as_they_are_judged(deterministic):
         if not liars:
             trained.extend(group.prompt for group in groups)
         return [
-            Doubt(prompt=t.prompt, sample=t.sample, attempt=t.attempt, position=0, gap=9.0)
+            Doubt(prompt=t.prompt, sample=t.sample, attempt=t.attempts[0], position=0, gap=9.0)
             for t in liars
         ]
 

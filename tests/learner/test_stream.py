@@ -50,7 +50,7 @@ def group_of(prompt: int, *, differ: bool, attempt: int) -> Group:
                 sequence=Sequence.of_prompt([1]),
                 reward=float(differ and place),
                 advantage=0.0,
-                attempt=attempt,
+                attempts=(attempt,),
             )
             for place in range(GROUP)
         ),
@@ -195,7 +195,7 @@ def test_whatever_arrives_when_each_group_is_trained_once_and_then_the_update_is
         assert [t.sample for t in counted] == [p * GROUP + i for p in sorted(batch) for i in (0, 1)]
         for t in counted:
             lied = [s for s in (t.prompt * GROUP, t.prompt * GROUP + 1) if s in schedule.lies]
-            assert t.attempt == bool(lied), "a lie counted"
+            assert t.attempts == (bool(lied),), "a lie counted"
         assert schedule.stream.prompts_used == len(schedule.asked)
         assert not schedule.outstanding, "something was asked for and not waited for"
         assert schedule.evaluation is None or schedule.evaluation.complete

@@ -16,10 +16,13 @@ from rlboost_jax.learner.estimates import Estimates, Scores
 from rlboost_jax.learner.packing import by_sample, pack, update_divisor
 from rlboost_jax.learner.samples import sample_rows
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.models.params import init_params
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import BadSequence, Sequence
 from rlboost_jax.settings.presets import PRESETS
+from tests.learner.episodes import groups_in_sequences
+from tests.learner.test_batch_update import build, updated
 from tests.learner.test_policy import (
     accumulate,
     assert_close,
@@ -31,6 +34,7 @@ from tests.learner.test_policy import (
 from tests.learner.turns import groups_in_turns
 from tests.sequences.given import with_given
 
+__all__ = ["build"]  # a fixture
 ROWS, ROW_TOKENS, LONGEST = 2, 80, 84
 
 
@@ -174,6 +178,41 @@ def test_the_trap_of_observations_no_gradient_knows_them(config, learner_step, t
         np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
 
 
+class Misled(Learner):
+    """Whose batches have other tokens as targets wherever a token was given, and none sampled."""
+
+    def pack(self, trajectories):
+        batches = super().pack(trajectories)
+        return [replace(batch, targets=misled(batch)) for batch in batches]
+
+
+def misled(batch):
+    given = (batch.segments > 0) & ~batch.response_mask
+    assert given.any()
+    return np.where(given, (batch.targets + 5) % 112, batch.targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("grpo", {"mini_batches": 2, "epochs": 2, "kl_coefficient": 0.1}),
+        ("ppo", {"mini_batches": 2}),
+        ("gspo", {}),
+        ("reinforce_pp", {}),
+    ],
+)
+def test_no_bit_of_any_update_knows_what_was_given_as_a_target(build, groups, name, choices):
+    """Through all updates of a batch, the critic's included: of turns, and of episodes."""
+    made = groups_in_turns(groups, most_given=1)
+    made = (*made[:2], *groups_in_sequences(groups)[2:])
+    learners = build(name, **choices)
+    state, figures = updated(learners, made)
+    other, same = updated(Misled(**vars(learners)), made)
+    assert figures == same
+    for left, right in zip(*map(jax.tree.leaves, (state, other)), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
 def by_full_rows(t, values, *, reward, discount, gae_lambda):
     """Advantages of all tokens in a loop over all of them, given ones passed over, as a list."""
     mask, found = t.sequence.mask, []
@@ -209,10 +248,11 @@ def test_the_trap_of_observations_they_are_passed_over(turns):
 
 def test_what_is_too_long_are_sampled_tokens():
     """Ten sampled ones of at most ten, in two runs: it was cut off, whatever was given. And nine
-    of ten with 40 given ones were not."""
+    of ten with 40 given ones, the last of which is a stop id, were not."""
     algorithm = replace(PRESETS["dapo"], overlong_filter=True, overlong_penalty=0.0)
-    estimates = Estimates(algorithm=algorithm, max_response_tokens=10, stop_ids=(1,))
     full, short = made(0, (2, 4, 1, 6, 3)), made(1, (2, 4, 40, 5))
+    stop_id = int(short.sequence.sampled_tokens[-1])
+    estimates = Estimates(algorithm=algorithm, max_response_tokens=10, stop_ids=(stop_id,))
     assert [t.trained for t in estimates.of_group([full, short])] == [False, True]
     penalised = replace(algorithm, overlong_penalty=1.0, overlong_band=0.2)
     shaped = replace(estimates, algorithm=penalised).shaped
@@ -232,7 +272,8 @@ def test_a_sample_shows_who_wrote_what():
     t = Trajectory(prompt=0, sample=0, sequence=sequence, reward=1.0, advantage=0.5)
     (row,) = sample_rows(0, [t], task=Numbers(), num_prompts=1)
     assert (row.prompt_text, row.response_text) == ("1 2", "7 8 4 3 5 9 3")
-    assert row.turns == (("sampled", "7 8"), ("given", "4 3 5"), ("sampled", "9 3"))
+    found = [(part.sampled, part.text, part.turn) for part in row.turns]
+    assert found == [(True, "7 8", 0), (False, "4 3 5", None), (True, "9 3", 1)]
     assert row.tokens == 4 and not row.cut_off
 
 
@@ -247,8 +288,8 @@ def test_what_a_manager_delivers_becomes_a_sequence():
     """And is judged by all after the prompt."""
     asked = []
 
-    def ask(prompt, tokens):
-        asked.append((prompt, tokens.tolist()))
+    def ask(episode):
+        asked.append((episode.work.prompt, episode.response.tolist()))
         return Future()
 
     collector = StepCollector(

@@ -5,9 +5,7 @@ on nothing else, so that any tokens mixed up show.
 """
 
 import functools
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlboost_jax import messages as m
@@ -83,62 +81,6 @@ def token(digest: str, step: int, sample: int, position: int) -> int:
     return 1 + mixed % (VOCAB - 1)
 
 
-def in_turn(sample: int, turn: int) -> int:
-    """The sample whose tokens a later turn of this one is made of."""
-    return sample + 1000 * turn
-
-
-def answer(tokens: Sequence[int], turn: int) -> tuple[list[int], bool]:
-    """What the environment says after a turn, stop ids included, and whether that is all."""
-    mixed = sum(tokens) * 31 + turn
-    given = [(mixed + 7 * i) % VOCAB for i in range(mixed % 4)]
-    return given, not given or mixed % 5 == 0
-
-
-@dataclass(frozen=True)
-class Episode:
-    """A whole sequence: its tokens after the prompt, and their runs, sampled and given in turn."""
-
-    tokens: tuple[int, ...]
-    runs: tuple[int, ...]
-
-    @property
-    def wire_runs(self) -> tuple[int, ...]:
-        """Runs as messages say them."""
-        return self.runs if len(self.runs) > 1 else ()
-
-    @property
-    def split(self) -> list[list[int]]:
-        ends = [0, *itertools.accumulate(self.runs)]
-        return [list(self.tokens[a:b]) for a, b in itertools.pairwise(ends)]
-
-    @property
-    def sampled(self) -> list[int]:
-        return [token for run in self.split[::2] for token in run]
-
-
-@functools.cache
-def episode(digest: str, step: int, sample: int, turns: int, slot_tokens: int) -> Episode:
-    """As the environment above has it, of a prompt of 3 tokens."""
-    tokens: list[int] = []
-    runs: list[int] = []
-    left = MAX_TOKENS
-    for turn in range(turns):
-        row = response(digest, step, in_turn(sample, turn))[:left]
-        tokens += row
-        runs.append(len(row))
-        left -= len(row)
-        given, over = answer(tokens, turn)
-        ended = not left or turn + 1 == turns
-        if ended or 3 + len(tokens) + len(given) + left > slot_tokens:
-            break
-        tokens += given
-        runs += [len(given)] if given else []
-        if over:
-            break
-    return Episode(tuple(tokens), tuple(runs))
-
-
 @functools.cache
 def hash_of(digest: str) -> int:
     return sum(ord(letter) * place for place, letter in enumerate(digest, 1))
@@ -190,7 +132,14 @@ def ready(version: int, digest: str = "d") -> m.Ready:
 
 
 def begin_batch(
-    step: int, version: int, digest: str, *, prompts: int = 3, group_size: int = 2, turns: int = 1
+    step: int,
+    version: int,
+    digest: str,
+    *,
+    prompts: int = 3,
+    group_size: int = 2,
+    turns: int = 1,
+    turn_tokens: int = 0,
 ) -> m.BeginBatch:
     return m.BeginBatch(
         batch=step,
@@ -199,7 +148,12 @@ def begin_batch(
         seed=7,
         group_size=group_size,
         sampling=m.Sampling(
-            temperature=1.0, top_p=1.0, top_k=0, max_tokens=MAX_TOKENS, stop_ids=(STOP,)
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            max_tokens=MAX_TOKENS,
+            stop_ids=(STOP,),
+            turn_tokens=turn_tokens,
         ),
         prompts=tuple(
             m.PromptRequest(prompt=p, tokens=m.pack_tokens([p, step, 1])) for p in range(prompts)

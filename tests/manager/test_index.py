@@ -72,11 +72,11 @@ def test_who_has_fewer_pages_than_slots_has_room_for_as_many_as_fit() -> None:
     )
     rooms = [(i.room, i.last_room) for i in (silent, small, ample, tiny)]
     assert rooms == [(100, 100), (10, 10), (100, 100), (1, 1)]
-    unfinished = SimpleNamespace(length=1000, num_sampled=996, result=None)
+    unfinished = SimpleNamespace(sizes=[(1000, 996)], result=None)
     nothing: Any = SimpleNamespace(rollouts=[unfinished])
     whole.learn(nothing)
     assert small.room == 10
-    finished = SimpleNamespace(length=12, num_sampled=8, result=object())
+    finished = SimpleNamespace(sizes=[(12, 8)], result=object())
     batch: Any = SimpleNamespace(rollouts=[finished, unfinished, finished])
     whole.learn(batch)
     rooms = [(i.room, i.last_room) for i in (silent, small, ample, tiny)]

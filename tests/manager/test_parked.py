@@ -214,7 +214,7 @@ def test_a_doubt_drops_the_answers_after_it() -> None:
     assert only(desk).parked, "of the attempt before"
     before = bytes(only(desk).tokens)
     desk.crash(at=1.0)
-    assert only(desk).awaits(1, 0) and bytes(only(desk).tokens) == before
+    assert only(desk).awaits(0, 1, 0) and bytes(only(desk).tokens) == before
     desk.trainer(m.TrainerHello(run_id="run", window=None))
     desk.trainer(desk.manager.view.batches[0].begin)
     reply(desk, attempt=1)

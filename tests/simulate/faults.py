@@ -21,6 +21,7 @@ from rlboost_jax.settings.manager import Routing, Window
 from tests.computing import limited
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.disk import Disk, Platter
+from tests.simulate.environment import HABITS, Rules
 from tests.simulate.invariants import check, check_leases
 from tests.simulate.lines import line_of
 from tests.simulate.server import Server
@@ -35,6 +36,7 @@ MEAN_GAP = 0.3  # seconds between faults
 CPU_SECONDS = 20.0  # for a schedule, which takes 0.01 s
 NEIGHBOURS = 3  # dispatches of another version, of a schedule with a lag
 GIVEN_TOKENS = 4  # that a slot has room for, of a schedule with turns
+HABITUAL = 2  # questions that meet each habit of an environment, of a schedule with turns
 POWER_CUTS = 2  # of a schedule with any
 LINES_SHARE, LINES, WORSE = 0.1, 8, 2  # schedules with lines; lines of one; that become others
 LINE_SECONDS = {"lease_seconds": 1.5, "longest_lease_seconds": 8.0, "renew_seconds": 0.3}
@@ -66,6 +68,8 @@ class Schedule:
     lag: int = 0
     turns: int = 1  # that a response may have; after each but the last it is parked
     lines: bool = False  # leases follow lines, which faults at 0.0 s give to servers by number
+    several: bool = False  # a sequence may be followed by another
+    turn_tokens: int = 0  # of a turn; 0: no limit of its own
 
     @property
     def num_batches(self) -> int:
@@ -112,12 +116,37 @@ def schedule_of(seed: int) -> Schedule:
             Fault(round(apart.uniform(0.2, FAULTS_END), 3), "neighbour", apart.randrange(8), 0.0)
             for _ in range(NEIGHBOURS)
         ]
-    turns = random.Random(f"turns {seed}").choice((1, 1, 1, 3))
+    apart = random.Random(f"turns {seed}")
+    turns = apart.choice((1, 1, 1, 3))
+    several = turns > 1 and apart.random() < 0.6
+    turn_tokens = apart.choice((0, 0, 5)) if turns > 1 else 0
+    if turns > 1:
+        turns += 2 * several
+        faults += _environments(apart)
     lines = _lines(seed)
     faults += lines
     return Schedule(
-        seed, seeding, extends, servers, machines, tuple(faults), lag, turns, bool(lines)
+        seed,
+        seeding,
+        extends,
+        servers,
+        machines,
+        tuple(faults),
+        lag,
+        turns,
+        bool(lines),
+        several,
+        turn_tokens,
     )
+
+
+def _environments(apart: random.Random) -> list[Fault]:
+    """What those of one schedule do."""
+    kinds = [*HABITS, "die"] * HABITUAL
+    return [
+        Fault(round(apart.uniform(0.0, FAULTS_END), 3), f"{kind}_environment", 0, 0.0)
+        for kind in kinds
+    ]
 
 
 def _lines(seed: int) -> list[Fault]:
@@ -192,7 +221,7 @@ class Run:
             world,
             schedule.num_batches,
             lag=schedule.lag,
-            turns=schedule.turns,
+            rules=Rules(schedule.turns, schedule.turn_tokens, schedule.several, chosen.slot_tokens),
             seeding=schedule.seeding,
             extends=schedule.extends,
         )
@@ -215,6 +244,8 @@ class Run:
             assert self.world.exit is not None and self.world.exit.code == 0
             batches = [report.batch for report in self.world.trainer.reports]
             assert set(batches) == set(range(self.schedule.num_batches))
+            met = self.world.trainer.environments.seen
+            self.world.seen |= {f"{habit}_environment" for habit in met}
         finally:
             self.world.close()
 
@@ -228,6 +259,7 @@ class Run:
     def calm(self) -> None:
         """The faults are over; somebody must be there to work."""
         self._next.clear()
+        self.world.trainer.environments.habits.clear()
         self.world.journal.full = False
         self.world.refusals = 0
         for server in self.world.servers:
@@ -455,6 +487,16 @@ class Run:
     def break_frame(self, fault: Fault) -> bool:
         return self._on_frame("break", fault)
 
+    def die_environment(self, fault: Fault) -> bool:
+        """All processes of environments are killed, with what they were about to say."""
+        trainer = self.world.trainer
+        return trainer.alive and trainer.environments.die()
+
+    def _next_question(self, fault: Fault) -> bool:
+        """It meets a habit of its environment's; which came about is seen at the end."""
+        self.world.trainer.environments.habits.append(fault.kind.removesuffix("_environment"))
+        return False
+
     def _on_frame(self, what: str, fault: Fault) -> bool:
         self._next[what] = fault.amount
         return True
@@ -519,6 +561,8 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "neighbour": (Run.neighbour, 0),
     "power": (Run.power, 0),
     "line": (Run.line, 0),
+    "die_environment": (Run.die_environment, 0),
+    **{f"{habit}_environment": (Run._next_question, 0) for habit in HABITS},
 }
 
 

@@ -53,9 +53,18 @@ def check(world: World) -> None:
                     given, turn = given + count, turn + 1
             assert (tokens, given, turn) == (rollout.num_tokens, rollout.num_given, rollout.turn)
             assert rollout.parked == (not ended and bool(tokens) and rollout.turn_over)
+            before = rollout.ended
+            assert rollout.work.sequence == len(before)
+            assert rollout.tokens_before == sum(one.num_tokens for one in before)
+            said = rollout.results
+            assert [one.last for one in said] == [False] * len(before) + [True] * ended
+            assert [one.work.sequence for one in said] == list(range(len(said)))
+            attempts = [one.attempt for one in said] + [rollout.attempt]
+            assert attempts == sorted(attempts)
+            assert rollout.all_turns <= step.begin.turns
             finished += ended
             parked += rollout.parked
-            kept += tokens - given
+            kept += tokens - given + sum(len(one.result.logprobs) // 4 for one in before)
         assert (step.num_finished, step.num_parked) == (finished, parked)
         assert step.books.generated - step.books.lost == kept
     _index(world)

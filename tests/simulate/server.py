@@ -18,14 +18,13 @@ from tests.manager.fakes import (
     MAX_TOKENS,
     VOCAB,
     batch,
-    episode,
     hello,
-    in_turn,
     lead,
     length,
     response,
     token,
 )
+from tests.simulate.environment import episode, in_turn
 from tests.simulate.lines import line_of
 
 REDIAL_SECONDS = 0.1
@@ -37,7 +36,7 @@ class Held:
 
     Attributes:
         position: in its turn.
-        before: tokens that were sampled in the turns before.
+        before: tokens that were sampled in the turns of its sequence before.
     """
 
     request: m.GenerateRequest
@@ -70,12 +69,13 @@ class Held:
     @property
     def _key(self) -> tuple[str, int, int]:
         work = self.request.work
-        return self.digest, work.batch, in_turn(work.sample, self.turn)
+        return self.digest, work.batch, in_turn(work.sample, self.turn, work.sequence)
 
     @property
     def whole(self) -> int:
         """Tokens of its turn."""
         left = MAX_TOKENS - self.before
+        left = min(left, self.request.sampling.turn_tokens or left)
         return left if self.astray else min(left, length(*self._key))
 
     @property
@@ -263,9 +263,11 @@ class Server:
                 self._release()
             return
         had = m.unpack_tokens(request.response_tokens).tolist()
-        whose = self.digest, request.work.batch, request.work.sample
-        expected = episode(*whose, self.world.trainer.turns, self.world.settings.slot_tokens)
-        astray = had != list(expected.tokens[: len(had)])
+        work, prompt = request.work, m.unpack_tokens(request.prompt_tokens).tolist()
+        sequences = episode(self.digest, work.batch, work.sample, self.world.trainer.rules)
+        expected = sequences[min(work.sequence, len(sequences) - 1)]
+        astray = work.sequence >= len(sequences) or had != list(expected.tokens[: len(had)])
+        astray |= work.sequence > 0 and prompt != list(expected.prompt)
         assert not astray or self.world.lied, "resumed with the wrong tokens"
         runs = runs_after_prompt(request.runs, len(had))
         turn = len(runs) // 2

@@ -4,6 +4,7 @@ It checks all that it is given, bit for bit. What it has said and must say again
 what `rlboost_jax.learner.link.ManagerLink` says again.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,9 @@ import msgspec
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
 from rlboost_jax.sequences.identities import Purpose, sample_number
-from rlboost_jax.sequences.sequence import runs_after_prompt
-from tests.manager.fakes import RUN, answer, manifest
-from tests.simulate.asked import Asked, begin_of, doubt_of
+from tests.manager.fakes import RUN, logprob, manifest
+from tests.simulate.asked import Asked, begin_of
+from tests.simulate.environment import Environments, Rules, doubt_of
 from tests.simulate.server import REDIAL_SECONDS, Server
 
 
@@ -34,7 +35,7 @@ class Trainer:
         num_batches: int,
         *,
         lag: int = 0,
-        turns: int = 1,
+        rules: Rules | None = None,
         seeding: bool = True,
         extends: bool = False,
         prompts: int = 2,
@@ -42,15 +43,17 @@ class Trainer:
     ) -> None:
         self.world = world
         self.num_batches, self.prompts, self.group_size = num_batches, prompts, group_size
-        self.lag, self.turns = lag, turns
+        self.lag, self.rules = lag, rules or Rules()
         self.reports: list[m.BatchReport] = []
         self.alive = False
         self.done = False
         self.lives = 0
         self.seeding, self.extends = seeding, extends
         self.stream = 0
-        self._got: set[tuple[int, int, int]] = set()  # (stream, batch, sample)
+        # By stream, batch and sample: the sequence that comes next.
+        self._due: dict[tuple[int, int, int], int] = {}
         self._doubted: set[tuple[int, int, int]] = set()
+        self.environments = self._environments()
         self._durable = -1
         self._written = 0.0
         self._flavour = 0
@@ -74,6 +77,7 @@ class Trainer:
         self._published = self.version_of(self.batch) - 1
         self._publishes: dict[int, m.Publish] = {}  # that were said, by version
         self._again: dict[str, m.TrainerMessage] = {}
+        self.environments = self._environments()
         self._over: list[m.TrainerMessage] = []  # commits not yet said
         self._next_batch()
         if self.seeding:
@@ -185,9 +189,9 @@ class Trainer:
             if batch < self.num_batches:
                 version = self.version_of(batch)
                 digest = self._digest(version)
-                begin = begin_of(batch, version, digest, self.prompts, self.group_size, self.turns)
+                begin = begin_of(batch, version, digest, self.prompts, self.group_size, self.rules)
                 needed = set(range(self.prompts * self.group_size))
-                self.asked[batch] = Asked(begin, self.prompts, needed)
+                self.asked[batch] = Asked(begin, self.rules, self.prompts, needed)
                 self._say(begin)
 
     def _offer(self, begin: m.BeginBatch) -> None:
@@ -201,61 +205,93 @@ class Trainer:
         )
         if result.work.purpose == "train" and result.work.prompt >= asked.prompts_known:
             return  # an earlier trainer has asked for it
-        key = self.stream, result.work.batch, result.work.sample
-        # A doubt about an attempt that is gone already brings the present one once more.
-        assert key not in self._got or key in self._doubted, "delivered twice"
-        self._got.add(key)
-        found = m.unpack_tokens(result.tokens).tolist()
-        asked.sizes[result.work.sample] = sum(runs_after_prompt(result.runs, len(found))[::2])
-        expected = asked.expected(result.work, self.turns, self.world.settings.slot_tokens)
-        tokens = list(expected.tokens)
-        if found != tokens and self.world.lied:
-            asked.made_up.add(result.work.sample)
-            self._doubt(result, found, tokens)
+        work = result.work
+        sample, key = work.sample, (self.stream, work.batch, work.sample)
+        known = asked.said.get(sample, [])
+        if key in self._doubted and work.sequence > len(known):
+            return  # on its way as what was before it was doubted: all comes again
+        self._check_order(result, key, known)
+        again = sample in asked.whole  # said again on a new stream
+        asked.add(result)
+        expected = asked.expected(work)
+        wrong = self._first_wrong(asked, sample)
+        if wrong is not None:
+            assert self.world.lied, "tokens of other parameters than the batch says"
+            asked.made_up.add(sample)
+            if wrong is result:
+                found = m.unpack_tokens(result.tokens).tolist()
+                self._doubt(result, found, list(expected[work.sequence].tokens))
             return
-        assert found == tokens, "tokens of other parameters than the batch says"
-        asked.made_up.discard(result.work.sample)
-        asked.check(result, expected, routed=bool(self.world.settings.routing))
-        known = result.work.sample in asked.results  # said again on a new stream
-        asked.results[result.work.sample] = result
+        asked.made_up.discard(sample)
+        asked.check(result, expected[work.sequence], routed=bool(self.world.settings.routing))
+        if not result.last:
+            return
+        asked.whole.add(sample)
         if self.extends and asked.prompts_known == self.prompts:
             self._extend(asked)
         oldest = asked.begin.batch == self.batch
-        if oldest and asked.complete and not (known or self._training):
+        if oldest and asked.complete and not (again or self._training):
             self._train()
 
+    def _check_order(
+        self, result: m.FinishedRollout, key: tuple[int, int, int], known: list[m.FinishedRollout]
+    ) -> None:
+        """The sequences of a response come in order, and again only for a reason."""
+        sequence, due = result.work.sequence, self._due.get(key, 0)
+        self._due[key] = sequence + 1
+        if key in self._doubted or sequence == due:
+            return
+        assert sequence < due, f"sequence {sequence} of a response comes where {due} was due"
+        assert result.attempt > known[sequence].attempt, "delivered twice"
+
+    def _first_wrong(self, asked: Asked, sample: int) -> m.FinishedRollout | None:
+        """The first sequence with tokens that were not sampled so; what follows it goes on from
+        what it is, and nobody can tell that it is wrong."""
+        said = asked.said[sample]
+        right = asked.expected(said[0].work)
+        for number, result in enumerate(said):
+            found = m.unpack_tokens(result.tokens).tolist()
+            if number >= len(right) or found != list(right[number].tokens):
+                return result
+        return None
+
     def _parked(self, parked: m.Parked) -> None:
-        """The environment answers a while later, on whatever stream there is then, and sometimes
-        twice. What is lost on the way is asked again."""
         asked = self.asked.get(parked.work.batch)
         assert asked is not None, f"parked in batch {parked.work.batch}, and {list(self.asked)}"
         tokens = m.unpack_tokens(parked.tokens).tolist()
-        expected = asked.expected(parked.work, self.turns, self.world.settings.slot_tokens)
-        assert tokens == list(expected.tokens[: len(tokens)]), "parked with the wrong tokens"
-        assert parked.turn == len(parked.runs) // 2 < self.turns - 1
-        given, over = answer(tokens, parked.turn)
-        reply = m.Answer(
-            work=parked.work,
-            attempt=parked.attempt,
-            turn=parked.turn,
-            tokens=m.pack_tokens(given),
-            over=over,
-        )
+        sequences, number = asked.expected(parked.work), parked.work.sequence
+        right = number < len(sequences) and tokens == list(sequences[number].tokens[: len(tokens)])
+        assert right or self.world.lied, "parked with the wrong tokens"
+        assert parked.turn == len(parked.runs) // 2 < self.rules.turns - 1
+        if right:
+            ends = [0, *itertools.accumulate(parked.runs or (len(tokens),))]
+            sampled = [tokens[a:b] for a, b in itertools.pairwise(ends)][::2]
+            values = [logprob(token) for row in sampled for token in row]
+            assert parked.logprobs == m.pack_logprobs(values)
         self.world.seen.add("parked")
-        for _ in range(self.world.random.choice((1, 1, 2))):
-            self._later(
-                self.world.random.uniform(0.0, 0.4),
-                lambda: self._put(reply) if self.stream else None,
-            )
+        self.environments.take(parked)
+
+    def _environments(self) -> Environments:
+        """Of this life; habits that nobody has met yet stay."""
+        before = getattr(self, "environments", None)
+        made = Environments(
+            self.world.random,
+            self._later,
+            lambda answer: self._put(answer) if self.stream else None,
+            lambda: self.stream,
+            several=self.rules.several,
+        )
+        if before is not None:
+            made.habits, made.seen = before.habits, before.seen
+        return made
 
     def _withdrawn(self, batch: int, samples: list[int]) -> None:
         """They are generated again, and delivered once more."""
         asked = self.asked[batch]
         for sample in samples:
             assert sample == self._measuring, "a response that is trained on"
-            self._got.discard((self.stream, batch, sample))
-            asked.results.pop(sample, None)
-            asked.sizes.pop(sample, None)
+            self._due.pop((self.stream, batch, sample), None)
+            asked.forget(sample)
 
     def _extend(self, asked: Asked) -> None:
         """Some prompts more, in as many messages."""
@@ -284,8 +320,7 @@ class Trainer:
         def say() -> None:
             trained = batch == self.batch and self._training
             if self.stream and batch in self.asked and not trained:
-                self.asked[batch].results.pop(sample, None)
-                self.asked[batch].sizes.pop(sample, None)
+                self.asked[batch].forget(sample)
                 self._doubted.add((self.stream, batch, sample))
                 self._say(doubt)
 

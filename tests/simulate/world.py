@@ -367,13 +367,13 @@ class World:
         files[-1].write_bytes(data[: len(data) - torn] if torn else data)
 
 
-def tokens_of(manager: Manager | None) -> dict[tuple[int, int], bytes]:
-    """All tokens that a manager keeps, by step and sample."""
+def tokens_of(manager: Manager | None) -> dict[tuple[int, int], tuple[object, ...]]:
+    """All tokens that a manager keeps, sequence by sequence, by step and sample."""
     assert manager is not None
     return {
-        (number, rollout.sample): bytes(rollout.result.tokens if rollout.result else rollout.tokens)
+        (number, r.sample): (r.work, r.attempt, r.prompt_tokens, bytes(r.tokens), *r.results)
         for number, step in manager.view.batches.items()
-        for rollout in step.rollouts
+        for r in step.rollouts
     }
 
 

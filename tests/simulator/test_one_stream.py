@@ -84,7 +84,7 @@ def test_a_simulated_step_waits_as_long_as_a_real_one(deterministic):
             version=step,
             prompts=[np.ones(1, np.int32)] * len(stream.begin()),
             group_size=work.group_size,
-            ask=lambda prompt, tokens: at_once(Verdict(reward=0.0, accuracy=0.0)),
+            ask=lambda episode: at_once(Verdict(reward=0.0, accuracy=0.0)),
             estimate=tuple,
         )
 

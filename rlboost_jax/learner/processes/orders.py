@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.rewards.verdict import NO_ACCOUNT
 from rlboost_jax.sequences.sequence import Sequence
 
 BEGIN: Final = "begin"
@@ -45,12 +46,22 @@ def groups_from_wire(groups: Iterable[Mapping[str, Any]]) -> tuple[Group, ...]:
 
 
 def _trajectory(members: Mapping[str, Any]) -> Trajectory:
-    parts = members["sequence"]
-    sequence = Sequence(
+    """Lists on a wire are tuples here."""
+    changed = {
+        "sequence": _sequence(members["sequence"]),
+        "later": tuple(map(_sequence, members["later"])),
+        "attempts": tuple(members["attempts"]),
+        "turn_rewards": tuple(members["turn_rewards"]),
+        "account": NO_ACCOUNT,  # which is for the leader's records
+    }
+    return Trajectory(**{**members, **changed})
+
+
+def _sequence(parts: Mapping[str, Any]) -> Sequence:
+    return Sequence(
         tokens=parts["tokens"],
-        runs=tuple(parts["runs"]),  # lists, where they come from a wire
+        runs=tuple(parts["runs"]),
         logprobs=parts["logprobs"],
         versions=tuple((version, count) for version, count in parts["versions"]),
         routes=parts["routes"],
     )
-    return Trajectory(**{**members, "sequence": sequence})

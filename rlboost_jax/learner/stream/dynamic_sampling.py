@@ -32,13 +32,18 @@ Source: Yu et al. 2025, arXiv:2503.14476, section 3.2. There the batch is filled
 arrival, which prefers short responses.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 
 from rlboost_jax.settings.run import RunConfig
 
 
-def informative(rewards: Collection[float]) -> bool:
-    """Whether the rewards of a group differ, as its data gives them: no shaping, no KL."""
+def informative(rewards: Collection[Hashable]) -> bool:
+    """Whether the rewards of a group differ, as its data gives them: no shaping, no KL.
+
+    Args:
+        rewards: of those that count, where turns are compared with all that theirs are made of:
+            who was left out of the group differs from nobody.
+    """
     return len(set(rewards)) > 1
 
 
@@ -50,19 +55,20 @@ class DynamicSampling:
     run goes on, as it would without dynamic sampling.
     """
 
-    def __init__(self, *, num_groups: int, most_prompts: int) -> None:
+    def __init__(self, *, num_groups: int, most_prompts: int, by_turn: bool = False) -> None:
         """A batch without a group yet.
 
         Args:
             num_groups: of the batch.
             most_prompts: of the stream, for one batch; at least `num_groups`.
+            by_turn: rewards of turns teach something, too, where those of episodes are equal.
         """
         if not 1 <= num_groups <= most_prompts:
             raise ValueError(
                 f"{num_groups} groups of at most {most_prompts} prompts; raise "
                 "learner.prompts_per_step to 1 and algorithm.dynamic_sampling_factor to 1 at least"
             )
-        self.num_groups, self.most_prompts = num_groups, most_prompts
+        self.num_groups, self.most_prompts, self.by_turn = num_groups, most_prompts, by_turn
         self.members: tuple[int, ...] = ()  # prompts, in order; the rank is the place
         self._asked = 0  # prompts [0, asked) of the stream have been asked for
         self._decided: dict[int, bool] = {}  # prompt → informative
@@ -126,4 +132,5 @@ def dynamic_sampling(run: RunConfig) -> DynamicSampling | None:
         return None
     wanted = run.learner.prompts_per_step
     most = int(wanted * run.algorithm.dynamic_sampling_factor)
-    return DynamicSampling(num_groups=wanted, most_prompts=most)
+    by_turn = run.algorithm.turn_advantages != "episode"
+    return DynamicSampling(num_groups=wanted, most_prompts=most, by_turn=by_turn)

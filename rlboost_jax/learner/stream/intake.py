@@ -7,7 +7,6 @@ only the latter, and so no stream.
 from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
-from rlboost_jax.learner.answers import Answers
 from rlboost_jax.learner.collector import StepCollector
 from rlboost_jax.learner.stream.step_stream import StepStream
 
@@ -23,15 +22,14 @@ class Measured(Protocol):
 
 
 class MeasuredIntake:
-    """Messages in; what is measured gets its responses, and those whose turn is over an answer."""
+    """Messages in; what is measured gets its responses."""
 
-    def __init__(self, measured: Measured | None = None, answers: Answers | None = None) -> None:
+    def __init__(self, measured: Measured | None = None) -> None:
         """
         Args:
             measured: takes the responses that are its own.
-            answers: to those whose turn is over, whatever they are for.
         """
-        self.measured, self._answers = measured, answers
+        self.measured = measured
 
     @property
     def complete(self) -> bool:
@@ -42,8 +40,6 @@ class MeasuredIntake:
         match message:
             case messages.FinishedRollout() if self.measured is not None:
                 return self.measured.take(message)
-            case messages.Parked() if self._answers is not None:
-                self._answers.take(message)
             case messages.Withdrawn() if self.measured is not None:
                 self.measured.withdraw(message)
         return False
@@ -60,14 +56,13 @@ class Intake:
         stream: StepStream,
         collector: StepCollector,
         measured: Measured | None = None,
-        answers: Answers | None = None,
     ) -> None:
         """
         Args:
-            measured, answers: see `MeasuredIntake`.
+            measured: see `MeasuredIntake`.
         """
         self.stream, self.collector = stream, collector
-        self._others = MeasuredIntake(measured, answers)
+        self._others = MeasuredIntake(measured)
 
     def take(self, message: messages.ToTrainer) -> None:
         """Raises WrongVersion."""

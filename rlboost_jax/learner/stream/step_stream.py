@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
+from rlboost_jax.learner.episodes import Arrivals
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling, informative
 from rlboost_jax.learner.stream.micro_batches import MicroBatch, MicroBatches
 from rlboost_jax.learner.trajectory import Group, Trajectory
@@ -39,9 +40,10 @@ class Doubt:
 
     prompt: int
     sample: int
-    attempt: int
-    position: int  # among the tokens after the prompt, of the first such token
-    gap: float  # nats between the two log-probabilities, the largest in the response
+    sequence: int = 0  # in which of the response's sequences: the first such one
+    attempt: int  # of that sequence
+    position: int  # among its tokens after the prompt, of the first such token
+    gap: float  # nats between the two log-probabilities, the largest in that sequence
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class StepStream:
         self.step, self._group_size, self._micro_batches = step, group_size, micro_batches
         self._sampling, self._awaited, self._takes_devices = sampling, awaited, takes_devices
         self._num_prompts = 0  # asked for
-        self._here: set[int] = set()  # samples
+        self._here = Arrivals()
         self._finished: deque[Group] = deque()  # not chosen from yet
         self._groups: dict[int, Group] = {}  # by prompt, those that were chosen from
         self._ready: deque[MicroBatch] = deque()
@@ -181,15 +183,13 @@ class StepStream:
         return first
 
     def arrived(self, rollout: messages.FinishedRollout) -> bool:
-        """Note a response of this step; False: it was not asked for, or is here already."""
+        """Note a sequence of a response of this step; False: it was not asked for, or the response
+        is here already."""
         work = rollout.work
         place = work.sample - work.prompt * self._group_size
         known = work.prompt < self._num_prompts and 0 <= place < self._group_size
         ours = work.purpose == "train" and work.batch == self.step
-        if not (ours and known) or work.sample in self._here:
-            return False
-        self._here.add(work.sample)
-        return True
+        return ours and known and self._here.take(rollout)
 
     def finished(self, group: Group) -> None:
         """All responses to a prompt are here and judged."""
@@ -243,7 +243,7 @@ class StepStream:
     @property
     def _generated(self) -> bool:
         """Whether every response is here; some may not be judged yet."""
-        return len(self._here) == self._num_prompts * self._group_size
+        return self._here.num_whole == self._num_prompts * self._group_size
 
     @property
     def _complete(self) -> bool:
@@ -255,14 +255,16 @@ class StepStream:
         self._groups[group.prompt] = group
         members = [(group.prompt, group.prompt)]
         if self._sampling:
-            differ = informative([t.reward for t in group.trajectories])
+            counted = [t for t in group.trajectories if not t.left_out]
+            by_turn = self._sampling.by_turn
+            differ = informative([(t.reward, t.turn_rewards if by_turn else ()) for t in counted])
             members = self._sampling.add(group.prompt, differ)
         for rank, prompt in members:
             member = Group(prompt=rank, trajectories=self._groups[prompt].trajectories)
             self._ready.extend(self._micro_batches.add(member))
 
     def _reject(self, doubts: Sequence[Doubt]) -> Resample:
-        self._here.difference_update(doubt.sample for doubt in doubts)
         for doubt in doubts:
+            self._here.drop(doubt.sample)
             self._groups.pop(doubt.prompt, None)
         return Resample(tuple(doubts))

@@ -33,6 +33,8 @@ from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.learner.update.optimizer_steps import Figures, OptimizerSteps
 from rlboost_jax.models.params import Params
 
+Attempt = tuple[int, tuple[int, ...]]  # sample, and attempts of its sequences
+
 
 class BatchUpdate:
     """One step's batch on its way into the parameters.
@@ -65,7 +67,7 @@ class BatchUpdate:
         self.micro_batches = micro_batches(learner.run)
         self._size = self.micro_batches.num_micro_batches // self._algorithm.mini_batches
         self._members: dict[int, Members] = {}  # by micro-batch
-        self._checked: dict[tuple[int, int], float] = {}  # gap by sample and attempt, with a lag
+        self._checked: dict[Attempt, float] = {}  # gap; with a lag
         self._gaps: dict[int, float] = {}
         self._kl: dict[int, float] = {}
         self._policy = Accumulation(
@@ -216,7 +218,7 @@ class BatchUpdate:
 
     def _mean_kl(self) -> float:
         """Of the estimates in the reward, nats per token."""
-        tokens = sum(t.sequence.num_sampled for t in self.trajectories())
+        tokens = sum(t.num_sampled for t in self.trajectories())
         return math.fsum(self._kl.values()) / tokens
 
     def _parts(self, mini_batch: int) -> list[Members]:
@@ -235,6 +237,6 @@ class BatchUpdate:
         )
 
 
-def _attempts(group: Group) -> set[tuple[int, int]]:
+def _attempts(group: Group) -> set[Attempt]:
     """Each response of a group as it came, and not as it may come again."""
-    return {(t.sample, t.attempt) for t in group.trajectories}
+    return {(t.sample, t.attempts) for t in group.trajectories}

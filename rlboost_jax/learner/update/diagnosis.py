@@ -47,7 +47,7 @@ def _finite(part: tuple[Any, Any]) -> bool:
 
 def _named(trajectories: Sequence[Trajectory]) -> str:
     shown = [
-        f"sample {t.sample} (prompt {t.prompt}, {t.sequence.num_sampled} tokens, "
+        f"sample {t.sample} (prompt {t.prompt}, {t.num_sampled} tokens, "
         f"reward {t.reward:g}, advantage {t.advantage:.3g})"
         for t in trajectories[:MOST_NAMED]
     ]

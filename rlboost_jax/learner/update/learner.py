@@ -67,7 +67,7 @@ class Learner:
         batches = self.pack(everything)
         in_reward = self.reference if self.run.algorithm.kl_in_reward else None
         sampled = self._logprobs(state.params if sampler is None else sampler, in_reward, batches)
-        gaps = [np.abs(sampled["policy"][t.sample] - t.sequence.logprobs) for t in everything]
+        gaps = [np.abs(sampled["policy"][t.sample] - t.logprobs) for t in everything]
         found = dict(sampled)
         if sampler is not None:
             found["policy"] = {}
@@ -99,24 +99,30 @@ class Learner:
         Args:
             params: that sampled them, if what their servers say is true.
         """
-        doubts = []
-        for trajectory in (t for group in groups for t in group.trajectories):
-            (batch,) = self.pack([trajectory])
+        everything = (t for group in groups for t in group.trajectories)
+        found = (self._doubt(params, trajectory) for trajectory in everything)
+        return [doubt for doubt in found if doubt is not None]
+
+    def _doubt(self, params: Params, t: Trajectory) -> Doubt | None:
+        """About the first sequence of an episode that is wrong: what follows is made of it."""
+        for place, sequence in enumerate(t.sequences):
+            alone = Trajectory(
+                prompt=t.prompt, sample=t.sample, sequence=sequence, reward=0.0, advantage=0.0
+            )
+            (batch,) = self.pack([alone])
             gaps = np.asarray(self.policy.gaps(params, batch))[batch.response_mask]
             wrong = np.flatnonzero(~(gaps <= self.tolerated_gap))
             if wrong.size:
-                sequence = trajectory.sequence
                 after_prompt = sequence.sampled_positions - sequence.runs[0]
-                doubts.append(
-                    Doubt(
-                        prompt=trajectory.prompt,
-                        sample=trajectory.sample,
-                        attempt=trajectory.attempt,
-                        position=int(after_prompt[wrong[0]]),
-                        gap=float(gaps.max()),
-                    )
+                return Doubt(
+                    prompt=t.prompt,
+                    sample=t.sample,
+                    sequence=place,
+                    attempt=t.attempts[place],
+                    position=int(after_prompt[wrong[0]]),
+                    gap=float(gaps.max()),
                 )
-        return doubts
+        return None
 
     def _logprobs(
         self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]

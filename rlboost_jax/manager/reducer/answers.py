@@ -1,4 +1,5 @@
-"""What an environment says to parked responses: they go on, or are finished.
+"""What an environment says to parked responses: they go on, with another sequence perhaps, begin
+anew, or are finished.
 
 An answer is named by work, attempt and turn, so one that comes twice, or after tokens were given
 up, is known and dropped. It is in the journal before anything is sent because of it: what an
@@ -29,33 +30,49 @@ class Answers:
         self._check(answer)
         batch = self._ledger.open.get(answer.work.batch)
         rollout = batch.rollout_of(answer.work.sample) if batch is not None else None
-        if batch is None or rollout is None or not rollout.awaits(answer.attempt, answer.turn):
+        work = answer.work
+        asked = work.sequence, answer.attempt, answer.turn
+        if batch is None or rollout is None or not rollout.awaits(*asked):
             return
-        tokens, over = answer.tokens, answer.over
+        if answer.restart:
+            self._ledger.redo(batch, {rollout: 0})
+            return
+        tokens, over, prompt = answer.tokens, answer.over, answer.prompt
         if not self._fits(rollout, tokens):
             tokens, over = b"", True  # as if its length had ended it
-        self._ledger.answer(batch, rollout, tokens, over=over)
+        if not self._begins(rollout, prompt):
+            prompt = b""
+        self._ledger.answer(batch, rollout, tokens, over=over, prompt=prompt)
+        for result in rollout.results[work.sequence :]:
+            self._outbox.of_sample(result)
         if rollout.result is None:
             self._dispatch.resume(batch, rollout, now)
-            return
-        if self._model is not None:
+        elif self._model is not None:
             self._model.ended(rollout, now)
-        self._outbox.of_sample(rollout.result)
 
     def _fits(self, rollout: Rollout, tokens: bytes) -> bool:
         """Whether a slot has room for what was given and all that may be sampled yet."""
         left = rollout.sampling.max_tokens - rollout.num_sampled
         return rollout.length + len(tokens) // 4 + left <= self._slot_tokens
 
+    def _begins(self, rollout: Rollout, prompt: bytes) -> bool:
+        """Whether a slot has room for a sequence that begins so."""
+        return len(prompt) // 4 + rollout.sampling.max_tokens <= self._slot_tokens
+
     def _check(self, answer: Answer) -> None:
         name = f"the answer to turn {answer.turn} of sample {answer.work.sample}"
-        if len(answer.tokens) % 4:
-            raise ProtocolError(f"{name} has {len(answer.tokens)} bytes; a token is 4 bytes")
-        if not (answer.tokens or answer.over):
+        if not (answer.tokens or answer.over or answer.restart):
             raise ProtocolError(f"{name} is empty; give it a token, or say that it is over")
-        tokens = unpack_tokens(answer.tokens)
-        outside = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
-        if np.size(outside):
-            raise ProtocolError(
-                f"{name} has token {outside[0]}; the vocabulary is 0..{self._vocab_size - 1}"
-            )
+        if answer.restart and (answer.tokens or answer.over or answer.prompt):
+            raise ProtocolError(f"{name} has it begin anew, and go on; say one of the two")
+        if answer.prompt and not answer.over:
+            raise ProtocolError(f"{name} begins another sequence; say that this one is over")
+        for data in (answer.tokens, answer.prompt):
+            if len(data) % 4:
+                raise ProtocolError(f"{name} has {len(data)} bytes; a token is 4 bytes")
+            tokens = unpack_tokens(data)
+            outside = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
+            if np.size(outside):
+                raise ProtocolError(
+                    f"{name} has token {outside[0]}; the vocabulary is 0..{self._vocab_size - 1}"
+                )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rlboost_jax.manager.limits import MAX_OPEN_BATCHES
+from rlboost_jax.manager.limits import MAX_OPEN_BATCHES, MAX_TURNS
 from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import BeginBatch, ExtendBatch, PromptRequest, Sampling
 from rlboost_jax.sequences.identities import Batch
@@ -28,6 +28,11 @@ def check_begin(begin: BeginBatch, others: Sequence[BatchRecord], *, slot_tokens
         )
     if begin.group_size < 1 or not begin.prompts:
         raise ProtocolError(f"batch {begin.batch} asks for no tokens at all")
+    if begin.turns > MAX_TURNS:
+        raise ProtocolError(
+            f"batch {begin.batch} lets a response have {begin.turns:,} turns; the limit is "
+            f"{MAX_TURNS:,}, lower environment.max_turns"
+        )
     asked = len(begin.prompts) * begin.group_size
     _check_number(begin.batch, asked, others)
     _check_prompts(begin.batch, begin.prompts, begin.sampling, slot_tokens)
@@ -56,7 +61,7 @@ def check_extension(
             known = batch.rollout_of(sample)
             if known is None:
                 asked += 1
-            elif (known.prompt_tokens, known.sampling) != wanted:
+            elif (known.first_prompt, known.sampling) != wanted:
                 raise ProtocolError(
                     f"batch {extend.batch} has a prompt {prompt.prompt} already, and it is "
                     "another, or sampled in another way"

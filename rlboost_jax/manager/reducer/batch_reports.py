@@ -3,11 +3,12 @@
 from statistics import median
 from typing import Any, Final
 
+from rlboost_jax.manager.accounts import Integral
 from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import BatchRecord
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.transcript import GIVEN
 from rlboost_jax.messages import BatchReport, BatchTrained, WindowState
 from rlboost_jax.sequences.identities import Batch
@@ -23,6 +24,8 @@ class BatchReports:
         self._ready_before = 0.0  # instance-seconds when the batch began
         self._paid_before: float | None = None  # dollars then; None: another manager saw it
         self._paid: dict[Batch, float] = {}  # batch → dollars of the run when it was reported
+        # Of the batch, response-seconds since it began: parked, and not finished.
+        self._parked, self._unfinished = Integral(0.0), Integral(0.0)
 
     def mark(self) -> tuple[object, ...]:
         """Another whenever `snapshot` has changed."""
@@ -39,6 +42,17 @@ class BatchReports:
         """A batch begins: what comes from now on is its own."""
         self._ready_before = self._roster.ready.total(now)
         self._paid_before = self._roster.cost.total(now)
+        self._parked, self._unfinished = Integral(now), Integral(now)
+
+    def account(self, batch: BatchRecord | None, now: float) -> None:
+        """Bring up to date what of its responses is parked; after whatever may have changed it.
+
+        Args:
+            batch: that has its turn; None: none has.
+        """
+        if batch is not None and batch.begin.turns > 1:
+            self._parked.set(batch.num_parked, now)
+            self._unfinished.set(len(batch.rollouts) - batch.num_finished, now)
 
     def forget(self, batch: Batch) -> None:
         """No batch before this one will be reported again."""
@@ -61,7 +75,10 @@ class BatchReports:
         """
         books, delivered = batch.books, batch.delivered(measuring=False)
         measured = [
-            part for r in batch.delivered(measuring=True) for part in r.parts if part[0] != GIVEN
+            part
+            for r in batch.delivered(measuring=True)
+            for part in r.all_parts
+            if part[0] != GIVEN
         ]
         own = sum(count for name, count in measured if name in self._roster.own)
         others = sum(count for _, count in measured) - own
@@ -77,7 +94,7 @@ class BatchReports:
             instances_lost=books.gone,
             requests_migrated=books.migrated,
             tokens_generated=books.generated - own - others,
-            tokens_delivered=sum(rollout.num_sampled for rollout in delivered),
+            tokens_delivered=sum(rollout.all_sampled for rollout in delivered),
             tokens_lost=books.lost,
             tokens_prefilled_again=books.prefilled_again,
             tokens_reserved=books.reserved - own,
@@ -87,13 +104,14 @@ class BatchReports:
             cost_between_dollars=between,
             window=window,
             **self._lines(),
+            **self._turns(batch, delivered, now),
         )
 
     def record(self, batch: BatchRecord, message: BatchTrained, report: BatchReport) -> None:
         """What a batch was made of, to fit models to."""
         lengths: dict[int, list[int]] = {}
         for rollout in batch.delivered(measuring=False):
-            lengths.setdefault(rollout.group, []).append(rollout.num_sampled)
+            lengths.setdefault(rollout.group, []).append(rollout.all_sampled)
         for instance in self._roster:
             self._placements.record_usage(instance)
         self._outbox.record(
@@ -123,6 +141,19 @@ class BatchReports:
     def _known(self) -> list[Instance]:
         """Preemptible instances whose line is known."""
         return [i for i in self._roster if not i.reserved and i.lease.line.known]
+
+    def _turns(self, batch: BatchRecord, delivered: list[Rollout], now: float) -> dict[str, float]:
+        """Of a batch whose responses have any but one, by the names of `BatchReport`."""
+        if batch.begin.turns == 1:
+            return {}
+        books, unfinished = batch.books, self._unfinished.total(now)
+        values = {
+            "parked_share": (self._parked.total(now), unfinished),
+            "turns_mean": (sum(r.all_turns for r in delivered), len(delivered)),
+            "sequences_mean": (sum(len(r.results) for r in delivered), len(delivered)),
+            "returned_share": (books.returned, books.resumed),
+        }
+        return {name: amount / whole for name, (amount, whole) in values.items() if whole}
 
     def _lines(self) -> dict[str, float]:
         """Median and worst of what is known of lines, by the names of `BatchReport`."""

@@ -18,27 +18,35 @@ class Doubts:
     def hear(self, batch: BatchRecord, message: Doubt, now: float) -> None:
         """Blame the servers that sampled the tokens, and have their unproved work done again.
 
+        The trainer has thrown away all sequences of such a response: those that stay are said
+        again, in order, and so are those of one of which an older attempt is meant.
+
         Raises:
             ProtocolError: no such response was delivered, or an engine of the trainer's own
                 sampled it.
         """
-        doubted: list[Rollout] = []
+        doubted: dict[Rollout, None] = {}
+        again: dict[Rollout, None] = {}
         blamed: dict[str, None] = {}
         try:
-            for sample, attempt, position in zip(
-                unpack_ids(message.samples).tolist(),
+            samples = unpack_ids(message.samples).tolist()
+            for sample, attempt, position, sequence in zip(
+                samples,
                 unpack_ids(message.attempts).tolist(),
                 unpack_ids(message.positions).tolist(),
+                unpack_ids(message.sequences).tolist() or [0] * len(samples),
                 strict=True,
             ):
                 rollout = batch.rollout_of(sample)
-                if rollout is None or rollout.result is None:
+                if rollout is None:
+                    continue
+                again[rollout] = None
+                results = rollout.results
+                if sequence >= len(results):
                     continue  # it is being generated again already
-                if rollout.attempt == attempt:
-                    doubted.append(rollout)
-                    blamed[rollout.sampler_of(position)] = None
-                else:  # an older one is meant: the trainer has thrown this one away with it
-                    self._outbox.of_sample(rollout.result)
+                if results[sequence].attempt == attempt:
+                    doubted[rollout] = None
+                    blamed[rollout.sampler_of(rollout.locate(sequence, position))] = None
         except (ValueError, IndexError) as error:
             raise ProtocolError(f"a doubt that fits no response: {error}") from None
         own = [name for name in blamed if name in self._roster.own]
@@ -48,6 +56,9 @@ class Doubts:
             self._servers.quarantine(name, reason, now)
         if others:
             self._placements.redo(doubted, others, now)
+        for rollout in again:
+            for result in rollout.results:
+                self._outbox.of_sample(result)
         if own:
             raise ProtocolError(
                 f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "

@@ -86,7 +86,7 @@ class Manager:
                 "recovered",
                 batches=len(batches),
                 finished=sum(batch.num_finished for batch in batches),
-                tokens=sum(r.num_tokens for batch in batches for r in batch.rollouts),
+                tokens=sum(r.all_tokens for batch in batches for r in batch.rollouts),
             )
         return self._outbox.take()
 
@@ -108,6 +108,7 @@ class Manager:
             if not trainer.ended:
                 parts.staffing.start(parts.tail.resting, now, anew=parts.tail.returning)
             owners.roster.account(batches, owners.fleet.starting, now)
+            parts.reports.account(owners.ledger.active, now)
         if owners.outbox.trainer is not None and now >= self._status_at:
             self._status_at = now + self._status_seconds
             owners.outbox.to_trainer(self.status(now))

@@ -30,9 +30,12 @@ class Placements:
         for rollout in rollouts:
             if rollout.previous and rollout.previous != instance.name:
                 moved.setdefault(rollout.previous, []).append(rollout.num_tokens)
+            if rollout.newest_given:
+                batch.books.resume(returned=rollout.previous == instance.name)
+            given = rollout.newest_given
+            rollout.place(self._ledger.next_request(), instance.name, instance.pages)
             if rollout.num_tokens:
-                batch.books.prefill_again(rollout.length - rollout.newest_given)
-            rollout.place(self._ledger.next_request(), instance.name)
+                batch.books.prefill_again(max(0, rollout.length - given - rollout.spared))
         instance.hold(rollouts, now)
         self._roster.watch(instance)
         for previous, tokens in moved.items():
@@ -80,7 +83,7 @@ class Placements:
         wait = [r for r in back if r is not None and r.result is None and not r.batch.cancelled]
         if not self._migration:
             for batch in dict.fromkeys(r.batch for r in wait):
-                begun = (r for r in wait if r.batch is batch and r.num_tokens)
+                begun = (r for r in wait if r.batch is batch and r.begun)
                 self._ledger.redo(batch, dict.fromkeys(begun, 0))
         for rollout in wait:
             rollout.batch.wait(rollout)
@@ -89,12 +92,14 @@ class Placements:
     def redo(self, doubted: Iterable[Rollout], blamed: Collection[str], now: float) -> None:
         """Do again what blamed instances sampled: of the doubted responses, of all that are not
         finished, and of those that measure the policy. Other finished ones are the learner's to
-        check."""
+        check.
+
+        Those that measure are withdrawn, and what stays of them is said again."""
         batches = self._ledger.open.values()
         rollouts = [rollout for batch in batches for rollout in batch.rollouts]
         suspects = [r for r in rollouts if r.result is None or r.measures]
         cuts = {r: min(r.first_of(name) for name in blamed) for r in (*doubted, *suspects)}
-        cuts = {r: length for r, length in cuts.items() if length < r.num_tokens}
+        cuts = {r: length for r, length in cuts.items() if length < r.all_tokens}
         withdrawn = [r for r in cuts if r.result is not None and r.measures]
         for batch in dict.fromkeys(r.batch for r in withdrawn):
             samples = pack_ids([r.sample for r in withdrawn if r.batch is batch])
@@ -110,6 +115,9 @@ class Placements:
             self._ledger.redo(batch, {r: n for r, n in cuts.items() if r.batch is batch})
         for rollout in taken:
             rollout.batch.wait(rollout)
+        for rollout in withdrawn:
+            for result in rollout.results:
+                self._outbox.of_sample(result)
 
     def record_usage(self, instance: Instance) -> None:
         """What it did since this was done last."""

@@ -142,7 +142,7 @@ class SeedingWindow:
 
     def _gathered(self, batch: BatchRecord) -> list[Instance]:
         """With a lag: instances that go on with a batch, which are as many as have slots for it."""
-        left, fleet = len(batch.rollouts) - batch.num_dormant, []
+        left, fleet = len(batch.rollouts) - batch.num_finished, []
         members = [i for i in self._roster if i.member and i.parameters.awaits(batch.begin.version)]
         for instance in sorted(members, key=lambda i: (-len(i.held), i.order)):
             if left > 0:

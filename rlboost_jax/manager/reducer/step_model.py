@@ -69,10 +69,10 @@ class StepModel:
         """
         groups = groups_of(r for r in step.rollouts if not r.measures)
         self.lengths.learn(
-            responses([[(r.num_sampled, r.result is not None) for r in g] for g in groups])
+            responses([[(r.all_sampled, r.result is not None) for r in g] for g in groups])
         )
         self.speeds.end_step(present)
-        tokens = sum(r.length for group in groups for r in group)
+        tokens = sum(r.all_length for group in groups for r in group)
         if tokens and train_seconds > 0:
             known = self.seconds_per_token > 0
             weight = NEWEST if known else 1.0
@@ -80,7 +80,7 @@ class StepModel:
             self.overhead += weight * (max(0.0, other_seconds) - self.overhead)
         self._mean_tokens = tokens / max(1, sum(len(group) for group in groups))
         self.most_tokens = float(step.begin.sampling.max_tokens)
-        self._prompts = [(g[0].length - g[0].num_sampled, len(g)) for g in groups]
+        self._prompts = [(g[0].all_length - g[0].all_sampled, len(g)) for g in groups]
         self._asked = None
 
     def ended(self, rollout: Rollout, now: float) -> None:
@@ -105,7 +105,7 @@ class StepModel:
         if step not in self._complete or not self.seconds_per_token:
             return
         groups = groups_of(r for r in step.rollouts if r.result is not None and not r.measures)
-        tokens = [float(sum(r.length for r in group)) for group in groups]
+        tokens = [float(sum(r.all_length for r in group)) for group in groups]
         complete = [(self.complete(step).get(g[0].group, closed), n) for n, g in enumerate(groups)]
         should, critical = without_waits(micro_batches(self.learner, tokens, complete))
         self.drag.learn(planned_drag, closed=closed, should=should, critical=critical)

@@ -15,13 +15,13 @@ from rlboost_jax.manager.policies.forecast import (
     best_window,
     forecast,
 )
-from rlboost_jax.manager.policies.lengths import Responses, responses
+from rlboost_jax.manager.policies.lengths import Floats, Responses, responses
 from rlboost_jax.manager.policies.order import first_wave, later_waves, predicted_order
 from rlboost_jax.manager.policies.speeds import Rates
 from rlboost_jax.manager.reducer.step_model import StepModel, groups_of
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
-from rlboost_jax.manager.state.rollouts import BatchRecord
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 
 NO_RATES = Rates(step=1.0, row=0.0, context=0.0, prefill=0.0)  # of no engine at all
 LEAST_GAIN = 0.01  # of a step, for which its order is changed
@@ -63,22 +63,19 @@ class StepPlans:
         if not groups:  # all of the batch measures the policy
             return None
         rollouts = [rollout for group in groups for rollout in group]
-        prompts = [r.length - r.num_sampled for r in rollouts]
-        so_far = [
-            r.num_sampled + (unheard.get(r.request_id, 0.0) if r.holder else 0.0) for r in rollouts
-        ]
-        ended = [r.dormant for r in rollouts]
+        since = [unheard.get(r.request_id, 0.0) if r.holder else 0.0 for r in rollouts]
+        so_far = [r.all_sampled + n for r, n in zip(rollouts, since, strict=True)]
+        ended = [r.result is not None for r in rollouts]
         state = Responses(
             group=np.repeat(np.arange(len(groups)), [len(g) for g in groups]),
             tokens=np.array(so_far, float),
             ended=np.array(ended, bool),
         )
-        most = step.begin.sampling.max_tokens
-        lengths = np.minimum(self.model.lengths.scenario(state), most)
-        totals = np.bincount(state.group, lengths + prompts)
+        lengths = self._lengths(state, rollouts, step.begin.sampling.max_tokens)
+        totals = np.bincount(state.group, lengths + _given(rollouts))
         order = sorted(
             (n for n, done in enumerate(ended) if not done),
-            key=lambda n: (rollouts[n].num_sampled == 0, step.rank_of(rollouts[n]), n),
+            key=lambda n: (not rollouts[n].begun, step.rank_of(rollouts[n]), n),
         )
         place = [
             places.get(r.holder, WAITS) if r.request_id in unheard else WAITS for r in rollouts
@@ -86,7 +83,7 @@ class StepPlans:
         jobs = [
             Job(
                 group=int(state.group[n]),
-                context=prompts[n] + so_far[n],
+                context=rollouts[n].length + since[n],
                 remaining=max(1.0, float(lengths[n]) - so_far[n]),
                 place=place[n],
                 begun=so_far[n] > 0,
@@ -115,20 +112,20 @@ class StepPlans:
         if not groups:
             return None
         rollouts = [rollout for group in groups for rollout in group]
-        state = responses([[(r.num_sampled, r.dormant) for r in g] for g in groups])
-        lengths = np.minimum(self.model.lengths.scenario(state), self.model.most_tokens)
-        totals = np.bincount(state.group, lengths + [r.length - r.num_sampled for r in rollouts])
+        state = _so_far(groups)
+        lengths = self._lengths(state, rollouts, self.model.most_tokens)
+        totals = np.bincount(state.group, lengths + _given(rollouts))
         jobs = []
         for n, rollout in enumerate(rollouts):
-            if not rollout.dormant:
-                so_far = rollout.num_sampled + unheard.get(rollout.request_id, 0.0)
+            if rollout.result is None:
+                since = unheard.get(rollout.request_id, 0.0)
                 jobs.append(
                     Job(
                         group=int(state.group[n]),
-                        context=rollout.length - rollout.num_sampled + so_far,
-                        remaining=max(1.0, float(lengths[n]) - so_far),
+                        context=rollout.length + since,
+                        remaining=max(1.0, float(lengths[n]) - rollout.all_sampled - since),
                         place=places.get(rollout.holder, WAITS),
-                        begun=rollout.num_sampled > 0,
+                        begun=rollout.begun,
                     )
                 )
         ended = self.model.complete(step)
@@ -159,8 +156,8 @@ class StepPlans:
         if not self.model.ready or not step.num_finished:
             ranks = first_wave([len(group) for group in groups], slots)
         else:
-            state = responses([[(r.num_sampled, r.dormant) for r in g] for g in groups])
-            begun = [[not r.waiting or r.num_sampled > 0 for r in g] for g in groups]
+            state = _so_far(groups)
+            begun = [[not r.waiting or r.begun for r in g] for g in groups]
             ranks = later_waves(state.tokens - self.model.lengths.expected(state), begun)
         return {r.sample: float(rank) for r, rank in zip(rollouts, ranks, strict=True)}
 
@@ -190,6 +187,15 @@ class StepPlans:
         if longest.end > usual.end * (1.0 - LEAST_GAIN):
             return usual, tokens, False
         return longest, tokens, True
+
+    def _lengths(self, state: Responses, rollouts: Sequence[Rollout], most: float) -> Floats:
+        """Sampled tokens of responses in all, as they are expected.
+
+        Args:
+            most: of a sequence.
+        """
+        limits = [most - r.num_sampled + r.all_sampled for r in rollouts]
+        return np.minimum(self.model.lengths.scenario(state), limits)
 
     def _plan(
         self, engines: Sequence[Engines], jobs: Sequence[Job], tokens: Sequence[float], drag: float
@@ -242,6 +248,16 @@ class StepPlans:
             )
             steps = (now - span.since) / seconds if seconds > 0 else 0.0
             for request, rollout in running:
-                room = rollout.sampling.max_tokens - rollout.num_sampled - 1
+                room = rollout.room - 1
                 unheard[request] = max(0.0, min(steps - span.steps.get(request, 0), room))
         return unheard
+
+
+def _so_far(groups: Sequence[Sequence[Rollout]]) -> Responses:
+    """What is sampled. One that is parked goes on: when, nobody can say, so as if it waited."""
+    return responses([[(r.all_sampled, r.result is not None) for r in g] for g in groups])
+
+
+def _given(rollouts: Sequence[Rollout]) -> Floats:
+    """Tokens of prompts and of what was given since."""
+    return np.array([r.all_length - r.all_sampled for r in rollouts], float)

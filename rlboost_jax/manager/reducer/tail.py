@@ -134,7 +134,7 @@ class Tail:
             predict,
             own=[instance.room for instance in own],
             other_slots=sum(instance.room for instance in others),
-            left=len(batch.rollouts) - batch.num_dormant,
+            left=len(batch.rollouts) - batch.num_finished,
             surplus=0 if cap is None else max(0, len(self._fleet.standing) - cap),
             overhead=plans.model.overhead,
             prices=prices,

@@ -166,7 +166,7 @@ class Trainer:
                 "resumed",
                 finished=batch.num_finished,
                 total=len(batch.rollouts),
-                tokens=sum(r.num_tokens for r in batch.rollouts),
+                tokens=sum(r.all_tokens for r in batch.rollouts),
             )
         self._deliver(batch, begin.prompts)
         oldest = ledger.active

@@ -9,8 +9,9 @@ from rlboost_jax.manager.journal import Collected, CollectedRouted
 from rlboost_jax.manager.state.token_rows import TokenRows
 from rlboost_jax.messages import pack_counts, pack_ids, unpack_ids
 
-# Of a rollout in a batch: its sample, tokens it had before, where the bytes of its new ones are,
-# the number of routes before theirs, and all of these routes: 0 and none of a run without.
+# Of a rollout in a batch: its sample, tokens it had before in all sequences, where the bytes of its
+# new ones are, the number of routes before theirs, and all of these routes: 0 and none of a run
+# without.
 Piece = tuple[int, int, slice, int, bytes]
 
 

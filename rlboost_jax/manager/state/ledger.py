@@ -4,9 +4,9 @@ Invariants:
 - a rollout is waiting, held by one instance, parked, finished, or its batch is cancelled;
 - each placement has a request id of its own, so tokens of an earlier placement are known
   as late, from any server;
-- a turn is over when its last token is a stop id or `max_tokens` are sampled: that is read off
-  the tokens, and whatever follows is lost. A response is finished with its last turn, or when
-  the environment says so; until then it is parked;
+- a turn is over when its last token is a stop id or it has as many as it may (`endings.py`): that
+  is read off the tokens, and whatever follows is lost. A response is finished with its last turn,
+  or when the environment says so; until then it is parked;
 - a token is counted once as sampled, and once as lost unless its response is delivered.
 """
 
@@ -170,7 +170,8 @@ class Ledger:
         return unfinished
 
     def redo(self, batch: BatchRecord, cuts: dict[Rollout, int]) -> None:
-        """Give up all but the first tokens of some rollouts. Dormant ones wait again."""
+        """Give up all but the first tokens of some rollouts, counted over all their sequences.
+        Dormant ones wait again."""
         if not cuts:
             return
         for rollout, length in cuts.items():
@@ -187,8 +188,17 @@ class Ledger:
             )
         )
 
-    def answer(self, batch: BatchRecord, rollout: Rollout, tokens: bytes, *, over: bool) -> None:
-        """The environment says something to a parked rollout: it goes on, or is finished."""
+    def answer(
+        self,
+        batch: BatchRecord,
+        rollout: Rollout,
+        tokens: bytes,
+        *,
+        over: bool,
+        prompt: bytes = b"",
+    ) -> None:
+        """The environment says something to a parked rollout: it goes on, or its sequence is over,
+        and another begins with a prompt, or it is finished."""
         self._outbox.keep(
             Answered(
                 batch=batch.begin.batch,
@@ -197,9 +207,11 @@ class Ledger:
                 turn=rollout.turn,
                 tokens=tokens,
                 over=over,
+                sequence=rollout.work.sequence,
+                prompt=prompt,
             )
         )
-        batch.answer(rollout, tokens, over=over)
+        batch.answer(rollout, tokens, over=over, prompt=prompt)
 
     def snapshot(self) -> list[tuple[Batch, bool, Books]]:
         """Each batch, whether it is the active one, and its counts; last the gap, as batch -1."""
@@ -301,8 +313,7 @@ class Ledger:
             number = batch.begin.batch
             if sampling.stop_ids not in stops:
                 stops[sampling.stop_ids] = stop_positions(rows.tokens, sampling.stop_ids)
-            room = sampling.max_tokens - rollout.num_sampled
-            own = kept(start, count, room=room, stops=stops[sampling.stop_ids])
+            own = kept(start, count, room=rollout.room, stops=stops[sampling.stop_ids])
             books = self.books if batch.cancelled else batch.books
             books.sampled(count, reserved=reserved)
             if batch.cancelled:
@@ -316,7 +327,7 @@ class Ledger:
                     route_bytes = len(rows.routes[row]) // (rows.leads[row] + count)
                     routes = rows.routes[row][: route_bytes * (rows.leads[row] + own)]
                 if not batch.cancelled:
-                    piece = (rollout.sample, rollout.num_tokens, part, lead, routes)
+                    piece = (rollout.sample, rollout.all_tokens, part, lead, routes)
                     taken.setdefault(number, []).append(piece)
                 rollout.take_in(rows.raw[part], rows.logprobs[part], name, routes)
             if rollout.turn_over:

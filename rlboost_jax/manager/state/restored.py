@@ -24,7 +24,7 @@ def restore_tokens(batch: BatchRecord, entry: Collected, now: float) -> None:
         part = slice(4 * end, 4 * (end + count))
         end += count
         rollout = batch.rollout_of(sample)
-        if rollout is None or rollout.dormant or rollout.num_tokens != start:
+        if rollout is None or rollout.dormant or rollout.all_tokens != start:
             continue
         rollout.take_in(entry.tokens[part], entry.logprobs[part], entry.instance, routes)
         if rollout.turn_over:
@@ -35,11 +35,11 @@ def restore_cuts(batch: BatchRecord, entry: Redone) -> None:
     ids, lengths = unpack_ids(entry.samples).tolist(), unpack_ids(entry.lengths).tolist()
     for sample, length in zip(ids, lengths, strict=True):
         rollout = batch.rollout_of(sample)
-        if rollout is not None and length < rollout.num_tokens:
+        if rollout is not None and length < rollout.all_tokens:
             batch.cut(rollout, length)
 
 
 def restore_answer(batch: BatchRecord, entry: Answered) -> None:
     rollout = batch.rollout_of(entry.sample)
-    if rollout is not None and rollout.awaits(entry.attempt, entry.turn):
-        batch.answer(rollout, entry.tokens, over=entry.over)
+    if rollout is not None and rollout.awaits(entry.sequence, entry.attempt, entry.turn):
+        batch.answer(rollout, entry.tokens, over=entry.over, prompt=entry.prompt)

@@ -1,12 +1,11 @@
 """Responses in the making, and the batches that they belong to."""
 
-import math
 from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.manager.state.transcript import Transcript
+from rlboost_jax.manager.state.placed import Placed
 from rlboost_jax.manager.state.waiting import Waiting
 from rlboost_jax.messages import (
     BeginBatch,
@@ -19,15 +18,14 @@ from rlboost_jax.messages import (
 from rlboost_jax.sequences.identities import Batch, Work, sample_number
 
 
-class Rollout(Transcript):
+class Rollout(Placed):
     """A response in the making: waiting, held by an instance, parked or finished.
 
     *Parked* is one whose turn has ended and that goes on once it is answered. Nothing else says
     so: it follows from the tokens.
     """
 
-    __slots__ = ("asked_at", "attempt", "batch", "group", "holder", "measures", "parked",
-                 "previous", "request_id", "result", "sample", "work", "yielded")  # fmt: skip
+    __slots__ = ("attempt", "batch", "group", "measures", "parked", "result", "sample", "work")
 
     def __init__(
         self, batch: "BatchRecord", prompt: PromptRequest, sample: int, sampling: Sampling | None
@@ -51,11 +49,6 @@ class Rollout(Transcript):
         self.sample = sample
         self.group = sample // begin.group_size  # one number for all responses to the prompt
         self.measures = prompt.purpose == "evaluate"
-        self.holder = ""  # instance that has it now
-        self.previous = ""  # instance that had it last
-        self.request_id = 0  # of the present placement
-        self.asked_at = math.inf  # when its holder was asked to release it
-        self.yielded = False  # the present placement has given tokens
         self.parked = False
         self.result: FinishedRollout | None = None
         self.attempt = 0  # how often tokens were given up
@@ -70,20 +63,23 @@ class Rollout(Transcript):
         return self.result is not None or self.parked
 
     @property
-    def releasing(self) -> bool:
-        """Asked back, and not yet given."""
-        return self.asked_at < math.inf
-
-    @property
     def last_turn(self) -> bool:
         """Whether no other turn can follow this one."""
-        if self.turn + 1 >= self.batch.begin.turns:
+        turns = self.batch.begin.turns
+        if self.turn + 1 >= turns or (self.ended and self.all_turns >= turns):
             return True
         return self.num_sampled >= self.sampling.max_tokens
 
-    def awaits(self, attempt: int, turn: int) -> bool:
+    @property
+    def results(self) -> tuple[FinishedRollout, ...]:
+        """Its sequences that are over, in order."""
+        ended = tuple([one.result for one in self.ended])
+        return ended if self.result is None else (*ended, self.result)
+
+    def awaits(self, sequence: int, attempt: int, turn: int) -> bool:
         """Whether it is parked, and just this is to be answered."""
-        return self.parked and (self.attempt, self.turn) == (attempt, turn)
+        asked = len(self.ended), self.attempt, self.turn
+        return self.parked and asked == (sequence, attempt, turn)
 
     def request(self) -> GenerateRequest:
         return GenerateRequest(
@@ -107,27 +103,9 @@ class Rollout(Transcript):
             logprobs=bytes(self.logprobs),
         )
 
-    def place(self, request_id: int, name: str) -> None:
-        """It goes to instance `name`."""
-        self.request_id, self.holder = request_id, name
-        self.asked_at, self.yielded = math.inf, False
-
-    def release(self, at: float) -> None:
-        """Its holder was asked for it then."""
-        self.asked_at = at
-
-    def take_back(self) -> None:
-        """Its holder has it no longer."""
-        self.holder, self.previous, self.asked_at = "", self.holder, math.inf
-
     def set_aside(self, batch: "BatchRecord") -> None:
         """It belongs to another batch from now on."""
         self.batch = batch
-
-    def take_in(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
-        """Append what instance `name` sampled."""
-        self._append(tokens, logprobs, name, routes)
-        self.yielded = True
 
     def park(self) -> None:
         """Its turn is over, and another may follow; to be called by its batch."""
@@ -136,6 +114,12 @@ class Rollout(Transcript):
     def answer(self, tokens: bytes) -> None:
         """It goes on after what the environment says; to be called by its batch."""
         self._append_given(tokens)
+        self.parked = False
+
+    def follow(self, prompt_tokens: bytes) -> None:
+        """Its sequence is over, and another begins; to be called by its batch."""
+        self._follow(self.work, self.batch.begin.version, self.attempt, prompt_tokens)
+        self._renumber()
         self.parked = False
 
     def finish(self) -> None:
@@ -150,7 +134,12 @@ class Rollout(Transcript):
             self._reopen(self.result)
             self.result = None
         self.parked = False
-        self._truncate(length)
+        self._go_back(length)
+        self._renumber()
+        self._truncate(length - self.tokens_before)
+
+    def _renumber(self) -> None:
+        self.work = msgspec.structs.replace(self.work, sequence=len(self.ended))
 
 
 class BatchRecord:
@@ -223,16 +212,20 @@ class BatchRecord:
             rollout.park()
             self.num_parked += 1
 
-    def answer(self, rollout: Rollout, tokens: bytes, *, over: bool) -> None:
+    def answer(self, rollout: Rollout, tokens: bytes, *, over: bool, prompt: bytes = b"") -> None:
         """What the environment says to a parked response of this batch.
 
         Args:
-            over: it is finished, whether or not anything was said.
+            over: its sequence is, whether or not anything was said.
+            prompt: of the one that follows; b"": it is finished.
         """
         if tokens:
             rollout.answer(tokens)
             self.num_parked -= 1
-        if over:
+        if over and prompt:
+            self.num_parked -= rollout.parked
+            rollout.follow(prompt)
+        elif over:
             self.finish(rollout)
 
     def finish(self, rollout: Rollout) -> None:
@@ -260,7 +253,7 @@ class BatchRecord:
 
     def settle(self) -> None:
         """Make the counts agree with the tokens that are there."""
-        self.books.settle(sum(rollout.num_sampled for rollout in self.rollouts))
+        self.books.settle(sum(rollout.all_sampled for rollout in self.rollouts))
 
     def ask_for(
         self,
@@ -297,7 +290,7 @@ class BatchRecord:
             aside = BatchRecord(msgspec.structs.replace(self.begin, prompts=()), self.begun_at)
             aside.cancel()
             for rollout in dropped:
-                self.books.lose(rollout.num_sampled)
+                self.books.lose(rollout.all_sampled)
                 rollout.set_aside(aside)
                 del self._by_sample[rollout.sample]
             self.rollouts = [rollout for rollout in self.rollouts if rollout.result is not None]
@@ -306,13 +299,22 @@ class BatchRecord:
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout."""
-        self._waiting.put(rollout, rollout.sample, fresh=rollout.num_tokens == 0)
+        self._waiting.put(rollout, rollout.sample, fresh=not rollout.begun, home=rollout.home)
         self.num_waiting += 1
 
     def take(self, count: int) -> list[Rollout]:
         """The next `count` of the queue, no longer in it."""
         self.num_waiting -= count
         return self._waiting.take(count)
+
+    def first_of(self, home: str) -> Rollout | None:
+        """The next that has left pages there, still in the queue."""
+        return self._waiting.first_of(home)
+
+    def take_first_of(self, home: str) -> Rollout:
+        """That one, no longer in it."""
+        self.num_waiting -= 1
+        return self._waiting.take_first_of(home)
 
     def waiting(self) -> Iterator[Rollout]:
         """In queue order, without taking them."""
@@ -337,8 +339,8 @@ class BatchRecord:
                 self.wait(rollout)
 
     def results(self, samples: Collection[int]) -> Iterator[FinishedRollout]:
-        """Those of some responses that are finished."""
-        return (r.result for r in self.rollouts if r.result is not None and r.sample in samples)
+        """What is over of some responses, sequence by sequence."""
+        return (one for r in self.rollouts if r.sample in samples for one in r.results)
 
     def questions(self, samples: Collection[int]) -> Iterator[Parked]:
         """Those of some responses that are parked."""

@@ -153,7 +153,7 @@ class Roster:
 
         One of n tokens holds its prompt and half of them on average, and is sampled for n steps.
         """
-        ended = [(r.length, r.num_sampled) for r in batch.rollouts if r.result is not None]
+        ended = [size for r in batch.rollouts if r.result is not None for size in r.sizes]
         if steps := sum([sampled for _, sampled in ended]):
             held = sum([sampled * (length - sampled / 2) for length, sampled in ended])
             self.row_tokens = held / steps

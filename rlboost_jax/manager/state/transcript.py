@@ -1,14 +1,14 @@
-"""The tokens of a response in the making: sampled by instances, and given in between.
+"""The tokens of a sequence in the making: sampled by instances, and given in between.
 
 Positions are among all tokens after the prompt, the policy's and the environment's. A *turn* is
-what the policy samples until a stop id; what somebody gives after that begins the next one.
+what the policy samples until a stop id or a limit; what somebody gives after that begins the next.
 """
 
 import itertools
 from typing import Any
 
 from rlboost_jax.messages import FinishedRollout, RoutedRollout, Sampling
-from rlboost_jax.sequences.endings import finish_reason
+from rlboost_jax.sequences.endings import finish_reason, most_of_turn
 from rlboost_jax.sequences.identities import Version, Work
 from rlboost_jax.sequences.sequence import Runs
 
@@ -25,19 +25,13 @@ class Transcript:
         turn: number of the one that is under way, or has ended and is not answered.
     """
 
-    __slots__ = ("logprobs", "num_sampled", "num_tokens", "parts", "prompt_tokens", "routes",
-                 "sampling", "tokens", "turn")  # fmt: skip
+    __slots__ = ("_sampled_before", "logprobs", "num_sampled", "num_tokens", "parts",
+                 "prompt_tokens", "routes", "sampling", "tokens", "turn")  # fmt: skip
 
     def __init__(self, prompt_tokens: bytes, sampling: Sampling) -> None:
         """Nothing after a prompt."""
-        self.prompt_tokens, self.sampling = prompt_tokens, sampling
-        self.tokens = bytearray()  # int32
-        self.logprobs = bytearray()  # float32
-        self.routes = bytearray()
-        self.num_tokens = 0
-        self.num_sampled = 0  # of these
-        self.parts: list[tuple[str, int]] = []
-        self.turn = 0
+        self.sampling = sampling
+        self._begin(prompt_tokens)
 
     @property
     def num_given(self) -> int:
@@ -69,6 +63,11 @@ class Transcript:
         return tuple(sum(count for _, count in parts) for _, parts in origins)
 
     @property
+    def num_turns(self) -> int:
+        """That have any tokens."""
+        return self.turn + (self.num_tokens > 0 and not self.newest_given)
+
+    @property
     def instances(self) -> tuple[str, ...]:
         """That sampled any of it, in order."""
         return tuple(dict.fromkeys([name for name, _ in self.parts if name != GIVEN]))
@@ -78,36 +77,33 @@ class Transcript:
         """Whether its last token ends its turn."""
         if self.turn and self.newest_given:
             return False
-        sampling = self.sampling
+        sampled = self.num_sampled - self._sampled_before
         reason = finish_reason(
             int.from_bytes(self.tokens[-4:], "little", signed=True),
-            self.num_sampled,
-            max_tokens=sampling.max_tokens,
-            stop_ids=sampling.stop_ids,
+            sampled,
+            max_tokens=sampled + self.room,
+            stop_ids=self.sampling.stop_ids,
         )
         return reason is not None
 
-    def sampler_of(self, position: int) -> str:
-        """The instance that sampled the token at a position. Raises IndexError without one."""
-        asked = position
-        for name, count in self.parts:
-            position -= count
-            if position < 0:
-                if name == GIVEN:
-                    raise IndexError(f"token {asked} was given by the environment")
-                return name
-        raise IndexError(f"it has only {self.num_tokens} tokens")
-
-    def first_of(self, name: str) -> int:
-        """Position of the first token that instance `name` sampled; the length without one."""
-        before = itertools.takewhile(lambda part: part[0] != name, self.parts)
-        return sum(count for _, count in before)
-
-    def sampled_from(self, length: int) -> int:
-        """Sampled tokens behind the first `length` of all."""
-        return self.num_sampled - sum(
-            count for name, count in _first(self.parts, length) if name != GIVEN
+    @property
+    def room(self) -> int:
+        """Tokens that may still be sampled in this turn."""
+        before, sampling = self._sampled_before, self.sampling
+        most = most_of_turn(
+            before, max_tokens=sampling.max_tokens, turn_tokens=sampling.turn_tokens
         )
+        return most - (self.num_sampled - before)
+
+    def _begin(self, prompt_tokens: bytes) -> None:
+        """Nothing is there but a prompt."""
+        self.prompt_tokens = prompt_tokens
+        self._forget()
+        self.num_tokens = 0
+        self.num_sampled = 0  # of these
+        self._sampled_before = 0  # in the turns before this one
+        self.parts: list[tuple[str, int]] = []
+        self.turn = 0
 
     def _append(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes) -> None:
         """What instance `name` sampled."""
@@ -128,12 +124,13 @@ class Transcript:
         self.tokens += tokens
         self.num_tokens += count
         self.parts.append((GIVEN, count))
+        self._sampled_before = self.num_sampled
         self.turn += 1
 
     def _truncate(self, length: int) -> None:
         """Keep the first `length` tokens. Routes go on to before the last sampled of them."""
         routed = self.length - self.newest_given - 1
-        parts = _first(self.parts, length)
+        parts = first_parts(self.parts, length)
         if length == 0:
             self._forget()
         elif length < self.num_tokens:
@@ -143,11 +140,20 @@ class Transcript:
             del self.tokens[4 * length :], self.logprobs[4 * (length - sum(given)) :]
             kept = len(self.prompt_tokens) // 4 + length - newest_given - 1
             del self.routes[route_bytes * kept :]
-        self.parts, self.num_tokens = parts, length
+        self.num_tokens = length
+        self._made_of(parts)
+
+    def _made_of(self, parts: list[tuple[str, int]]) -> None:
+        """Count turns, and what was sampled in them."""
+        self.parts = parts
         self.num_sampled = sum(count for name, count in parts if name != GIVEN)
         self.turn = sum(name == GIVEN for name, _ in parts)
+        newest = itertools.takewhile(lambda part: part[0] != GIVEN, reversed(parts))
+        self._sampled_before = self.num_sampled - sum(count for _, count in newest)
 
-    def _closed(self, work: Work, version: Version, attempt: int) -> FinishedRollout:
+    def _closed(
+        self, work: Work, version: Version, attempt: int, *, last: bool = True
+    ) -> FinishedRollout:
         """All of it as the trainer gets it, where the tokens are from now on."""
         fields: dict[str, Any] = {
             "work": work,
@@ -157,6 +163,8 @@ class Transcript:
             "instances": self.instances,
             "attempt": attempt,
             "runs": self.runs,
+            "last": last,
+            "prompt": self.prompt_tokens if work.sequence else b"",
         }
         routes = bytes(self.routes)
         self._forget()
@@ -169,10 +177,12 @@ class Transcript:
             self.routes = bytearray(result.routes)
 
     def _forget(self) -> None:
-        self.tokens, self.logprobs, self.routes = bytearray(), bytearray(), bytearray()
+        self.tokens = bytearray()  # int32
+        self.logprobs = bytearray()  # float32
+        self.routes = bytearray()
 
 
-def _first(parts: list[tuple[str, int]], length: int) -> list[tuple[str, int]]:
+def first_parts(parts: list[tuple[str, int]], length: int) -> list[tuple[str, int]]:
     """What the first `length` tokens are made of."""
     kept: list[tuple[str, int]] = []
     for name, count in parts:

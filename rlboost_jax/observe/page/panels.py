@@ -81,6 +81,7 @@ def panels(config: RunConfig, *, alone: bool = False) -> list[dict[str, Any]]:
         _throughput(),
         _updates(config),
         _responses(config),
+        _environment(),
         _parts(),
         _lag(),
         _waits(),
@@ -150,6 +151,36 @@ def _responses(config: RunConfig) -> Panel:
                 ("response_length_max", "longest", PALE),
             ),
             Field(title="share", format="percent", top=1.0, series=shares),
+        ),
+    )
+
+
+def _environment() -> Panel:
+    return Panel(
+        id="environment",
+        title="Environment",
+        caption="Turns and sequences of an episode; calls of tools in the step, and of these those "
+        "that failed; what environments took, all episodes together, and the share of responses "
+        "that waited for them. An episode that is left out has failed for reasons of its own.",
+        fields=(
+            _field(
+                "of an episode",
+                ("turns_mean", "turns", BLUE),
+                ("sequences_mean", "sequences", PALE),
+            ),
+            _field(
+                "of the step",
+                ("tool_calls", "tool calls", TEAL),
+                ("tool_failures", "failed", RED),
+                ("episodes_left_out", "episodes left out", AMBER),
+            ),
+            _field("seconds", ("environment_seconds", "in environments", VIOLET), format="seconds"),
+            Field(
+                title="share",
+                format="percent",
+                top=1.0,
+                series=(Series(key="parked_share", name="waiting", colour=AMBER),),
+            ),
         ),
     )
 

@@ -18,7 +18,8 @@ SHOWN: Final = (
     *("remote_wait_seconds", "seeding_window_seconds", "instances_mean", "instances_joined"),
     *("instances_lost", "requests_migrated", "tokens_generated", "tokens_lost"),
     *("tokens_reserved", "tokens_preemptible", "cost_dollars", "cost_forecast_dollars"),
-    "max_logprob_gap",
+    *("max_logprob_gap", "turns_mean", "sequences_mean", "parked_share", "tool_calls"),
+    *("tool_failures", "environment_seconds", "episodes_left_out"),
 )
 # What follows from the rows.
 RESERVED_RATE, PREEMPTIBLE_RATE = "reserved_per_second", "preemptible_per_second"

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax.observe.page.tail import Tail, decoded
-from rlboost_jax.observe.samples import shortened
+from rlboost_jax.observe.samples import parts_read, shortened
 
 MOST_GROUPS: Final = 2_000  # known; of more the oldest are left out
 HEAD_LETTERS: Final = 100  # of a prompt, in the list
 LETTERS: Final = 20_000  # of a prompt and of a response
 MOST_ROWS: Final = 256  # of a group
+MOST_PARTS: Final = 400  # of a response
 RESPONSE: Final = "response_text"
 SEARCHED_BYTES: Final = 2**26  # of the newest
 
@@ -151,10 +152,12 @@ def group_texts(rows: Sequence[Mapping[str, Any]], letters: int = LETTERS) -> di
 
 def _row(row: Mapping[str, Any], letters: int) -> dict[str, Any]:
     shown = {key: row.get(key) for key in ("sample", "tokens", "cut_off", "reward", "advantage")}
-    turns = [[origin, shortened(text, letters)] for origin, text in row.get("turns") or ()]
+    parts = parts_read(row)[:MOST_PARTS]
     return {
         **shown,
         RESPONSE: shortened(str(row.get(RESPONSE, "")), letters),
         "rewards": row.get("rewards") or {},
-        "turns": turns if any(origin == "given" for origin, _ in turns) else [],
+        "turns": [{**part, "text": shortened(part["text"], letters)} for part in parts],
+        "trained": row.get("trained", True),
+        "left_out": str(row.get("left_out") or ""),
     }

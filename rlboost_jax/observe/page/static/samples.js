@@ -104,11 +104,34 @@ class Samples {
       const numbers = [row.reward, ...parts.map((part) => row.rewards[part]), row.advantage, row.tokens];
       const facts = titles.map((title, i) => element("span", { class: "entry" }, `${title} `, element("b", {}, shown(numbers[i]))));
       if (row.cut_off) facts.push(element("span", { class: "entry cut" }, "cut off"));
-      const turns = row.turns.length ? row.turns : [["sampled", row.response_text]];
-      const texts = turns.map(([origin, text]) => element("pre", { class: origin === "given" ? "prompt" : "response", dir: "auto", tabindex: "0", "aria-label": origin }, text));
+      if (row.left_out) facts.push(element("span", { class: "entry cut" }, `left out: ${row.left_out}`));
+      else if (!row.trained) facts.push(element("span", { class: "entry cut" }, "not trained on"));
+      const texts = row.turns.length ? row.turns.flatMap((part, i) => this.part(row, part, row.turns[i - 1])) : [this.text(row, true, row.response_text)];
       return element("li", {}, element("div", { class: "legend" }, ...facts), ...texts);
     });
     return element("ol", { class: "responses" }, ...rows);
+  }
+
+  // A turn of the policy with what is known of it, or what it was given.
+  part(row, part, before) {
+    const facts = [];
+    const say = (text, kind = "") => facts.push(element("span", { class: `entry${kind}` }, text));
+    if (part.sequence && part.sequence !== (before ? before.sequence : 0)) say(`sequence ${part.sequence + 1} begins`);
+    if (part.sampled) {
+      say(part.turn === null ? "sampled" : `turn ${part.turn + 1}, sampled`);
+      if (part.reward !== null) say(`reward ${shown(part.reward)}`);
+      if (part.advantage !== null) say(`advantage ${shown(part.advantage)}`);
+      for (const call of part.calls) say(`calls ${call.name}${call.failed ? ", failed" : ""}`, call.failed ? " cut" : "");
+    } else {
+      say("given");
+    }
+    return [element("div", { class: "legend turn" }, ...facts), this.text(row, part.sampled, part.text)];
+  }
+
+  text(row, sampled, text) {
+    const trained = sampled && row.trained && !row.left_out;
+    const label = sampled ? (trained ? "sampled, trained on" : "sampled, not trained on") : "given";
+    return element("pre", { class: `${sampled ? "response" : "prompt"}${trained ? " trained" : ""}`, dir: "auto", tabindex: "0", "aria-label": label }, text);
   }
 
   // Against the best response to the same prompt at another step.

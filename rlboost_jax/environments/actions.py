@@ -1,0 +1,111 @@
+"""What an episode is asked, what its environment says, and what is to be done: see `episode.py`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from rlboost_jax.environments.records import Past, Record, TurnAnswered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A sequence whose newest turn is over.
+
+    Attributes:
+        turns: of the sequence: what was sampled and then given; of the newest nothing yet.
+        finished: nothing more is sampled in the episode: what is it worth?
+        logprobs: of what was sampled in each turn, float32; (): not known.
+    """
+
+    attempt: int
+    sequence: int
+    turns: tuple[tuple[bytes, bytes | None], ...]
+    finished: bool = False
+    logprobs: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What an environment said to a turn, as the policy will read it.
+
+    Attributes: see `TurnAnswered`.
+    """
+
+    given: bytes
+    reward: float
+    done: bool
+    prompt: bytes = b""
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    messages: bytes = b""
+    seconds: float = 0.0
+    calls: tuple[tuple[str, bool], ...] = ()
+    retokenised: int = 0
+    anew: bool = False
+
+
+@dataclass(frozen=True)
+class Open:
+    """Make an environment, and reset it."""
+
+    alone: bool
+
+
+@dataclass(frozen=True)
+class Take:
+    """Give the environment a turn. `index` counts the turns of the episode."""
+
+    index: int
+    past: Past
+
+
+@dataclass(frozen=True)
+class Keep:
+    record: Record
+
+
+@dataclass(frozen=True)
+class Wait:
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Say:
+    """The answer to a question.
+
+    Attributes:
+        answered: None: the sequence is over, and nothing is given.
+        restart: all of the episode's tokens are given up.
+    """
+
+    question: Question
+    answered: TurnAnswered | None = None
+    restart: bool = False
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What a finished episode is worth.
+
+    Attributes:
+        turns: all of them, in order.
+        left_out: why nobody knows; "": they say it.
+    """
+
+    turns: tuple[TurnAnswered, ...]
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The environment, if it is there."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The run cannot go on."""
+
+    why: str
+
+
+Action = Open | Take | Keep | Wait | Say | Judge | Drop | Stop
+Actions = tuple[Action, ...]

@@ -1,0 +1,113 @@
+"""The episodes of one batch, as they are asked about."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from rlboost_jax.environments.actions import Judge, Question, Say
+from rlboost_jax.environments.episode import Episode
+from rlboost_jax.environments.hosted import Around, Hosted, Ledger, Problem
+from rlboost_jax.environments.journal import Journal
+from rlboost_jax.environments.records import identity
+from rlboost_jax.environments.translation import verdict_of
+from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.sequences.identities import Work
+from rlboost_jax.settings.environment import EnvironmentConfig
+
+Problems = Callable[[Work], Problem | None]
+
+
+class EpisodesOfBatch:
+    """They begin with the first question about them. `open` comes first, and questions wait."""
+
+    def __init__(
+        self,
+        around: Around,
+        settings: EnvironmentConfig,
+        journal: Journal,
+        problems: Problems,
+        *,
+        room: int,
+        say: Callable[[Work, Say], None],
+    ) -> None:
+        """
+        Args:
+            problems: of the works of the batch's episodes; None: it has no such.
+            room: tokens that the prompt of a later sequence may have.
+            say: an answer, about an episode.
+        """
+        self._around, self._settings, self._journal = around, settings, journal
+        self._problems, self._room, self._say = problems, room, say
+        self._ledger = Ledger(journal.keep, ())
+        self._records: dict[int, list[Any]] = {}  # that were kept before, by sample
+        self._episodes: dict[int, Hosted] = {}
+        self._verdicts: dict[int, Future[Verdict]] = {}
+        self._waiting: list[tuple[Work, Question]] | None = []  # None: it is open
+
+    async def open(self) -> None:
+        """Read what was kept. Raises JournalNotWritten."""
+        records = await asyncio.to_thread(self._journal.open)
+        self._ledger = Ledger(self._journal.keep, records)
+        for record in records:
+            if hasattr(record, "sample"):
+                self._records.setdefault(record.sample, []).append(record)
+        waiting, self._waiting = self._waiting or [], None
+        for work, question in waiting:
+            self.ask(work, question)
+
+    def ask(self, work: Work, question: Question, verdict: Future[Verdict] | None = None) -> None:
+        """
+        Args:
+            verdict: is done with what a finished episode is worth.
+        """
+        if verdict is not None:
+            self._verdicts[work.sample] = verdict
+        if self._waiting is not None:
+            self._waiting.append((work, question))
+            return
+        hosted = self._episodes.get(work.sample)
+        if hosted is None:
+            first = msgspec.structs.replace(work, sequence=0)
+            problem = self._problems(first)
+            if problem is None:  # of a batch that was begun otherwise
+                return
+            hosted = self._episodes[work.sample] = self._hosted(first, problem)
+        hosted.ask(question)
+
+    async def close(self) -> None:
+        for hosted in self._episodes.values():
+            hosted.close()
+        await self._journal.close()
+
+    def _hosted(self, work: Work, problem: Problem) -> Hosted:
+        opened, sample = problem.opened, work.sample
+        prompt = self._around.speech.first(opened.said.observation, opened.tools)
+        data = prompt.astype("<i4").tobytes()
+        example = msgspec.json.encode(problem.example, enc_hook=str, order="sorted")
+        records: Sequence[Any] = self._records.pop(sample, [])
+        episode = Episode(
+            self._settings,
+            sample=sample,
+            name=identity(work.batch, sample, problem.seed, example),
+            prompt=data,
+            room=self._room,
+            records=records,
+        )
+        return Hosted(
+            self._around,
+            episode,
+            problem,
+            prompt=data,
+            ledger=self._ledger,
+            keep=self._journal.keep,
+            say=lambda say: self._say(work, say),
+            judged=lambda judged: self._judged(sample, judged),
+        )
+
+    def _judged(self, sample: int, judged: Judge) -> None:
+        verdict = self._verdicts.pop(sample, None)
+        if verdict is not None and verdict.set_running_or_notify_cancel():
+            verdict.set_result(verdict_of(judged))

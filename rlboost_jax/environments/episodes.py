@@ -1,0 +1,235 @@
+"""The episodes of a run: questions in, answers and verdicts out.
+
+Its own event loop, in a thread of its own: environments go on while the learner is in a gradient
+for seconds. What an environment said is on disk before anybody hears of it (`journal.py`); a
+trainer that comes back begins with what is there.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax import messages
+from rlboost_jax.environments.actions import Question
+from rlboost_jax.environments.batches import EpisodesOfBatch, Problems
+from rlboost_jax.environments.episode import FIRST_PAUSE_SECONDS, MOST_OUTSIDE
+from rlboost_jax.environments.frames import Opened
+from rlboost_jax.environments.hosted import Problem
+from rlboost_jax.environments.journal import FOLDER, Journal, forget
+from rlboost_jax.environments.pool import EnvironmentPool, Lost
+from rlboost_jax.environments.runner import RememberedCalls
+from rlboost_jax.environments.service_thread import ServiceThread
+from rlboost_jax.environments.speech import Speech, Unspeakable, speech_of
+from rlboost_jax.environments.translation import answer_of, question_of
+from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.sequences.identities import Work
+from rlboost_jax.sequences.sequence import runs_after_prompt
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.run import RunConfig
+
+
+class EpisodeService:
+    """Raises ConfigError, when made, for an environment that cannot be used."""
+
+    def __init__(
+        self, run: RunConfig, *, example: Mapping[str, Any], seed: int, note: Callable[[str], None]
+    ) -> None:
+        """Starts the workers and opens an example, whose tools a chat template is proved with.
+
+        Args:
+            note: shows a line on the console.
+        """
+        self._run, self._note = run, note
+        self._settings = run.environment
+        self.pool = EnvironmentPool(run.environment)
+        self._thread = ServiceThread("episodes")
+        self._batches: dict[int, EpisodesOfBatch] = {}
+        self._early: dict[int, dict[int, messages.Parked]] = {}  # of batches that are not begun
+        self._answer: Callable[[messages.Answer], None] = lambda answer: None
+        self._fail: Callable[[Exception], None] = lambda error: None
+        self._folder: Path | None = None
+        self._run_id = ""
+        self._said: set[str] = set()
+        try:
+            self._thread.run(self.pool.start())
+            opened = self._thread.run(self._first(example, seed))
+            self.speech: Speech = speech_of(run, opened.tools)
+            for line in self.speech.notes:
+                note(f"  {line}")
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(
+        self,
+        folder: Path,
+        run_id: str,
+        *,
+        answer: Callable[[messages.Answer], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        """Before the first batch.
+
+        Args:
+            folder: of the run.
+            answer: sends an answer to the manager.
+            fail: lets the training loop hear of what ends the run.
+        """
+        self._folder, self._run_id = folder / FOLDER, run_id
+        self._answer, self._fail = answer, fail
+
+    def problem(self, example: Mapping[str, Any], seed: int) -> tuple[Problem, NDArray[np.int32]]:
+        """An episode's beginning, and its prompt; of any thread.
+
+        Raises:
+            ConfigError: the environment cannot say it, however often it is tried, or it is too
+                long.
+        """
+        opened = self._thread.run(self._first(example, seed))
+        try:
+            tokens = self.speech.first(opened.said.observation, opened.tools)
+        except Unspeakable as error:
+            raise ConfigError(f"environment.name {self._settings.name!r}: {error}") from None
+        most = self._run.engine.max_prompt_tokens
+        if not 0 < len(tokens) <= most:
+            raise ConfigError(
+                f"environment.name {self._settings.name!r}: an episode begins with {len(tokens)} "
+                f"tokens, and 1 to {most} are possible (engine.max_prompt_tokens)"
+            )
+        return Problem(example=example, seed=seed, opened=opened), tokens
+
+    def begin(self, batch: int, problems: Problems) -> None:
+        """A batch begins; before the manager hears of it.
+
+        Args:
+            problems: of works of the batch, of any thread; None: it has no such.
+        """
+        assert self._folder is not None, "connect comes first"
+        journal = Journal(self._folder, self._run_id, batch, note=self._note)
+        begun = EpisodesOfBatch(
+            self,
+            self._settings,
+            journal,
+            problems,
+            room=self._run.engine.max_prompt_tokens + self._settings.max_given_tokens,
+            say=lambda work, say: self._answer(answer_of(work, say)),
+        )
+        self._thread.call(self._begin, batch, begun, fail=self.fail)
+
+    def take(self, parked: messages.Parked) -> None:
+        """A turn is over; of any thread."""
+        self._thread.call(self._take, parked, fail=self.fail)
+
+    def judge(
+        self,
+        work: Work,
+        sequence: int,
+        attempt: int,
+        tokens: NDArray[np.int32],
+        runs: Sequence[int],
+        logprobs: NDArray[np.float32] | None = None,
+    ) -> Future[Verdict]:
+        """What a finished episode is worth; of any thread.
+
+        Args:
+            sequence: its last.
+            tokens: of that sequence, all after its prompt.
+            runs: of these, in turn sampled and given.
+            logprobs: of those that were sampled; None: not known.
+        """
+        verdict: Future[Verdict] = Future()
+        question = question_of(attempt, sequence, tokens, runs, logprobs=logprobs, finished=True)
+        self._thread.call(self._ask, work, question, verdict, fail=self.fail)
+        return verdict
+
+    def over(self, batch: int) -> None:
+        """Nothing more comes of a batch."""
+        self._thread.call(self._over, batch, fail=self.fail)
+
+    def committed(self, batch: int) -> None:
+        """What was kept of it, and of those before, is of no more use. Of any thread."""
+        if self._folder is not None:
+            forget(self._folder, batch)
+
+    def close(self) -> None:
+        """End the workers. Verdicts that are waited for never come."""
+
+        if not self._thread.lives:
+            return
+
+        async def end() -> None:
+            for batch in list(self._batches.values()):
+                await batch.close()
+            await self.pool.close()
+
+        with contextlib.suppress(TimeoutError):
+            self._thread.run(end(), 20.0)
+        self._thread.close()
+
+    # Of the event loop -----------------------------------------------------------
+
+    def spawn(self, coroutine: Any) -> None:
+        self._thread.spawn(coroutine, self.fail)
+
+    def fail(self, error: Exception) -> None:
+        self._fail(error)
+
+    def failed_once(self, why: str) -> None:
+        """A way in which environments fail, when it is new."""
+        if why not in self._said and len(self._said) < 100:
+            self._said.add(why)
+            self._note(f"environment: {why}; it is made again")
+
+    async def _first(self, example: Mapping[str, Any], seed: int) -> Opened:
+        failures = losses = 0
+        while True:
+            live = None
+            try:
+                live = await self.pool.open(RememberedCalls(), alone=failures > 0)
+                return await live.reset(example, seed)
+            except Lost as lost:
+                failures += lost.blame != "outside"
+                losses += 1
+                if failures >= self._settings.attempts or losses >= MOST_OUTSIDE:
+                    name = self._settings.name
+                    raise ConfigError(f"environment.name {name!r}: {lost}") from None
+                self.failed_once(str(lost))
+                await asyncio.sleep(FIRST_PAUSE_SECONDS * losses)
+            finally:
+                if live is not None:
+                    live.close()
+
+    def _take(self, parked: messages.Parked) -> None:
+        batch = self._batches.get(parked.work.batch)
+        if batch is None:
+            self._early.setdefault(parked.work.batch, {})[parked.work.sample] = parked
+            return
+        tokens = messages.unpack_tokens(parked.tokens)
+        runs = runs_after_prompt(parked.runs, len(tokens))
+        logprobs = messages.unpack_logprobs(parked.logprobs)
+        question = question_of(
+            parked.attempt, parked.work.sequence, tokens, runs, logprobs=logprobs
+        )
+        batch.ask(parked.work, question)
+
+    def _begin(self, number: int, batch: EpisodesOfBatch) -> None:
+        self._batches[number] = batch
+        self.spawn(batch.open())
+        for parked in self._early.pop(number, {}).values():
+            self._take(parked)
+
+    def _ask(self, work: Work, question: Question, verdict: Future[Verdict]) -> None:
+        batch = self._batches.get(work.batch)
+        if batch is not None:
+            batch.ask(work, question, verdict)
+
+    def _over(self, number: int) -> None:
+        self._early = {n: parked for n, parked in self._early.items() if n > number}
+        if (batch := self._batches.pop(number, None)) is not None:
+            self.spawn(batch.close())

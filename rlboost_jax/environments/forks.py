@@ -1,0 +1,146 @@
+"""A process that forks another for each episode, as both sides see it.
+
+Trainer → it: a byte with a socket. It → trainer: `_RECORD`s, for each process that begins and for
+each that ends.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from rlboost_jax.environments.processes import Process, ended_with
+from rlboost_jax.rewards.calls import prctl
+
+_RECORD: Final = struct.Struct("<?ii")  # whether it ended, its id, its wait status
+_PR_SET_PDEATHSIG: Final = 1
+STATUS_SECONDS: Final = 5.0  # for the status of a process whose socket has closed
+
+
+def fork_for_each(line: socket.socket, run: Callable[[socket.socket], None]) -> None:
+    """In that process, which has one thread: until the trainer closes.
+
+    Args:
+        run: an episode in a process of its own; does not return.
+    """
+    parent = os.getpid()
+
+    def reap(number: int, frame: object) -> None:
+        with contextlib.suppress(ChildProcessError, OSError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                line.sendall(_RECORD.pack(True, *ended))
+
+    signal.signal(signal.SIGCHLD, reap)
+    while True:
+        data, files, _, _ = socket.recv_fds(line, 1, 1)
+        if not data:
+            return
+        for file in files:
+            child = os.fork()
+            if child:
+                os.close(file)
+                line.sendall(_RECORD.pack(False, child, 0))
+                continue
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                line.close()
+                os.setsid()
+                if os.getppid() == parent:  # which may have ended before that
+                    run(socket.socket(fileno=file))
+            finally:
+                os._exit(1)
+
+
+class Forks:
+    """That process, and those that it has forked, for the trainer."""
+
+    def __init__(self, process: Process) -> None:
+        """
+        Args:
+            process: it is prepared.
+        """
+        self._process = process
+        self._begun: asyncio.Queue[int] = asyncio.Queue()
+        self._statuses: dict[int, asyncio.Future[int]] = {}
+        self._lives = True
+        self._task = asyncio.create_task(self._listen())
+
+    @property
+    def lives(self) -> bool:
+        return self._lives and self._process.lives
+
+    async def fork(self) -> "tuple[socket.socket, Forked]":
+        """One caller at a time. Raises OSError: this process is gone."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._process.end, [b"\0"], [theirs.fileno()])
+            pid = await self._begun.get()
+            if not pid:
+                raise ConnectionResetError("the process that forks for episodes ended")
+        except OSError:
+            ours.close()
+            raise
+        return ours, Forked(pid, self._status(pid))
+
+    async def close(self) -> None:
+        self._process.kill()
+        await self._process.ended()
+        self._task.cancel()
+
+    async def _listen(self) -> None:
+        loop, data = asyncio.get_running_loop(), b""
+        with contextlib.suppress(ConnectionError):
+            while part := await loop.sock_recv(self._process.end, 4096):
+                data += part
+                while len(data) >= _RECORD.size:
+                    ended, pid, status = _RECORD.unpack_from(data)
+                    data = data[_RECORD.size :]
+                    if not ended:
+                        self._begun.put_nowait(pid)
+                    elif not (future := self._status(pid)).done():
+                        future.set_result(status)
+        self._lives = False
+        self._begun.put_nowait(0)
+        for future in self._statuses.values():  # they end with it
+            if not future.done():
+                future.set_result(signal.SIGKILL)
+
+    def _status(self, pid: int) -> "asyncio.Future[int]":
+        if pid not in self._statuses:
+            self._statuses[pid] = asyncio.get_running_loop().create_future()
+        return self._statuses[pid]
+
+
+class Forked:
+    """A process that was forked for an episode: another's child."""
+
+    def __init__(self, pid: int, status: "asyncio.Future[int]") -> None:
+        self.pid, self._status = pid, status
+        self._pidfd: int | None = None
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or gone already
+            self._pidfd = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    async def ended(self) -> None:
+        """It is nobody's to wait for here."""
+
+    async def how_it_ended(self) -> tuple[str, bool]:
+        """See `Process`."""
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                status = await asyncio.shield(self._status)
+        except TimeoutError:
+            return "the environment's process closed its socket", False
+        return ended_with(os.waitstatus_to_exitcode(status))

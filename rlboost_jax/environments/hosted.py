@@ -1,0 +1,265 @@
+"""An episode and its environment: what is decided (`episode.py`) is done here.
+
+All of it in the event loop of the service.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, assert_never
+
+import msgspec
+import numpy as np
+
+from rlboost_jax.environments import actions as decided
+from rlboost_jax.environments.actions import Actions, Question, Reply
+from rlboost_jax.environments.episode import Episode
+from rlboost_jax.environments.frames import Opened, Taken
+from rlboost_jax.environments.pool import EnvironmentPool, Live, Lost
+from rlboost_jax.environments.protocol import Message, ToolCall, ToolResult, Turn
+from rlboost_jax.environments.records import CallBegun, CallDone, Past, Record, TurnAnswered
+from rlboost_jax.environments.runner import KnownCall
+from rlboost_jax.environments.speech import (
+    NOTHING,
+    Continued,
+    Speech,
+    Unspeakable,
+    messages_of,
+)
+from rlboost_jax.sequences.endings import stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What an episode begins with.
+
+    Attributes:
+        example: see `Environment.reset`.
+        opened: what the environment said to it, and its tools.
+        beside: what else is known of the example.
+    """
+
+    example: Mapping[str, Any]
+    seed: int
+    opened: Opened
+    beside: Any = None
+
+
+class EpisodeFailed(RuntimeError):
+    """An environment failed, and `environment.on_failure` or `on_divergence` is "stop"."""
+
+
+class Ledger:
+    """The calls of a batch's episodes, kept as its journal keeps them."""
+
+    def __init__(self, keep: Callable[[Sequence[Record]], Any], records: Sequence[Any]) -> None:
+        """
+        Args:
+            keep: awaitable; the records last then.
+            records: that were kept before.
+        """
+        self._keep = keep
+        self._known: dict[str, CallBegun | CallDone] = {}
+        for record in records:
+            if isinstance(record, CallBegun | CallDone):
+                self._known[record.key] = record
+        self.carried_out = 0  # here, since this service began
+
+    async def begin(self, calls: Sequence[ToolCall], lasting: Sequence[bool]) -> list[KnownCall]:
+        found = [_known(call, self._known.get(call.key)) for call in calls]
+        begun = [
+            CallBegun(key=call.key)
+            for call, lasts, known in zip(calls, lasting, found, strict=True)
+            if lasts and known == "new"
+        ]
+        if begun:
+            self._known.update((record.key, record) for record in begun)
+            await self._keep(begun)
+        return found
+
+    async def done(self, result: ToolResult) -> None:
+        record = CallDone(key=result.call.key, content=result.content, failed=result.failed)
+        self._known[record.key] = record
+        self.carried_out += 1
+        await self._keep([record])
+
+
+def _known(call: ToolCall, record: CallBegun | CallDone | None) -> KnownCall:
+    match record:
+        case None:
+            return "new"
+        case CallBegun():
+            return "begun"
+        case CallDone(content=content, failed=failed):
+            return ToolResult(call=call, content=content, failed=failed)
+        case unknown:
+            assert_never(unknown)
+
+
+class Around(Protocol):
+    """What an episode needs of the service."""
+
+    pool: EnvironmentPool
+    speech: Speech
+
+    def spawn(self, coroutine: Any) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+    def failed_once(self, why: str) -> None: ...
+
+
+class Hosted:
+    """One episode of a batch.
+
+    Args:
+        say: an answer to a question.
+        judged: what the episode is worth.
+        prompt: that it began with, int32; an environment that is made again must say the same.
+    """
+
+    def __init__(
+        self,
+        around: Around,
+        episode: Episode,
+        problem: Problem,
+        *,
+        prompt: bytes,
+        ledger: Ledger,
+        keep: Callable[[Sequence[Record]], Any],
+        say: Callable[[decided.Say], None],
+        judged: Callable[[decided.Judge], None],
+    ) -> None:
+        self._around, self._episode, self._problem = around, episode, problem
+        self._prompt, self._ledger, self._keep_records = prompt, ledger, keep
+        self._say, self._judged = say, judged
+        self._live: Live | None = None
+        self._closed = False
+
+    def ask(self, question: Question) -> None:
+        self._act(self._episode.ask(question))
+
+    def close(self) -> None:
+        """Nothing is done any more."""
+        self._closed = True
+        self._drop()
+
+    def _act(self, actions: Actions) -> None:
+        for action in actions if not self._closed else ():
+            match action:
+                case decided.Open(alone):
+                    self._around.spawn(self._open(alone))
+                case decided.Take(index, past):
+                    self._around.spawn(self._take(index, past))
+                case decided.Keep(record):
+                    self._around.spawn(self._keep(record))
+                case decided.Wait(seconds):
+                    self._around.spawn(self._wait(seconds))
+                case decided.Say():
+                    self._say(action)
+                case decided.Judge():
+                    self._judged(action)
+                case decided.Drop():
+                    self._drop()
+                case decided.Stop(why):
+                    self._around.fail(EpisodeFailed(why))
+                case unknown:
+                    assert_never(unknown)
+
+    def _drop(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.close()
+
+    async def _open(self, alone: bool) -> None:
+        problem = self._problem
+        try:
+            self._live = await self._around.pool.open(self._ledger, alone=alone)
+            opened = await self._live.reset(problem.example, problem.seed)
+            said = self._around.speech.first(opened.said.observation, opened.tools)
+        except Lost as lost:
+            self._lost(lost)
+        except Unspeakable as error:
+            self._act(self._episode.lost(str(error), own=True))
+        else:
+            if said.astype("<i4").tobytes() == self._prompt:
+                self._act(self._episode.opened())
+            else:
+                why = "made again, the environment begins otherwise than its prompt"
+                self._act(self._episode.lost(why, own=True))
+
+    async def _take(self, index: int, past: Past) -> None:
+        assert self._live is not None
+        tokens = tuple(np.frombuffer(past.sampled, "<i4").tolist())
+        speech = self._around.speech
+        heard = speech.heard(tokens)
+        turn = Turn(
+            index=index,
+            tokens=tokens,
+            text=heard.text,
+            thinking=heard.thinking,
+            calls=heard.calls,
+            finish="stop" if stopped(tokens, speech.stop_ids) else "length",
+            logprobs=tuple(np.frombuffer(self._episode.logprobs(index), "<f4").tolist()),
+        )
+        try:
+            taken = await self._live.take(turn, past.name.hex())
+            reply = self._reply(index, heard, taken)
+        except Lost as lost:
+            self._lost(lost)
+        except Unspeakable as error:
+            self._act(self._episode.lost(str(error), own=True))
+        else:
+            self._act(self._episode.taken(reply))
+
+    def _reply(self, index: int, heard: Any, taken: Taken) -> Reply:
+        """Raises Unspeakable."""
+        opened, speech = self._problem.opened, self._around.speech
+        before = [*messages_of(opened.said.observation)]
+        for answered in self._episode.before(index):
+            before = _messages(answered) if answered.anew else [*before, *_messages(answered)]
+        results, observation = taken.turn.results, taken.step.observation
+        if taken.anew and not taken.done:
+            said = Continued(
+                given=NOTHING,
+                prompt=speech.first(observation, taken.tools),
+                messages=messages_of(observation),
+            )
+        else:
+            said = speech.after(before, heard, results, observation, opened.tools)
+        return Reply(
+            given=said.given.astype("<i4").tobytes(),
+            prompt=said.prompt.astype("<i4").tobytes(),
+            reward=taken.reward,
+            done=taken.done,
+            metrics=taken.metrics,
+            messages=msgspec.json.encode(said.messages) if said.messages else b"",
+            seconds=taken.seconds,
+            calls=tuple((result.call.name, result.failed) for result in results),
+            retokenised=said.retokenised,
+            anew=taken.anew,
+        )
+
+    async def _keep(self, record: Record) -> None:
+        await self._keep_records([record])
+        self._act(self._episode.kept())
+
+    async def _wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._act(self._episode.waited())
+
+    def _lost(self, lost: Lost) -> None:
+        self._live = None
+        self._around.failed_once(str(lost))
+        self._act(
+            self._episode.lost(
+                str(lost),
+                own=lost.blame == "own",
+                outside=lost.blame == "outside",
+                for_good=lost.for_good,
+            )
+        )
+
+
+def _messages(answered: TurnAnswered) -> list[Message]:
+    if not answered.messages:
+        return []
+    return msgspec.json.decode(answered.messages, type=list[dict[str, Any]])  # type: ignore[return-value]

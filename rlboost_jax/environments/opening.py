@@ -1,0 +1,17 @@
+"""The exercises of a run, with an environment or without."""
+
+from collections.abc import Callable
+
+from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.data.open import open_exercises
+from rlboost_jax.environments.exercises import EpisodeExercises
+from rlboost_jax.settings.run import RunConfig
+
+
+def exercises_of(run: RunConfig, *, note: Callable[[str], None]) -> Exercises:
+    """Raises ConfigError where they cannot be used; close what comes back.
+
+    Args:
+        note: shows a line on the console.
+    """
+    return EpisodeExercises(run, note=note) if run.environment.name else open_exercises(run)

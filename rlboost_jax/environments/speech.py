@@ -1,0 +1,261 @@
+"""What a policy reads and says, between an environment's observations and token ids.
+
+Where a run has a tokenizer, observations are texts and messages in its chat template's form
+(`chat/`). Token ids are given as they are: all there is for a model with a small vocabulary of its
+own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.chat.conversation import Conversation, Given, answers, described
+from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.data import vocabulary
+from rlboost_jax.data.tokenizers import ChatRefused, open_tokenizer
+from rlboost_jax.environments.frames import ToolSpec
+from rlboost_jax.environments.observations import is_empty
+from rlboost_jax.environments.protocol import Message, Observation, ToolCall, ToolResult
+from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.settings.data_presets import resolved
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.run import RunConfig
+
+Messages = Sequence[Message]
+
+
+class Unspeakable(ValueError):
+    """An observation that cannot become tokens; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """A sampled turn.
+
+    Attributes:
+        message: of a conversation; None where there is none.
+        parsed: as the conversation wants it back.
+    """
+
+    text: str
+    thinking: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    message: Message | None = None
+    parsed: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """What follows a turn: tokens that are given, or the prompt of another sequence.
+
+    Attributes:
+        messages: of the turn and of what was said to it.
+        retokenised: sampled tokens that are in `prompt` as others.
+    """
+
+    given: NDArray[np.int32]
+    prompt: NDArray[np.int32]
+    messages: tuple[Message, ...] = ()
+    retokenised: int = 0
+
+
+@runtime_checkable
+class Speech(Protocol):
+    """
+    Attributes:
+        stop_ids: end a turn.
+        notes: lines for a person.
+    """
+
+    stop_ids: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
+        """The prompt that an episode begins with. Raises Unspeakable."""
+        ...
+
+    def heard(self, tokens: Sequence[int]) -> Heard:
+        """What a turn says; never raises."""
+        ...
+
+    def after(
+        self,
+        before: Messages,
+        heard: Heard,
+        results: Sequence[ToolResult],
+        observation: Observation,
+        tools: Sequence[ToolSpec],
+    ) -> Continued:
+        """What the policy goes on with.
+
+        Results of calls come first, unless the observation has them itself: it has a message of
+        the role "tool", or is made of token ids.
+
+        Args:
+            before: messages of the episode before the turn.
+
+        Raises:
+            Unspeakable
+        """
+        ...
+
+    def text(self, tokens: Any) -> str:
+        """For a person."""
+        ...
+
+
+NOTHING = np.zeros(0, np.int32)
+
+
+class TokenSpeech:
+    """Of the vocabulary of generated tasks: observations are token ids."""
+
+    stop_ids: tuple[int, ...] = (vocabulary.END,)
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
+        return self._tokens(observation)
+
+    def heard(self, tokens: Sequence[int]) -> Heard:
+        said = tokens[:-1] if stopped(tokens, self.stop_ids) else tokens
+        return Heard(text=vocabulary.text(said))
+
+    def after(
+        self,
+        before: Messages,
+        heard: Heard,
+        results: Sequence[ToolResult],
+        observation: Observation,
+        tools: Sequence[ToolSpec],
+    ) -> Continued:
+        return Continued(given=self._tokens(observation), prompt=NOTHING)
+
+    def text(self, tokens: Any) -> str:
+        return vocabulary.text(np.asarray(tokens).tolist())
+
+    def _tokens(self, observation: Observation) -> NDArray[np.int32]:
+        if isinstance(observation, np.ndarray):
+            return _within(observation, self._vocab_size)
+        if is_empty(observation):
+            return NOTHING
+        raise Unspeakable(
+            "the environment speaks text and the run has no tokenizer; set data.tokenizer, or give "
+            "observations as arrays of token ids"
+        )
+
+
+class ChatSpeech:
+    """In the form of a chat template."""
+
+    def __init__(self, conversation: Conversation, text: Any, vocab_size: int) -> None:
+        self._conversation, self._text = conversation, text
+        self.stop_ids, self.notes = conversation.stop_ids, conversation.notes
+        self._vocab_size = vocab_size
+
+    def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
+        if isinstance(observation, np.ndarray):
+            return _within(observation, self._vocab_size)
+        try:
+            return self._conversation.first(messages_of(observation), described_tools(tools))
+        except ChatRefused as error:
+            raise Unspeakable(f"the chat template refuses the first observation: {error}") from None
+
+    def heard(self, tokens: Sequence[int]) -> Heard:
+        parsed = self._conversation.parse(np.asarray(tokens, np.int32))
+        return Heard(
+            text=parsed.text,
+            thinking=parsed.thinking,
+            calls=parsed.calls,
+            message=parsed.message,
+            parsed=parsed,
+        )
+
+    def after(
+        self,
+        before: Messages,
+        heard: Heard,
+        results: Sequence[ToolResult],
+        observation: Observation,
+        tools: Sequence[ToolSpec],
+    ) -> Continued:
+        if isinstance(observation, np.ndarray):
+            return Continued(given=_within(observation, self._vocab_size), prompt=NOTHING)
+        own = messages_of(observation)
+        if not any(message["role"] == "tool" for message in own):
+            own = (*answers(results), *own)
+        said = (*([heard.message] if heard.message else []), *own)
+        if not own:
+            return Continued(given=NOTHING, prompt=NOTHING, messages=said)
+        try:
+            following = self._conversation.after(before, heard.parsed, own, described_tools(tools))
+        except (ChatRefused, ConfigError) as error:
+            raise Unspeakable(f"the chat template refuses what follows: {error}") from None
+        if isinstance(following, Given):
+            return Continued(given=following.tokens, prompt=NOTHING, messages=said)
+        return Continued(
+            given=NOTHING,
+            prompt=following.prompt,
+            messages=said,
+            retokenised=following.retokenized,
+        )
+
+    def text(self, tokens: Any) -> str:
+        text: str = self._text(tokens)
+        return text
+
+
+def speech_of(run: RunConfig, tools: Sequence[ToolSpec]) -> Speech:
+    """How the policy of a run speaks.
+
+    Args:
+        tools: of its environment: templates are proved with them.
+
+    Raises:
+        ConfigError: the chat template is of no use here, or the model's vocabulary is too small.
+    """
+    data, _ = resolved(run)
+    if not data.tokenizer:
+        return TokenSpeech(run.model.vocab_size)
+    tokenizer, environment = open_tokenizer(data), run.environment
+    conversation = conversation_of(
+        tokenizer,
+        tools=described_tools(tools),
+        tool_format=environment.tool_format,
+        thinking=environment.thinking,
+        unstable=environment.unstable_template,
+        options=environment.template_options,
+    )
+    if conversation.vocab_size > run.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {run.model.vocab_size}; a conversation with the tokenizer "
+            f"{data.tokenizer!r} has {conversation.vocab_size} tokens; raise model.vocab_size"
+        )
+    return ChatSpeech(conversation, tokenizer.text, run.model.vocab_size)
+
+
+def messages_of(observation: Observation) -> tuple[Message, ...]:
+    """Text is one user's message; token ids are none."""
+    if isinstance(observation, np.ndarray) or is_empty(observation):
+        return ()
+    if isinstance(observation, str):
+        return (Message(role="user", content=observation),)
+    return tuple(observation)  # type: ignore[arg-type]
+
+
+def described_tools(tools: Sequence[ToolSpec]) -> tuple[Mapping[str, Any], ...]:
+    return tuple(described(each.name, each.description, each.parameters) for each in tools)
+
+
+def _within(tokens: NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise Unspeakable(
+            f"token {outside[0]} of an observation; the vocabulary is 0..{vocab_size - 1}"
+        )
+    return tokens.astype(np.int32)
