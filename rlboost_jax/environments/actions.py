@@ -8,7 +8,7 @@ from rlboost_jax.environments.records import Past, Record, TurnAnswered
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class EpisodeQuestion:
     """A sequence whose newest turn is over.
 
     Attributes:
@@ -77,7 +77,7 @@ class Say:
         restart: all of the episode's tokens are given up.
     """
 
-    question: Question
+    question: EpisodeQuestion
     answered: TurnAnswered | None = None
     restart: bool = False
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rlboost_jax.environments.actions import Judge, Question, Say
+from rlboost_jax.environments.actions import EpisodeQuestion, Judge, Say
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.hosted import Around, Hosted, Ledger, Problem
 from rlboost_jax.environments.journal import Journal
@@ -45,7 +45,7 @@ class EpisodesOfBatch:
         self._records: dict[int, list[Any]] = {}  # that were kept before, by sample
         self._episodes: dict[int, Hosted] = {}
         self._verdicts: dict[int, Future[Verdict]] = {}
-        self._waiting: list[tuple[Work, Question]] | None = []  # None: it is open
+        self._waiting: list[tuple[Work, EpisodeQuestion]] | None = []  # None: it is open
 
     async def open(self) -> None:
         """Read what was kept. Raises JournalNotWritten."""
@@ -58,7 +58,9 @@ class EpisodesOfBatch:
         for work, question in waiting:
             self.ask(work, question)
 
-    def ask(self, work: Work, question: Question, verdict: Future[Verdict] | None = None) -> None:
+    def ask(
+        self, work: Work, question: EpisodeQuestion, verdict: Future[Verdict] | None = None
+    ) -> None:
         """
         Args:
             verdict: is done with what a finished episode is worth.

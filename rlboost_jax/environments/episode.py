@@ -24,10 +24,10 @@ from rlboost_jax.environments.actions import (
     Action,
     Actions,
     Drop,
+    EpisodeQuestion,
     Judge,
     Keep,
     Open,
-    Question,
     Reply,
     Say,
     Stop,
@@ -87,7 +87,7 @@ class Episode:
         self._attempt = 0  # the newest that was asked about
         self._restarted = -1  # attempts up to this one are given up
         self._left_out = ""
-        self._question: Question | None = None
+        self._question: EpisodeQuestion | None = None
         self._history: tuple[Past, ...] = ()  # of the question
         self._live: list[bytes] | None = None  # names of the turns that the environment has had
         self._doing: Action | None = None
@@ -112,7 +112,7 @@ class Episode:
             return b""
         return question.logprobs[place]
 
-    def ask(self, question: Question) -> Actions:
+    def ask(self, question: EpisodeQuestion) -> Actions:
         """A question, which takes the place of the one before unless it is older."""
         if question.attempt <= self._restarted and not question.finished:
             return (Say(question, restart=True),)
@@ -219,7 +219,7 @@ class Episode:
         self._doing = Take(len(live), history[len(live)])
         return (self._doing,)
 
-    def _over(self, question: Question, answered: TurnAnswered | None) -> Actions:
+    def _over(self, question: EpisodeQuestion, answered: TurnAnswered | None) -> Actions:
         """Every turn of the question is answered, or none will be."""
         self._question = None
         if question.finished:

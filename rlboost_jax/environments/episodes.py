@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.environments.actions import Question
+from rlboost_jax.environments.actions import EpisodeQuestion
 from rlboost_jax.environments.batches import EpisodesOfBatch, Problems
 from rlboost_jax.environments.episode import FIRST_PAUSE_SECONDS, MOST_OUTSIDE
 from rlboost_jax.environments.frames import Opened
@@ -224,7 +224,7 @@ class EpisodeService:
         for parked in self._early.pop(number, {}).values():
             self._take(parked)
 
-    def _ask(self, work: Work, question: Question, verdict: Future[Verdict]) -> None:
+    def _ask(self, work: Work, question: EpisodeQuestion, verdict: Future[Verdict]) -> None:
         batch = self._batches.get(work.batch)
         if batch is not None:
             batch.ask(work, question, verdict)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from rlboost_jax.environments import actions as decided
-from rlboost_jax.environments.actions import Actions, Question, Reply
+from rlboost_jax.environments.actions import Actions, EpisodeQuestion, Reply
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.frames import Opened, Taken
 from rlboost_jax.environments.pool import EnvironmentPool, Live, Lost
@@ -134,7 +134,7 @@ class Hosted:
         self._live: Live | None = None
         self._closed = False
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: EpisodeQuestion) -> None:
         self._act(self._episode.ask(question))
 
     def close(self) -> None:

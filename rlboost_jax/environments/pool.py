@@ -54,7 +54,7 @@ class Lost(RuntimeError):
 class Live:
     """One environment, in some process. Asked one thing at a time."""
 
-    def __init__(self, host: "_Host", number: int, ledger: CallLedger) -> None:
+    def __init__(self, host: "_WorkerHost", number: int, ledger: CallLedger) -> None:
         self._host, self._number, self._ledger = host, number, ledger
         self.said: asyncio.Future[Any] | None = None  # what is waited for
         self._lost: Lost | None = None
@@ -128,7 +128,7 @@ class Live:
             self.said.set_exception(error)
 
 
-class _Host:
+class _WorkerHost:
     """A process that runs episodes: some, or one."""
 
     def __init__(
@@ -207,7 +207,7 @@ class EnvironmentPool:
             memory_mb=settings.memory_mb,
             isolation=settings.isolation,
         )
-        self._hosts: list[_Host] = []
+        self._hosts: list[_WorkerHost] = []
         self._forks: Forks | None = None  # of "episode"
         self._numbers = itertools.count()
         self._starting = asyncio.Lock()
@@ -271,7 +271,7 @@ class EnvironmentPool:
         if self._forks is not None:
             await self._forks.close()
 
-    def drop(self, host: _Host) -> None:
+    def drop(self, host: _WorkerHost) -> None:
         """It has ended."""
         if host in self._hosts:
             self._hosts.remove(host)
@@ -279,7 +279,7 @@ class EnvironmentPool:
                 self.processes_lost += 1
         self._watch(host.process.ended())
 
-    async def _host(self, alone: bool) -> _Host:
+    async def _host(self, alone: bool) -> _WorkerHost:
         if self._settings.isolation == "episode":
             return await self._forked()
         if alone:
@@ -293,11 +293,11 @@ class EnvironmentPool:
                 return idlest
             return await self._add_shared()
 
-    async def _add_shared(self, *, alone: bool = False) -> _Host:
+    async def _add_shared(self, *, alone: bool = False) -> _WorkerHost:
         process = await self._started()
-        return self._add(_Host(self, process, process.end), alone)
+        return self._add(_WorkerHost(self, process, process.end), alone)
 
-    async def _forked(self) -> _Host:
+    async def _forked(self) -> _WorkerHost:
         async with self._starting:
             for _ in range(2):  # it may have been ended meanwhile: then there is another
                 if self._forks is None or not self._forks.lives:
@@ -307,10 +307,10 @@ class EnvironmentPool:
                 except OSError:
                     await self._forks.close()
                 else:
-                    return self._add(_Host(self, forked, end), alone=True)
+                    return self._add(_WorkerHost(self, forked, end), alone=True)
         raise EnvironmentWorkersLost("the process that forks for episodes ends at once")
 
-    def _add(self, host: _Host, alone: bool) -> _Host:
+    def _add(self, host: _WorkerHost, alone: bool) -> _WorkerHost:
         host.alone = alone
         self._hosts.append(host)
         self._watch(host.watch(self._settings.time_limit_seconds + GRACE_SECONDS))

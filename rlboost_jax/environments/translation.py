@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.environments.actions import Judge, Question, Say
+from rlboost_jax.environments.actions import EpisodeQuestion, Judge, Say
 from rlboost_jax.rewards.verdict import Account, CallMade, Verdict
 from rlboost_jax.sequences.identities import Work
 
@@ -50,7 +50,7 @@ def question_of(
     *,
     logprobs: NDArray[np.float32] | None = None,
     finished: bool = False,
-) -> Question:
+) -> EpisodeQuestion:
     """Of a sequence after its prompt.
 
     Args:
@@ -60,7 +60,7 @@ def question_of(
     ends = np.cumsum(runs)
     parts = [part.astype("<i4").tobytes() for part in np.split(tokens, ends[:-1])]
     given = [*parts[1::2], None]
-    return Question(
+    return EpisodeQuestion(
         attempt=attempt,
         sequence=sequence,
         turns=tuple(zip(parts[::2], given, strict=False)),

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from rlboost_jax.environments.actions import (
     Drop,
+    EpisodeQuestion,
     Judge,
     Keep,
     Open,
-    Question,
     Reply,
     Say,
     Stop,
@@ -101,7 +101,7 @@ class Stage:
                     assert self.under_way is None, "one thing at a time"
                     self.under_way = action
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: EpisodeQuestion) -> None:
         self.act(self.episode.ask(question))
 
     def go_on(self) -> None:
@@ -138,7 +138,7 @@ class Stage:
         self.had = self.under_way = None
         self.episode = made(self.kept, self.config)
 
-    def answered(self, question: Question) -> Say | None:
+    def answered(self, question: EpisodeQuestion) -> Say | None:
         found = [say for say in self.said if say.question == question]
         return found[-1] if found else None
 
@@ -168,7 +168,7 @@ def policy(stage: Stage, between: Any = lambda: None) -> tuple[list[Any], Judge]
     turns: list[tuple[bytes, bytes | None]] = []
     while True:
         turns.append((sampled(sequence, len(turns), 0), None))
-        question = Question(attempt=attempt, sequence=sequence, turns=tuple(turns))
+        question = EpisodeQuestion(attempt=attempt, sequence=sequence, turns=tuple(turns))
         stage.ask(question)
         for _ in range(2000):
             between()
@@ -237,9 +237,9 @@ def test_whatever_dies_the_answers_are_those_of_the_calm_episode(
     assert not judged.left_out and sum(turn.reward for turn in judged.turns) > 0
 
 
-def question(*given: bytes | None, attempt: int = 0, finished: bool = False) -> Question:
+def question(*given: bytes | None, attempt: int = 0, finished: bool = False) -> EpisodeQuestion:
     turns = tuple((sampled(0, place), each) for place, each in enumerate(given))
-    return Question(attempt=attempt, sequence=0, turns=turns, finished=finished)
+    return EpisodeQuestion(attempt=attempt, sequence=0, turns=turns, finished=finished)
 
 
 def test_the_last_turn_of_a_finished_episode_is_taken_too() -> None:
@@ -320,7 +320,7 @@ def test_progress_takes_failures_back(failures: int) -> None:
     assert not any(isinstance(record, EpisodeLeftOut) for record in stage.kept)
 
 
-def diverging(config: EnvironmentConfig) -> tuple[Stage, Question]:
+def diverging(config: EnvironmentConfig) -> tuple[Stage, EpisodeQuestion]:
     """One that has answered a turn, is lost, and says something else when it is made again."""
     stage = Stage(World(turns=3), config)
     stage.ask(question(None))
@@ -385,7 +385,7 @@ def test_a_question_of_before_is_not_answered_in_place_of_a_newer_one() -> None:
     stage = Stage(World(turns=3))
     stage.ask(question(None))
     stage.go_on()
-    newer = Question(attempt=1, sequence=0, turns=((ids(7), None),))
+    newer = EpisodeQuestion(attempt=1, sequence=0, turns=((ids(7), None),))
     stage.ask(newer)
     stage.ask(question(None))
     stage.until(lambda: stage.said)
