@@ -24,7 +24,7 @@ LAYERS = (
     | {"durable", "at_rest", "workdir", "processes", "backoff", "closing", "credentials", "exits"}
     | {"relay", "pulse", "stacks", "exhaustion", "busy", "usage", "configs"},
     {"data", "rewards", "models", "algorithms", "observe"},
-    {"engine", "weights", "manager", "providers", "qualification"},
+    {"engine", "weights", "manager", "providers", "qualification", "chat", "environments"},
     {"learner", "rollout", "simulator"},
 )
 ENTRY = len(LAYERS)

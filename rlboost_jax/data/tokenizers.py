@@ -1,10 +1,13 @@
 """Text to token ids and back: bytes without any dependency, or a Hugging Face tokenizer."""
 
+import datetime
 import functools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -16,7 +19,9 @@ from rlboost_jax.settings.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
 PROBES: Final = ("The answer is 42.", "x = {1: 'ä'}\n\tfor", "数学")  # that tell two apart
-Message = Mapping[str, str]  # role and content
+DATE: Final = datetime.date(2024, 7, 26)  # what Llama's templates take where they have no clock
+_TODAY: Final = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<form>[^'\"]*)(?P=quote)\s*\)")
+Message = Mapping[str, Any]  # role, content, and what else a template takes
 
 
 class ChatRefused(ValueError):
@@ -88,11 +93,26 @@ def check_belongs(tokenizer: Tokenizer, data: DataConfig, source: str) -> None:
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8 are tokens 0 to 255; a beginning mark starts each prompt."""
+    """The bytes of UTF-8 are tokens 0 to 255; a beginning mark starts each prompt.
+
+    The marks of roles are for conversations only (`chat/octets.py`): a run without them needs
+    no more than `vocab_size` entries.
+    """
 
     BEGIN: Final = 256
     END: Final = 257
-    MARKS: Final = {BEGIN: "<begin>", END: "<end>"}
+    SYSTEM: Final = 258
+    USER: Final = 259
+    ASSISTANT: Final = 260
+    TOOL: Final = 261
+    MARKS: Final = {
+        BEGIN: "<begin>",
+        END: "<end>",
+        SYSTEM: "<system>",
+        USER: "<user>",
+        ASSISTANT: "<assistant>",
+        TOOL: "<tool>",
+    }
 
     def __init__(self, data: DataConfig) -> None:
         self.vocab_size = 258
@@ -180,10 +200,45 @@ class HuggingFaceTokenizer:
                 "to its limit; set data.stop_ids"
             )
         self.stop_ids = tuple(sorted(found))
-        self._chat_template = data.chat_template or None
+        self._tokenizer.chat_template = _with_a_date(self._tokenizer.chat_template)
+        self._chat_template = _with_a_date(data.chat_template) or None
         self.has_chat = bool(data.chat_template or self._tokenizer.chat_template)
 
-    def chat(self, messages: Sequence[Message]) -> str:
+    @property
+    def template(self) -> str:
+        """The chat template itself; all of them where there are several, "" without any."""
+        known = self._chat_template or self._tokenizer.chat_template or ""
+        return known if isinstance(known, str) else "\n".join(known.values())
+
+    @property
+    def added(self) -> dict[str, bool]:
+        """Texts that are tokens by themselves wherever they stand, and whether each is special."""
+        tokens = self._tokenizer.added_tokens_decoder.values()
+        return {str(token.content): bool(token.special) for token in tokens}
+
+    @property
+    def response_parser(self) -> Callable[..., Mapping[str, Any]] | None:
+        """`parse_response` of transformers, where the tokenizer comes with a template for it."""
+        if getattr(self._tokenizer, "response_template", None) is None:
+            return None
+        parser: Callable[..., Mapping[str, Any]] = self._tokenizer.parse_response
+        return parser
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        generation: bool = True,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """See `Tokenizer.chat`.
+
+        Args:
+            tools: as OpenAI's protocol has them.
+            generation: up to where the policy speaks; False: up to the last message's end.
+            options: what else the template takes, such as {"enable_thinking": False}.
+        """
         if not self.has_chat:
             raise ConfigError(
                 "the tokenizer has no chat template; set data.chat_template, or set "
@@ -198,8 +253,10 @@ class HuggingFaceTokenizer:
                 self._tokenizer.apply_chat_template(
                     [dict(message) for message in messages],
                     chat_template=self._chat_template,
+                    tools=[dict(tool) for tool in tools] or None,
                     tokenize=False,
-                    add_generation_prompt=True,
+                    add_generation_prompt=generation,
+                    **options,
                 )
             )
         except jinja2.TemplateSyntaxError as error:
@@ -221,7 +278,16 @@ class HuggingFaceTokenizer:
         return str(self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))
 
     def text(self, tokens: ArrayLike) -> str:
-        return str(self._tokenizer.decode(np.asarray(tokens).tolist()))
+        ids = np.asarray(tokens).tolist()
+        return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def _with_a_date(template: Any) -> Any:
+    """A template that asks for today's date gets `DATE`: a run that goes on tomorrow has the
+    prompts that it had."""
+    if isinstance(template, dict):
+        return {name: _with_a_date(text) for name, text in template.items()}
+    return template and _TODAY.sub(lambda match: f"'{DATE.strftime(match['form'])}'", template)
 
 
 def _folder(name: str) -> Path:

@@ -26,6 +26,8 @@ class Verdict:
     # returned None says nothing about this response and is absent.
     components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     faults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # of which, why
+    # Why the response does not count in its group, for reasons outside of it; "": it counts.
+    left_out: str = ""
 
 
 def at_once(verdict: Verdict) -> Future[Verdict]:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from rlboost_jax.settings.setting import setting
 
-TaskName = Literal["clock", "running_sum", "reversal", "dataset"]
+TaskName = Literal["clock", "running_sum", "reversal", "dataset", "environment"]
 DataPreset = Literal["", "gsm8k", "math", "openr1_math", "deepscaler", "countdown"]
 DataFormat = Literal["auto", "jsonl", "parquet", "arrayrecord", "huggingface"]
 AnswerFormat = Literal["", "after_hashes", "boxed", "answer_tag"]
@@ -18,7 +18,9 @@ class TaskConfig:
     """A task that is generated, for models that are trained from scratch."""
 
     name: TaskName = setting(
-        "clock", 'a generated task of rlboost_jax/data/tasks, or "dataset": see the section data'
+        "clock",
+        'a generated task of rlboost_jax/data/tasks, "dataset": see the section data, or '
+        '"environment": examples are what the environment makes of a number',
     )
     mean_length: float = setting(14.0, "mean length of problems, in the task's own unit", above=0)
     max_length: int = setting(90, "longest problem, same unit")

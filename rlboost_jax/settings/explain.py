@@ -16,7 +16,13 @@ from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, Setting, settings_of
 
 WIDTH: Final = 118
-_KINDS: Final = {int: "integer", float: "number", bool: "true or false", str: "text"}
+_KINDS: Final = {
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    dict[str, Any]: "dictionary",
+}
 HEADER: Final = """\
 # Settings
 

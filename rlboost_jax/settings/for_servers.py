@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rlboost_jax.settings.alerts import AlertsConfig
 from rlboost_jax.settings.data import DataConfig, TaskConfig
+from rlboost_jax.settings.environment import EnvironmentConfig
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.load import to_dict
 from rlboost_jax.settings.manager import ManagerConfig
@@ -26,7 +27,9 @@ from rlboost_jax.settings.weights import CheckpointConfig
 # with this release would keep servers of the one before away, who know nothing of it.
 _BLANK: Final = (
     *("data", "rewards", "warmup", "evaluation", "checkpoint", "manager", "observe", "fleet"),
+    "environment",
 )
+_NEW: Final = ("environment",)  # sections that servers of the release before know nothing of
 
 
 def sent_to_servers(run: RunConfig) -> dict[str, Any]:
@@ -35,6 +38,9 @@ def sent_to_servers(run: RunConfig) -> dict[str, Any]:
     values = to_dict(sent)
     for section in _BLANK:
         values[section] = _without_defaults(getattr(sent, section), values[section])
+    for section in _NEW:
+        if not values[section]:
+            del values[section]
     return values
 
 
@@ -69,6 +75,7 @@ def for_servers(run: RunConfig) -> RunConfig:
             source="none", tokenizer="bytes", max_prompt_tokens=run.engine.max_prompt_tokens
         ),
         rewards=RewardsConfig(functions=(RewardConfig(name="exact"),)),
+        environment=EnvironmentConfig(max_given_tokens=run.environment.max_given_tokens),
         warmup=WarmupConfig(max_updates=0),
         evaluation=EvaluationConfig(every_steps=0),
         checkpoint=CheckpointConfig(),

@@ -4,11 +4,12 @@ Modules receive the record of their own section and never the whole. No JAX in t
 manager reads it too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlboost_jax.settings.algorithm import AlgorithmConfig
 from rlboost_jax.settings.data import DataConfig, TaskConfig
 from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.environment import EnvironmentConfig
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.limits import MAX_SEED
@@ -40,6 +41,7 @@ class RunConfig:
     task: TaskConfig
     data: DataConfig
     rewards: RewardsConfig
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     warmup: WarmupConfig
     algorithm: AlgorithmConfig
     sampling: SamplingConfig
@@ -59,8 +61,12 @@ class RunConfig:
 
     @property
     def slot_tokens(self) -> int:
-        """Longest prompt plus response that a slot holds."""
-        return self.engine.max_prompt_tokens + self.sampling.max_response_tokens
+        """Longest prompt plus response that a slot holds, with what environments say in between."""
+        return (
+            self.engine.max_prompt_tokens
+            + self.sampling.max_response_tokens
+            + self.environment.max_given_tokens
+        )
 
     @property
     def row_tokens(self) -> int:

@@ -100,6 +100,8 @@ def setting(
     }
     if default is FROM_PRESET:
         return dataclasses.field(metadata={_KEY: values})
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata={_KEY: values})
     return dataclasses.field(default=default, metadata={_KEY: values})
 
 

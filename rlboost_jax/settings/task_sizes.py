@@ -11,6 +11,7 @@ from typing import Final
 from rlboost_jax.settings.data import TaskConfig
 
 DATASET: Final = "dataset"  # task.name of a run whose prompts are those of config.data
+ENVIRONMENT: Final = "environment"  # task.name of a run whose environment makes its examples
 
 NUM_SPECIALS: Final = 5  # padding, end, beginning, "=", "#"
 FIRST_COUNTER: Final = 16  # counter values 0, 1, 2, … from here on

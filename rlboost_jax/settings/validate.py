@@ -16,11 +16,18 @@ from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import TRACKERS
 from rlboost_jax.settings.ranges import out_of_range
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.settings.task_sizes import DATASET, MIN_LENGTH, NUM_COUNTERS, task_size
+from rlboost_jax.settings.task_sizes import (
+    DATASET,
+    ENVIRONMENT,
+    MIN_LENGTH,
+    NUM_COUNTERS,
+    task_size,
+)
 from rlboost_jax.settings.traces import read_trace
 from rlboost_jax.settings.validate_algorithm import algorithm_mistakes
 from rlboost_jax.settings.validate_data import dataset_mistakes, leftovers
 from rlboost_jax.settings.validate_engine import engine_mistakes
+from rlboost_jax.settings.validate_environment import environment_mistakes
 from rlboost_jax.settings.validate_learner import learner_mistakes
 from rlboost_jax.settings.validate_model import lora_mistakes, model_mistakes
 
@@ -37,7 +44,8 @@ def check(config: RunConfig) -> None:
     mistakes = list(out_of_range(config))
     if not mistakes:  # the checks of fields against each other may count on the ranges
         checks = (
-            *(_task, _sampling, algorithm_mistakes, _responses, learner_mistakes),
+            *(_task, environment_mistakes, _sampling, algorithm_mistakes, _responses),
+            learner_mistakes,
             *(engine_mistakes, _manager, _fleet, _observe, _evaluation, _rest),
         )
         mistakes = [
@@ -79,6 +87,8 @@ def _task(config: RunConfig) -> Iterator[str]:
         yield from dataset_mistakes(config)
         return
     yield from leftovers(config)
+    if task.name == ENVIRONMENT:
+        return
     if config.model.source and config.model.vocab_size > TEXT_VOCABULARY:
         yield (
             f"model.source is {config.model.source!r}, a model of text ({config.model.vocab_size} "

@@ -52,7 +52,7 @@ def dataset_mistakes(config: RunConfig) -> Iterator[str]:
         yield f"data.stop_ids is {data.stop_ids}; ids go from 0 to {size - 1} (model.vocab_size)"
     yield from _prompt(data)
     yield from _filters(data)
-    if not rewards:
+    if not rewards and not config.environment.name:  # which gives rewards itself
         yield "rewards.functions is (); name at least one, such as {'name': 'exact'}"
     for index, reward in enumerate(rewards):
         yield from (f"rewards.functions[{index}]: {line}" for line in _reward(reward))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_collections import ConfigDict
 
 from configs import base
 from rlboost_jax.settings import changes, load
@@ -43,7 +44,9 @@ def test_base_has_the_defaults_of_all_settings() -> None:
         if setting.default is FROM_PRESET:
             assert section[name] is None
         else:
-            assert section[name] == setting.default
+            value = section[name]
+            value = value.to_dict() if isinstance(value, ConfigDict) else value
+            assert value == setting.default
     assert config.learner.mesh == (1, 1, 1) and config.seed == 0
     config.algorithm.advantage = "gae"  # of the type that the preset's is of
     with pytest.raises(TypeError):

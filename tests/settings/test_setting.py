@@ -16,7 +16,7 @@ from rlboost_jax.settings.presets import PRESETS
 from rlboost_jax.settings.ranges import objection_to, out_of_range
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, Setting, setting, settings_of
-from rlboost_jax.settings.task_sizes import DATASET, TASK_SIZES
+from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT, TASK_SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = {setting.name: setting for setting in settings_of(RunConfig)}
@@ -95,7 +95,7 @@ def test_every_setting_means_something_and_its_default_is_allowed() -> None:
 def test_choices_are_what_there_is() -> None:
     assert set(get_args(AlgorithmName)) == set(PRESETS)
     assert set(get_args(DataPreset)) == {"", *DATA_PRESETS}
-    assert set(get_args(TaskName)) == {*TASK_SIZES, DATASET}
+    assert set(get_args(TaskName)) == {*TASK_SIZES, DATASET, ENVIRONMENT}
 
 
 def test_the_page_of_settings_is_made_from_them() -> None:

@@ -1,0 +1,53 @@
+"""Which format a model writes its calls in."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, assert_never
+
+from rlboost_jax.chat.formats import hermes, llama3, mistral, plain, tagged
+from rlboost_jax.chat.formats.objects import Found
+
+CallFormat = Literal["hermes", "llama3", "mistral", "json", "tagged"]
+Parser = Callable[[str, Sequence[Mapping[str, Any]]], Found]
+
+
+def parser_of(form: CallFormat) -> Parser:
+    """Takes the text of a turn and the tools."""
+    match form:
+        case "hermes":
+            return lambda text, tools: hermes.parse(text)
+        case "llama3":
+            return lambda text, tools: llama3.parse(text)
+        case "mistral":
+            return lambda text, tools: mistral.parse(text)
+        case "json":
+            return lambda text, tools: plain.parse(text)
+        case "tagged":
+            return tagged.parse
+        case _:
+            assert_never(form)
+
+
+def detected(template: str, special: Sequence[str]) -> tuple[CallFormat, str]:
+    """The format, and by what it was recognised.
+
+    Args:
+        template: the chat template's own text.
+        special: the tokenizer's special and added tokens.
+    """
+    signs: tuple[tuple[str, CallFormat], ...] = (
+        (mistral.CALLS, "mistral"),
+        (tagged.FUNCTION, "tagged"),
+        (tagged.KEY, "tagged"),
+        (hermes.OPEN, "hermes"),
+    )
+    for sign, form in signs:
+        if sign in template:
+            return form, f"the chat template names {sign}"
+    if llama3.PYTHON_TAG in special or llama3.PYTHON_TAG in template:
+        return "llama3", f"the tokenizer has {llama3.PYTHON_TAG}"
+    if '"parameters": ' in template:
+        return "llama3", 'the chat template writes calls with "parameters"'
+    for sign, form in signs:
+        if sign in special:
+            return form, f"the tokenizer has {sign}"
+    return "hermes", "neither template nor tokenizer names a form of calls"

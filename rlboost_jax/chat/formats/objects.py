@@ -1,0 +1,115 @@
+"""Calls as JSON objects, which most formats wrap in marks of their own."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from rlboost_jax.environments.protocol import ToolCall
+
+ARGUMENTS: Final = ("arguments", "parameters")  # OpenAI's word, and Llama's
+MOST_SHOWN: Final = 60  # characters of what could not be read
+
+
+class Found(NamedTuple):
+    """What a turn has besides thinking."""
+
+    text: str  # without the calls; broken ones stay
+    calls: tuple[ToolCall, ...]
+
+
+class Decoded(NamedTuple):
+    """A JSON value and where it ends; or why there is none."""
+
+    value: Any
+    end: int
+    problem: str
+
+
+def decoded(text: str, start: int) -> Decoded:
+    """The JSON value that begins at `start`.
+
+    An object that has a key twice is refused, since nobody knows which was meant; so are
+    numbers and strings that are none in JSON's own standard (NaN, half a surrogate pair).
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+        # A text with half a surrogate pair cannot be written to any file or wire.
+        json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        shown = text[error.pos : error.pos + MOST_SHOWN]
+        return Decoded(None, start, f"no JSON: {error.msg} at {shown!r}")
+    except RecursionError:
+        return Decoded(None, start, "no JSON: nested too deeply")
+    except ValueError as error:  # UnicodeEncodeError, too
+        return Decoded(None, start, f"no JSON: {error}")
+    return Decoded(value, end, "")
+
+
+def call_of(value: Any) -> ToolCall:
+    """The call that a JSON value is, or a broken one."""
+    if not isinstance(value, Mapping):
+        return broken(f"a call is an object with a name, not {_shown(value)}")
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return broken(f"the call has no name: {_shown(value)}")
+    arguments: Any = next((value[key] for key in ARGUMENTS if key in value), {})
+    if isinstance(arguments, str):  # as OpenAI's protocol has them
+        inner = decoded(arguments, 0)
+        if inner.problem or arguments[inner.end :].strip():
+            return broken(f"the arguments are {inner.problem or 'more than one value'}", name)
+        arguments = inner.value
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, Mapping):
+        return broken(f"the arguments are no object but {_shown(arguments)}", name)
+    identity = value.get("id")
+    return ToolCall(
+        name=name, arguments=arguments, id=identity if isinstance(identity, str) else ""
+    )
+
+
+def broken(problem: str, name: str = "") -> ToolCall:
+    return ToolCall(name=name, arguments={}, problem=problem)
+
+
+def is_call(value: Any) -> bool:
+    """Whether an object asks for a call rather than being an answer in JSON."""
+    return isinstance(value, Mapping) and "name" in value and any(k in value for k in ARGUMENTS)
+
+
+def after_spaces(text: str, start: int) -> int:
+    """Where the next character stands that is no space."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:MOST_SHOWN]!r} stands there twice")
+        found[key] = value
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_float=_finite, parse_constant=_no_constant
+)

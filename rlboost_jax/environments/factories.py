@@ -1,0 +1,101 @@
+"""Environments by name: those built in, and a user's own."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from rlboost_jax.environments.protocol import Environment
+from rlboost_jax.settings.errors import ConfigError, suggestion
+from rlboost_jax.settings.validate_environment import BUILT_IN_ENVIRONMENTS, name_mistakes
+
+Make = Callable[[], Environment]
+
+
+def maker_of(name: str, options: Mapping[str, Any]) -> Make:
+    """Makes an environment of a name with its options; each episode has one of its own.
+
+    Args:
+        name: built in, or "package.module:factory".
+        options: arguments of the factory, by name.
+
+    Raises:
+        ConfigError: there is no such factory, it cannot be imported, or takes other arguments.
+    """
+    if mistakes := list(name_mistakes(name)):
+        raise ConfigError("\n".join(mistakes))
+    factory = _imported(name, BUILT_IN_ENVIRONMENTS.get(name, name))
+    _check_options(name, factory, options)
+
+    def make() -> Environment:
+        made: Environment = factory(**options)
+        return made
+
+    return make
+
+
+def check_made(name: str, environment: object) -> None:
+    """Raise ConfigError for what a factory made and is no environment."""
+    for method in ("reset", "step"):
+        if not callable(getattr(environment, method, None)):
+            raise ConfigError(
+                f"environment.name {name!r} makes {type(environment).__name__}, which has no "
+                f"{method}(); an environment has reset and step"
+            )
+
+
+def _imported(name: str, path: str) -> Callable[..., Any]:
+    module_name, _, place = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module of the user's raises anything
+        raise ConfigError(
+            f"environment.name {name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    found: Any = module
+    for part in place.split("."):
+        if not hasattr(found, part):
+            known = [n for n in vars(found) if not n.startswith("_") and callable(vars(found)[n])]
+            hint = suggestion(part, known) if known else "it has no factory"
+            raise ConfigError(f"environment.name {name!r}: no {part!r} in {module_name}; {hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(
+            f"environment.name {name!r} is {type(found).__name__}, which makes nothing; name a "
+            "class or a function"
+        )
+    factory: Callable[..., Any] = found
+    return factory
+
+
+def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise ConfigError where the factory takes other arguments, or others of a plain type."""
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except (TypeError, ValueError, NameError):  # of some written in C, or with types for checkers
+        return
+    parameters = signature.parameters
+    kinds = {p.kind for p in parameters.values()}
+    named = {
+        n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    for option, value in options.items():
+        if option not in named:
+            if inspect.Parameter.VAR_KEYWORD in kinds:
+                continue
+            hint = suggestion(option, named) if named else "it takes none"
+            raise ConfigError(f"environment.options: {name!r} takes no {option!r}; {hint}")
+        if named[option].annotation in (bool, int, float, str):
+            try:
+                msgspec.convert(value, named[option].annotation)
+            except msgspec.ValidationError as error:
+                raise ConfigError(
+                    f"environment.options: {option} is {value!r}: {str(error).lower()}"
+                ) from None
+    for option, parameter in named.items():
+        if option not in options and parameter.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"environment.options: {name!r} needs {option!r}; set environment.options"
+            )

@@ -1,0 +1,90 @@
+"""What environments return, looked at before anything is built on it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from rlboost_jax.environments.protocol import Message, Observation, Step
+
+ROLES: Final = ("system", "user", "tool", "assistant")
+_TEXTS: Final = ("role", "content", "name", "tool_call_id", "reasoning_content")
+
+
+class BadObservation(ValueError):
+    """It is none; the message says why."""
+
+
+def checked_observation(value: Any, *, first: bool) -> Observation:
+    """An observation, as the protocol has it.
+
+    Args:
+        first: it is what an episode begins with, so that assistants may have said something.
+
+    Raises:
+        BadObservation
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype.kind not in "iu":
+            raise BadObservation(
+                f"token ids are one row of integers, not {value.dtype} {value.shape}"
+            )
+        ids = value.astype(np.int64)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < 2**31):
+            raise BadObservation(f"token ids go from 0 to {2**31 - 1}; there is {ids.min()}")
+        return value.astype(np.int32)
+    if isinstance(value, list | tuple):
+        return tuple(_message(message, first) for message in value)
+    raise BadObservation(
+        f"{type(value).__name__} is no observation; give a text, messages, or an array of token ids"
+    )
+
+
+def checked_step(value: Any) -> Step:
+    """A step, as the protocol has it. Raises BadObservation."""
+    if not isinstance(value, Step):
+        raise BadObservation(f"step returned {type(value).__name__}; it returns a Step")
+    reward = _number("reward", value.reward)
+    metrics = {str(name): _number(f"metrics[{name!r}]", m) for name, m in value.metrics.items()}
+    observation = checked_observation(value.observation, first=False)
+    return Step(observation=observation, reward=reward, done=bool(value.done), metrics=metrics)
+
+
+def is_empty(observation: Observation) -> bool:
+    """Whether nothing is said by it."""
+    return len(observation) == 0
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise BadObservation(f"{name} is {value!r}; it is a number") from None
+    if not math.isfinite(number):
+        raise BadObservation(f"{name} is {number}; it is a finite number")
+    return number
+
+
+def _message(value: Any, first: bool) -> Message:
+    if not isinstance(value, Mapping):
+        raise BadObservation(f"{type(value).__name__} is no message; give a dictionary with a role")
+    roles = ROLES if first else ROLES[:-1]
+    if value.get("role") not in roles:
+        raise BadObservation(f"role {value.get('role')!r} of a message; known: {', '.join(roles)}")
+    message: dict[str, Any] = {}
+    for name, part in value.items():
+        if name in _TEXTS:
+            if not isinstance(part, str):
+                raise BadObservation(f"{name!r} of a message is {type(part).__name__}, no text")
+            message[name] = part.encode(errors="backslashreplace").decode()
+        elif (
+            name == "tool_calls" and isinstance(part, list | tuple) and value["role"] == "assistant"
+        ):
+            message[name] = [dict(call) for call in part]
+        else:
+            raise BadObservation(f"{name!r} is no part of a message of role {value['role']!r}")
+    message.setdefault("content", "")
+    return Message(**message)  # type: ignore[typeddict-item]

@@ -1,0 +1,149 @@
+"""Tools out of functions.
+
+    @tool(idempotent=True)
+    def add(a: int, b: int) -> int:
+        '''Add two numbers.'''
+        return a + b
+
+Name, description and arguments are those of the function. A parameter called `key` gets the call's
+own name and is none of the policy's arguments.
+"""
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, overload
+
+import msgspec
+
+from rlboost_jax.environments.protocol import Tool
+from rlboost_jax.settings.errors import suggestion
+
+KEY: Final = "key"  # the parameter that gets the call's name
+TIME_LIMIT_SECONDS: Final = 60.0
+
+
+class BadTool(TypeError):
+    """A function that cannot be called by name with arguments out of JSON."""
+
+
+class BadArguments(ValueError):
+    """Arguments that a tool does not take. The policy reads the message."""
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str = "",
+    idempotent: bool = False,
+    outcome: Callable[[str], str | None] | None = None,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    idempotent: bool = False,
+    outcome: Callable[[str], str | None] | None = None,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """A tool out of a function, plain or `async def`; also as a decorator.
+
+    What the function returns and is no text goes as JSON. See `Tool` for the arguments.
+
+    Raises:
+        BadTool: it has arguments without a name, or of types that no JSON stands for.
+    """
+
+    def made(function: Callable[..., Any]) -> Tool:
+        called = name or function.__name__
+        takes_key, wanted = _arguments(function, called)
+        schema = _schema(wanted)
+
+        def run(arguments: Mapping[str, Any], key: str) -> str | Awaitable[str]:
+            given = _checked(arguments, wanted)
+            if takes_key:
+                given[KEY] = key
+            result = function(**given)
+            return _awaited(result) if inspect.isawaitable(result) else _text(result)
+
+        return Tool(
+            name=called,
+            description=inspect.getdoc(function) or "",
+            parameters=schema,
+            run=run,
+            idempotent=idempotent,
+            outcome=outcome,
+            time_limit_seconds=time_limit_seconds,
+        )
+
+    return made if function is None else made(function)
+
+
+def toolbox(*tools: Tool | Callable[..., Any]) -> dict[str, Tool]:
+    """An environment's `tools`, of tools and functions. Raises BadTool."""
+    made = [each if isinstance(each, Tool) else tool(each) for each in tools]
+    box = {each.name: each for each in made}
+    if len(box) < len(made):
+        raise BadTool(f"two of {', '.join(t.name for t in made)} have one name; give them others")
+    return box
+
+
+def _arguments(function: Callable[..., Any], called: str) -> tuple[bool, type[msgspec.Struct]]:
+    """Whether it takes the key, and a record of all other arguments."""
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function)
+    fields: list[Any] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise BadTool(f"tool {called!r}: argument {str(parameter)!r} has no name of its own")
+        if name != KEY:
+            kind = hints.get(name, Any)
+            default = parameter.default
+            given = () if default is inspect.Parameter.empty else (default,)
+            fields.append((name, kind, *given))
+    try:
+        record = msgspec.defstruct(
+            "Arguments", fields, kw_only=True, forbid_unknown_fields=True, frozen=True
+        )
+        msgspec.json.schema(record)
+    except TypeError as error:
+        raise BadTool(f"tool {called!r} has an argument that no JSON stands for: {error}") from None
+    return KEY in signature.parameters, record
+
+
+def _schema(record: type[msgspec.Struct]) -> dict[str, Any]:
+    """JSON schema of an object with these arguments, as chat templates take it."""
+    (schema,), parts = msgspec.json.schema_components([record])
+    own = dict(parts.pop("Arguments", schema))
+    for said in ("title", "additionalProperties"):  # of the record, and not to a policy
+        own.pop(said, None)
+    own["required"] = list(own.get("required", []))
+    return {**own, "$defs": parts} if parts else own
+
+
+def _checked(arguments: Mapping[str, Any], wanted: type[msgspec.Struct]) -> dict[str, Any]:
+    """As the function takes them. Raises BadArguments."""
+    names = wanted.__struct_fields__
+    for name in arguments:
+        if name not in names:
+            hint = suggestion(name, names) if names else "it takes none"
+            raise BadArguments(f"no argument {name!r}; {hint}")
+    try:
+        record = msgspec.convert(dict(arguments), wanted)
+    except msgspec.ValidationError as error:
+        raise BadArguments(str(error).replace("Object missing required field", "missing")) from None
+    return {name: getattr(record, name) for name in names}
+
+
+async def _awaited(result: Awaitable[Any]) -> str:
+    return _text(await result)
+
+
+def _text(result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    return msgspec.json.encode(result, enc_hook=str).decode()
