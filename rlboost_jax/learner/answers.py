@@ -42,7 +42,8 @@ class Answers:
             environment: None: responses have one turn, and nobody asks.
         """
         self._batch, self._environment, self._send = batch, environment, send
-        self._said: dict[tuple[int, int, int], messages.Answer] = {}  # by sample, attempt, turn
+        # By sample, sequence, attempt and turn.
+        self._said: dict[tuple[int, int, int, int], messages.Answer] = {}
 
     @property
     def turns(self) -> int:
@@ -53,7 +54,7 @@ class Answers:
         work = parked.work
         if work.batch != self._batch or self._environment is None:
             return
-        key = work.sample, parked.attempt, parked.turn
+        key = work.sample, work.sequence, parked.attempt, parked.turn
         if key not in self._said:
             tokens, over = self._environment.answer(messages.unpack_tokens(parked.tokens))
             self._said[key] = messages.Answer(
