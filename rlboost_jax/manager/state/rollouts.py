@@ -119,7 +119,7 @@ class Rollout(Placed):
     def follow(self, prompt_tokens: bytes) -> None:
         """Its sequence is over, and another begins; to be called by its batch."""
         self._follow(self.work, self.batch.begin.version, self.attempt, prompt_tokens)
-        self._renumber()
+        self.work = msgspec.structs.replace(self.work, sequence=len(self.ended))
         self.parked = False
 
     def finish(self) -> None:
@@ -135,11 +135,8 @@ class Rollout(Placed):
             self.result = None
         self.parked = False
         self._go_back(length)
-        self._renumber()
-        self._truncate(length - self.tokens_before)
-
-    def _renumber(self) -> None:
         self.work = msgspec.structs.replace(self.work, sequence=len(self.ended))
+        self._truncate(length - self.tokens_before)
 
 
 class BatchRecord:

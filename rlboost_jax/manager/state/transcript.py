@@ -90,6 +90,8 @@ class Transcript:
     def room(self) -> int:
         """Tokens that may still be sampled in this turn."""
         before, sampling = self._sampled_before, self.sampling
+        if not sampling.turn_tokens:  # asked for at every row of every message: no call
+            return sampling.max_tokens - self.num_sampled
         most = most_of_turn(
             before, max_tokens=sampling.max_tokens, turn_tokens=sampling.turn_tokens
         )
