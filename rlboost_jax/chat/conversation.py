@@ -13,7 +13,7 @@ is the template's own text from the end of the turn to where the policy speaks n
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,6 +64,7 @@ class ParsedTurn:
     stop: int | None
 
 
+@runtime_checkable
 class Conversation(Protocol):
     """Made once per run; has no state, so that all episodes share it.
 

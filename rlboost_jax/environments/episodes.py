@@ -133,6 +133,7 @@ class EpisodeService:
         attempt: int,
         tokens: NDArray[np.int32],
         runs: Sequence[int],
+        logprobs: NDArray[np.float32] | None = None,
     ) -> Future[Verdict]:
         """What a finished episode is worth; of any thread.
 
@@ -140,9 +141,10 @@ class EpisodeService:
             sequence: its last.
             tokens: of that sequence, all after its prompt.
             runs: of these, in turn sampled and given.
+            logprobs: of those that were sampled; None: not known.
         """
         verdict: Future[Verdict] = Future()
-        question = question_of(attempt, sequence, tokens, runs, finished=True)
+        question = question_of(attempt, sequence, tokens, runs, logprobs=logprobs, finished=True)
         self._thread.call(self._ask, work, question, verdict, fail=self.fail)
         return verdict
 
@@ -210,7 +212,11 @@ class EpisodeService:
             return
         tokens = messages.unpack_tokens(parked.tokens)
         runs = runs_after_prompt(parked.runs, len(tokens))
-        batch.ask(parked.work, question_of(parked.attempt, parked.work.sequence, tokens, runs))
+        logprobs = messages.unpack_logprobs(parked.logprobs)
+        question = question_of(
+            parked.attempt, parked.work.sequence, tokens, runs, logprobs=logprobs
+        )
+        batch.ask(parked.work, question)
 
     def _begin(self, number: int, batch: EpisodesOfBatch) -> None:
         self._batches[number] = batch

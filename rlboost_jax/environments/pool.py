@@ -14,15 +14,18 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.environments import frames
+from rlboost_jax.environments.chaos import kill_workers
 from rlboost_jax.environments.forks import Forked, Forks
-from rlboost_jax.environments.processes import START_SECONDS, Line, Process
+from rlboost_jax.environments.processes import START_SECONDS, EndedFromOutside, Line, Process
 from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.environments.runner import CallLedger
 from rlboost_jax.rewards.frames import Unsendable
 from rlboost_jax.settings.environment import EnvironmentConfig
 from rlboost_jax.settings.errors import ConfigError, Mistake
 
+MOST_STARTS: Final = 20  # of a worker that somebody ends before it is ready
 LOOK_SECONDS: Final = 5.0  # between two questions whether a worker still listens
 GRACE_SECONDS: Final = 20.0  # for the answer, beside the time that a step may take
 
@@ -232,6 +235,8 @@ class EnvironmentPool:
             self._forks = Forks(await self._started())
         else:
             await self._add_shared()
+        rate = self._settings.chaos_kills_per_minute
+        self._watch(kill_workers(lambda: self.pids, per_minute=rate))
 
     async def open(self, ledger: CallLedger, *, alone: bool = False) -> Live:
         """An environment that is not reset yet.
@@ -312,14 +317,26 @@ class EnvironmentPool:
         return host
 
     async def _started(self) -> Process:
-        """Raises ConfigError, OSError."""
-        process = Process(self._setup)
-        try:
-            await process.prepare(self._start_seconds)
-        except BaseException:  # whatever it was, it goes on upwards
-            process.kill()
-            raise
-        return process
+        """One that is ready; who is ended while it begins has a successor.
+
+        Raises:
+            ConfigError, OSError
+        """
+        for ended in range(MOST_STARTS):
+            process = Process(self._setup)
+            try:
+                await process.prepare(self._start_seconds)
+                return process
+            except EndedFromOutside:
+                process.end.close()
+                if ended + 1 == MOST_STARTS:
+                    raise
+                await asyncio.sleep(backoff_seconds(ended, first=0.05, longest=5.0))
+            except BaseException:  # whatever it was, it goes on upwards
+                process.kill()
+                process.end.close()
+                raise
+        raise AssertionError("the last start returns or raises")
 
     def _watch(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)

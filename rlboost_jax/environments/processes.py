@@ -83,6 +83,10 @@ class Line:
             self._over(why, outside)
 
 
+class EndedFromOutside(ConfigError):
+    """A process was ended before it was ready, which need not be its own fault."""
+
+
 class Process:
     """A worker that was started from here."""
 
@@ -110,6 +114,7 @@ class Process:
         """Wait until it has imported the environment.
 
         Raises:
+            EndedFromOutside: somebody has ended it.
             ConfigError: it cannot use it.
         """
         self.end.setblocking(False)
@@ -126,7 +131,9 @@ class Process:
         except ConnectionError:
             ready = None
         if ready is None:
-            await self.ended()
+            why, outside = await self.how_it_ended()
+            if outside:
+                raise EndedFromOutside(f"environment.name: importing {name!r}: {why}")
             raise ConfigError(
                 f"environment.name: the process that imports {name!r} ended with code "
                 f"{self._process.returncode}; its own output says why"

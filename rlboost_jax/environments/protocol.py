@@ -19,7 +19,7 @@ Two rules make an episode outlive the process it is in:
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,7 @@ class Turn:
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     finish: FinishReason = "stop"
+    logprobs: tuple[float, ...] = ()  # of its tokens, nats; (): not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +102,15 @@ class Step:
         reward: of this turn. An episode's reward is the sum over its turns.
         done: nothing is sampled after it.
         metrics: numbers for the records, such as {"solved": 1.0}; those of the last turn count.
+        anew: nothing of what was said before stays: the observation begins another sequence of
+            the same episode, and assistants may have said something in it.
     """
 
     observation: Observation = ()
     reward: float = 0.0
     done: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    anew: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +137,7 @@ class Tool:
     time_limit_seconds: float = 60.0
 
 
+@runtime_checkable
 class Environment(Protocol):
     """One episode. `tools: Mapping[str, Tool]` and `close()` may be left out.
 

@@ -7,7 +7,7 @@ own.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,7 @@ class Continued:
     retokenised: int = 0
 
 
+@runtime_checkable
 class Speech(Protocol):
     """
     Attributes:

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rlboost_jax.data.tasks import get_task
 from rlboost_jax.learner.base import kept_base
 from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
 from rlboost_jax.learner.checkpoint_reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.fallback import newest_sound
+from rlboost_jax.learner.lessons import lessons_of
 from rlboost_jax.learner.packing import batch_shapes
 from rlboost_jax.learner.processes.world import World
 from rlboost_jax.learner.programs.critic import CriticPrograms
@@ -181,15 +181,15 @@ def _first_params(run: RunConfig, mesh: Mesh, console: Shows) -> Params:
     else:
         params = init_params(run.model, run.seed, shardings=shardings)
     if run.warmup.max_updates:
-        task = get_task(run.task)  # the configuration was checked for there being one
+        lessons = lessons_of(run)
         reports: list[tuple[int, float]] = []
 
         def report(updates: int, loss: float) -> None:
             reports.append((updates, loss))
             PULSE.beat()
 
-        with console.phase(f"warming the model up on the {task.name} task"):
-            params = warm_up(run, task, params, mesh=mesh, report=report)
+        with console.phase(f"warming the model up on the {lessons.name} task"):
+            params = warm_up(run, lessons, params, mesh=mesh, report=report)
         for updates, loss in reports[-1:]:
             console.note(f"  {updates} supervised updates, loss {loss:.3f} nats per token")
     return params

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from rlboost_kernels import selected_logprobs
 
-from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner.lessons import Lessons, lessons_seed
 from rlboost_jax.learner.packing import PackedBatch, fill
 from rlboost_jax.learner.programs.passes import grouped
 from rlboost_jax.learner.state import TrainState, init_state, state_shardings
@@ -27,8 +27,6 @@ from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
-from rlboost_jax.sequences.identities import Version
-from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.run import RunConfig
@@ -38,7 +36,6 @@ TOKENS_PER_UPDATE: Final = 2_496  # positions of a batch, rounded up to whole pa
 LOOK_EVERY: Final = 4  # updates between looks at the loss, each of which waits for the device
 RISE_UPDATES: Final = 20  # to the full learning rate
 MEMORY: Final = 0.6  # of the loss's moving average, per look
-_STREAM: Final = 0x5EED  # sets the warm-up's random numbers apart from others of the seed
 _SURPLUS: Final = 1.15  # positions' worth of answers to choose from when filling a batch
 
 Report = Callable[[int, float], None]
@@ -46,7 +43,7 @@ Report = Callable[[int, float], None]
 
 def warm_up(
     config: RunConfig,
-    task: Task,
+    lessons: Lessons,
     params: Params,
     *,
     mesh: Mesh,
@@ -55,6 +52,7 @@ def warm_up(
     """Train both phases; with `warmup.max_updates` of 0 the parameters come back as they are.
 
     Args:
+        lessons: that it learns from, see `lessons_of`.
         params: to begin with; they stay usable.
         report: called with (updates made, moving average of the loss in nats per token).
 
@@ -74,7 +72,7 @@ def warm_up(
         out_shardings=(shardings, replicated(mesh)),
         donate_argnums=0,
     )
-    lessons = _Lessons(config, task)
+    drawn = _Drawn(config, lessons)
 
     average = math.log(config.model.vocab_size)  # the loss of knowing nothing
     updates = 0
@@ -83,7 +81,7 @@ def warm_up(
         (_habit_rates(warmup), warmup.habit_worked_fraction, -math.inf),
     ):
         for rate in rates:
-            state, loss = update(state, lessons.batch(worked_fraction), rate)
+            state, loss = update(state, drawn.batch(worked_fraction), rate)
             updates += 1
             if updates % LOOK_EVERY == 0:
                 average = MEMORY * average + (1 - MEMORY) * float(loss)
@@ -105,12 +103,12 @@ def _habit_rates(warmup: WarmupConfig) -> Iterator[np.float32]:
         yield np.float32(warmup.habit_learning_rate * (0.1 + left))
 
 
-class _Lessons:
-    """Packed batches of worked answers and guesses; answers that found no room come next."""
+class _Drawn:
+    """Packed batches of worked answers and guesses; lessons that found no room come next."""
 
-    def __init__(self, config: RunConfig, task: Task) -> None:
-        self._task, self._seed = task, config.seed ^ _STREAM
-        self._rng = np.random.default_rng(self._seed)
+    def __init__(self, config: RunConfig, lessons: Lessons) -> None:
+        self._lessons = lessons
+        self._rng = np.random.default_rng(lessons_seed(config))
         self._row_tokens = config.row_tokens
         packed = config.pack_rows * self._row_tokens
         self._rows = config.pack_rows * math.ceil(TOKENS_PER_UPDATE / packed)
@@ -130,18 +128,12 @@ class _Lessons:
         return batch
 
     def _draw(self, worked_fraction: float) -> Trajectory:
-        problem = self._task.problem("train", self._seed, self._drawn)
-        self._drawn += 1
+        index, self._drawn = self._drawn, self._drawn + 1
         worked = self._rng.random() < worked_fraction
-        answer = (
-            self._task.worked_answer(problem) if worked else self._task.guess(problem, self._rng)
-        )
         return Trajectory(
-            prompt=self._drawn,
+            prompt=index,
             sample=0,
-            sequence=Sequence.of_response(
-                self._task.prompt_tokens(problem), answer, np.zeros(len(answer)), version=Version(0)
-            ),
+            sequence=self._lessons.lesson(index, self._rng, worked=worked),
             reward=0.0,
             advantage=0.0,
         )

@@ -41,6 +41,7 @@ class NotStarted(RuntimeError):
 class Ran:
     completed: bool  # came to its end in time, without an exception or an exit of its own
     output: str
+    timed_out: bool = False  # it was ended, since its time was over
 
 
 def run_contained(
@@ -130,7 +131,8 @@ def run_contained(
             raise NotStarted(f"a program's process did not come to run it: {why}")
     ending = token + "\n"
     completed = code == 0 and text.endswith(ending)
-    return Ran(completed=completed, output=text.removesuffix(ending) if completed else text)
+    shown = text.removesuffix(ending) if completed else text
+    return Ran(completed=completed, output=shown, timed_out=code is None)
 
 
 def _file() -> IO[bytes]:

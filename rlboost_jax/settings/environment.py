@@ -83,3 +83,9 @@ class EnvironmentConfig:
         at_least=1,
         may_change="from its step",
     )
+    chaos_kills_per_minute: float = setting(
+        0.0,
+        "SIGKILL of a worker at random times, to see that nothing depends on it",
+        at_least=0,
+        may_change="at once",
+    )

@@ -288,3 +288,40 @@ def test_token_ids_are_arrays_on_both_sides() -> None:
 
     found = in_pool(settings("Waiting", options={"seconds": 0.0}), story)
     np.testing.assert_array_equal(found, np.array([9, 2], np.int32))
+
+
+def test_a_worker_that_is_killed_while_it_begins_has_a_successor(tmp_path: Path) -> None:
+    """Its module kills it the first three times that it is imported."""
+
+    async def story(pool: EnvironmentPool) -> Any:
+        return (await opened(pool)).said
+
+    mark = tmp_path / "imports"
+    (tmp_path / "dies_at_first.py").write_text(
+        "import os, signal\n"
+        f"with open({str(mark)!r}, 'a') as file: file.write('x')\n"
+        f"if os.path.getsize({str(mark)!r}) <= 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"from {HERE} import Echo\n"
+    )
+    config = replace(settings("Echo"), name="dies_at_first:Echo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        in_pool(config, story)
+    assert mark.read_text() == "xxxx"
+
+
+def test_a_worker_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "MOST_STARTS", 2)
+
+    async def killed(process: Any, seconds: float) -> None:
+        os.kill(process.pid, signal.SIGKILL)
+        await real(process, seconds)
+
+    real = pools.Process.prepare
+    monkeypatch.setattr(pools.Process, "prepare", killed)
+    with pytest.raises(ConfigError, match="SIGKILL"):
+        in_pool(settings("Echo"), _nothing)
+
+
+async def _nothing(pool: EnvironmentPool) -> None:
+    raise AssertionError("it has not started")

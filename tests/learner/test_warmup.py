@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner.lessons import TaskLessons, lessons_seed
 from rlboost_jax.learner.warmup import LOOK_EVERY, warm_up
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
@@ -34,7 +35,7 @@ def run(config):
         task, reports = Counting(config.task), []
         params = warm_up(
             changed,
-            task,
+            TaskLessons(task, lessons_seed(changed)),
             init_params(config.model, 0),
             mesh=make_mesh((1, 1, 1)),
             report=lambda update, loss: reports.append((update, loss)),

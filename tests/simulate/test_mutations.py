@@ -288,6 +288,7 @@ FIRST = {
     one_lease_for_all: 190,
     old_echo: 390,
     any_attempt: 600,
+    stale_version: 70,
     first_sequence_unsaid: 320,
 }
 

@@ -44,6 +44,11 @@ class Episode(Transcript):
         self.tokens_before = 0
 
     @property
+    def begun(self) -> bool:
+        """Whether anything of it is there."""
+        return self.num_tokens > 0 or bool(self.ended)
+
+    @property
     def first_prompt(self) -> bytes:
         return self.ended[0].prompt_tokens if self.ended else self.prompt_tokens
 

@@ -1,0 +1,1 @@
+"""Tools and environments that come with the package; a file each."""

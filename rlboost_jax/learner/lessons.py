@@ -1,0 +1,187 @@
+"""What a model is taught in its warm-up: worked answers and guesses, as sequences.
+
+Of a generated task a lesson is a prompt and a response. Of an environment it is a whole episode:
+what the environment says is given, as it is when the policy speaks, and never a target.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.data.tasks import Task, get_task
+from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
+from rlboost_jax.environments.factories import maker_of
+from rlboost_jax.environments.frames import ToolSpec
+from rlboost_jax.environments.protocol import Environment, ToolResult, Turn
+from rlboost_jax.environments.speech import Heard, Speech, messages_of, speech_of
+from rlboost_jax.sequences.identities import Version
+from rlboost_jax.sequences.sequence import Sequence
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.run import RunConfig
+
+MOST_TURNS: Final = 64  # of a lesson
+_STREAM: Final = 0x5EED  # sets the warm-up's random numbers apart from others of the seed
+
+
+@runtime_checkable
+class Lessons(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def lesson(self, index: int, rng: np.random.Generator, *, worked: bool) -> Sequence:
+        """Lesson `index`, which follows from it and, of a guess, from `rng`."""
+        ...
+
+
+class TaskLessons:
+    """Of a generated task."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._task, self._seed, self.name = task, seed, task.name
+
+    def lesson(self, index: int, rng: np.random.Generator, *, worked: bool) -> Sequence:
+        problem = self._task.problem("train", self._seed, index)
+        answer = self._task.worked_answer(problem) if worked else self._task.guess(problem, rng)
+        return taught((self._task.prompt_tokens(problem), answer))
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """An environment that can show how episodes are done, turn by turn."""
+
+    def demonstration(self, rng: np.random.Generator, worked: bool, /) -> str | NDArray[np.int32]:
+        """The next turn, once `reset` or `step` has said something: text, or token ids to their
+        end token.
+
+        Args:
+            worked: of who knows how; else of who guesses.
+        """
+        ...
+
+
+class EpisodeLessons:
+    """Of an environment that demonstrates. Its tools are run in this process, with the key ""."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Environment],
+        seed: int,
+        *,
+        speech: Speech,
+        written: Callable[[str], NDArray[np.int32]],
+    ) -> None:
+        """
+        Args:
+            make: an environment, for each lesson anew.
+            speech: what the environment says, as the policy reads it.
+            written: a turn in text as token ids, to its end token.
+
+        Raises:
+            ConfigError: it does not demonstrate.
+        """
+        if not isinstance(make(), Demonstrates):
+            raise ConfigError(
+                f"warmup.max_updates is above 0, and the environment {name!r} has no method "
+                "`demonstration` that shows how episodes are done; set it to 0, or write one"
+            )
+        self._make, self._seed, self.name = make, seed, name
+        self._speech, self._written = speech, written
+
+    def lesson(self, index: int, rng: np.random.Generator, *, worked: bool) -> Sequence:
+        environment: Any = self._make()
+        first = _now(environment.reset({"index": index}, self._seed))
+        tools = [
+            ToolSpec(name=t.name, description=t.description, parameters=dict(t.parameters))
+            for t in getattr(environment, "tools", {}).values()
+        ]
+        before = list(messages_of(first))
+        runs = [self._speech.first(first, tools)]
+        for number in range(MOST_TURNS):
+            runs.append(self._ids(environment.demonstration(rng, worked)))
+            heard = self._speech.heard(runs[-1].tolist())
+            turn = _carried_out(environment, number, runs[-1], heard)
+            step = _now(environment.step(turn))
+            if step.done:
+                break
+            said = self._speech.after(before, heard, turn.results, step.observation, tools)
+            if not len(said.given):
+                break
+            before += said.messages
+            runs.append(said.given)
+        return taught(runs)
+
+    def _ids(self, turn: str | NDArray[np.int32]) -> NDArray[np.int32]:
+        return self._written(turn) if isinstance(turn, str) else np.asarray(turn, np.int32)
+
+
+def lessons_of(run: RunConfig) -> Lessons:
+    """Raises ConfigError where an environment has none to give."""
+    environment, seed = run.environment, lessons_seed(run)
+    if not environment.name:
+        return TaskLessons(get_task(run.task), seed)
+    make = maker_of(environment.name, environment.options)
+    tokenizer = open_tokenizer(run.data) if run.data.tokenizer else None
+
+    def written(turn: str) -> NDArray[np.int32]:
+        if not isinstance(tokenizer, ByteTokenizer):
+            raise ConfigError(
+                f"environment {environment.name!r} demonstrates turns in text, which need "
+                "data.tokenizer 'bytes'; give token ids, or set warmup.max_updates to 0"
+            )
+        return np.array([*turn.encode(), ByteTokenizer.END], np.int32)
+
+    speech = speech_of(run, ())
+    return EpisodeLessons(environment.name, make, seed, speech=speech, written=written)
+
+
+def lessons_seed(run: RunConfig) -> int:
+    """Of the lessons' problems, and of which are worked."""
+    return run.seed ^ _STREAM
+
+
+def taught(runs: Iterable[NDArray[np.int32]]) -> Sequence:
+    """Tokens in turn given and to be said by the policy itself."""
+    parts = list(runs)
+    count = sum(map(len, parts[1::2]))
+    return Sequence(
+        tokens=np.concatenate(parts),
+        runs=tuple(map(len, parts)),
+        logprobs=np.zeros(count, np.float32),
+        versions=((Version(0), count),),
+    )
+
+
+def _carried_out(environment: Any, number: int, tokens: NDArray[np.int32], heard: Heard) -> Turn:
+    turn = Turn(
+        index=number,
+        tokens=tuple(tokens.tolist()),
+        text=heard.text,
+        thinking=heard.thinking,
+        calls=heard.calls,
+    )
+    own = getattr(environment, "calls", None)
+    calls = turn.calls if own is None else tuple(own(turn))
+    results = tuple(
+        ToolResult(
+            call=call, content=str(_now(environment.tools[call.name].run(call.arguments, "")))
+        )
+        for call in calls
+    )
+    return replace(turn, calls=calls, results=results)
+
+
+def _now(value: Any) -> Any:
+    """What an environment returns, of an `async def` as well."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def awaited() -> Any:
+        return await value
+
+    return asyncio.run(awaited())

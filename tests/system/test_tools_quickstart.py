@@ -1,0 +1,173 @@
+"""configs/tools_quickstart.py: a model learns to use a tool, and whatever dies changes no bit.
+
+The tool may not be called twice: each call appends a line with its key to a file.
+"""
+
+import contextlib
+import math
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.shared import made_once
+from tests.system.harness import LOOK_SECONDS, PATIENT, REPOSITORY, Run, prepared
+
+pytestmark = pytest.mark.system
+
+CONFIG = REPOSITORY / "configs" / "tools_quickstart.py"
+WORKER = "rlboost_jax.environments.worker"
+CALM = ("fleet.chaos.enabled=False", "environment.chaos_kills_per_minute=0")
+SHORT = (
+    "seed=11",
+    "num_steps=4",
+    "warmup.max_updates=56",
+    "warmup.habit_updates=4",  # not all of its episodes are guesses
+    "evaluation.every_steps=2",
+    "evaluation.num_prompts=8",
+)
+
+
+@contextlib.contextmanager
+def using_tools(workdir: Path, *overrides: str):
+    """A run whose tool writes its calls down beside it."""
+    options = {"mean_notes": 1.0, "most_notes": 4, "log": str(beside(workdir))}
+    own = (f"environment.options={options!r}", *overrides)
+    with prepared(workdir, *own, config=CONFIG) as run:
+        yield run
+
+
+def beside(workdir: Path) -> Path:
+    return workdir.with_name(f"{workdir.name}.calls")
+
+
+def calls_of(run: Run) -> Counter:
+    lines = beside(run.workdir).read_text().splitlines()
+    assert all(line.count("\t") == 1 for line in lines)
+    return Counter(line.partition("\t")[0] for line in lines)
+
+
+def assert_each_call_was_carried_out_once(run: Run, calm: Run) -> None:
+    """And no other call than in a calm run: what is sampled again is not asked again."""
+    calls = calls_of(run)
+    assert calls and not [key for key, count in calls.items() if count > 1]
+    assert calls.keys() == calls_of(calm).keys()
+
+
+def workers(run: Run) -> list[int]:
+    return [pid for pid, command in run.processes().items() if WORKER in command]
+
+
+def kill(pids) -> int:
+    count = 0
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            count += 1
+    return count
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    def make(folder: Path) -> None:
+        with using_tools(folder / "run", *SHORT, *CALM) as run:
+            run.start().finish()
+
+    return Run(made_once(tmp_path_factory, "using_tools", make) / "run")
+
+
+def test_the_tool_is_used_and_nothing_is_tokenized_again(calm: Run) -> None:
+    assert len(calls_of(calm)) > 50
+    assert all(row["tokens_retokenised"] == 0 for row in calm.metrics())
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in calm.metrics())
+    calm.assert_accounts_hold()
+
+
+def test_workers_that_are_killed_change_no_bit(calm: Run, tmp_path: Path) -> None:
+    """Each time that there are some, until the run has ended."""
+    with using_tools(tmp_path / "run", *SHORT, *CALM, *PATIENT) as run:
+        run.start()
+        killed = 0
+        while run.process is not None and run.process.lives:
+            if len(run.metrics()) >= 1 and killed < 6:
+                killed += kill(workers(run)[:1])
+            time.sleep(LOOK_SECONDS * 10)
+        run.finish()
+    assert killed >= 2
+    assert run.digests() == calm.digests()
+    assert_each_call_was_carried_out_once(run, calm)
+
+
+def test_a_trainer_that_is_killed_asks_nothing_again(calm: Run, tmp_path: Path) -> None:
+    with using_tools(tmp_path / "run", *SHORT, *CALM, *PATIENT) as run:
+        run.start()
+        run.wait_until(lambda: len(run.metrics()) >= 1, "a step")
+        before = len(calls_of(run))
+        run.wait_until(lambda: len(calls_of(run)) > before, "a call of the next step")
+        run.kill()
+        run.start().finish()
+    assert run.digests() == calm.digests()
+    assert_each_call_was_carried_out_once(run, calm)
+
+
+STEPS = 50
+EVERY_SECONDS = 5.0  # between kills
+SHARE = 1 / 3
+TRAINER_DIES = (12, 34)  # steps
+MANAGER_DIES = (20, 42)
+
+
+@pytest.mark.soak
+def test_fifty_steps_while_everything_dies(tmp_path: Path) -> None:
+    """A third of servers and workers every 5 s, the trainer and its manager twice each."""
+    settings = ("num_steps=50", *CALM)
+    with using_tools(tmp_path / "calm" / "run", *settings) as alone:
+        alone.workdir.parent.mkdir()
+        alone.start().finish()
+    with using_tools(tmp_path / "killed" / "run", *settings) as run:
+        run.workdir.parent.mkdir()
+        counts = die(run)
+    print(f"killed: {dict(counts)}; {len(calls_of(run))} calls")
+    assert counts["trainer"] == len(TRAINER_DIES) and counts["manager"] == len(MANAGER_DIES)
+    assert counts["server"] >= 5 and counts["worker"] >= 5
+    assert run.digests() == alone.digests() and len(run.digests()) == STEPS
+    assert_each_call_was_carried_out_once(run, alone)
+    assert all(row["tokens_retokenised"] == 0 for row in run.metrics())
+    first, last = (alone.metrics()[place]["accuracy"] for place in (0, -1))
+    assert first < 0.3 and last >= 0.85
+
+
+def die(run: Run) -> Counter:
+    """See the run to its end, killing what is to be killed meanwhile."""
+    choice, counts = random.Random(0), Counter()
+    ahead = sorted(
+        [*((s, "trainer") for s in TRAINER_DIES), *((s, "manager") for s in MANAGER_DIES)]
+    )
+    run.start()
+    next_kill = time.monotonic() + EVERY_SECONDS
+    while True:
+        assert run.process is not None
+        if not run.process.lives:
+            run.finish()
+            return counts
+        if ahead and len(run.metrics()) >= ahead[0][0]:
+            _, who = ahead.pop(0)
+            if who == "trainer":
+                run.kill()
+                run.start()
+                counts[who] += 1
+            else:
+                counts[who] += kill([run.manager()["pid"]])
+        if time.monotonic() >= next_kill and run.metrics():
+            next_kill += EVERY_SECONDS
+            for name, pids in (
+                ("server", sorted(run.servers().values())),
+                ("worker", workers(run)),
+            ):
+                victims = choice.sample(pids, math.ceil(len(pids) * SHARE))
+                counts[name] += kill(victims)
+        time.sleep(LOOK_SECONDS)
