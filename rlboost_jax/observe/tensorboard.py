@@ -81,7 +81,7 @@ def _page(group: Sequence[SampleRow]) -> str:
     """Markdown. What model and data set wrote is indented, and so never taken for markup."""
     parts = [_quoted(group[0].prompt_text)]
     for row in group:
-        end = ", cut off" if row.cut_off else ""
+        end = (", cut off" if row.cut_off else "") + (", left out" if row.left_out else "")
         parts.append(
             f"**reward {row.reward:.3g}**, advantage {row.advantage:+.3g}, {row.tokens} tokens{end}"
         )

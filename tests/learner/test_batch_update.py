@@ -215,11 +215,11 @@ def test_the_trap_of_old_log_probabilities_later_updates_keep_those_of_before_th
 
 
 def test_the_critics_loss_is_the_mean_over_the_tokens_it_is_trained_on(build, groups):
-    """Whatever the micro-batches. Of the first update, whose values are the old ones; responses of
-    12 tokens or more are filtered."""
+    """Whatever the micro-batches. Of the first update, whose values are the old ones; responses
+    whose last id is 56 or more are cut off, and filtered."""
     learners = build(*CASES[3][:1], **CASES[3][1])
     algorithm = replace(learners.run.algorithm, mini_batches=1, epochs=1, overlong_filter=True)
-    estimates = replace(learners.estimates, algorithm=algorithm, max_response_tokens=12)
+    estimates = replace(learners.estimates, algorithm=algorithm, stop_ids=tuple(range(56)))
     figures, critics = [], []
     for size in (1, PROMPTS):
         learner = replace(learners.run.learner, micro_batch_prompts=size)
