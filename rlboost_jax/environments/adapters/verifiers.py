@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlboost_jax.environments.adapters.packages import imported, is_heldout, known, number_of
+from rlboost_jax.environments.adapters.packages import imported, known, place_of
 from rlboost_jax.environments.adapters.verifiers_answers import Answers, Question
 from rlboost_jax.environments.protocol import Message, Step, Tool, Turn
 from rlboost_jax.settings.errors import ConfigError
@@ -58,7 +58,7 @@ class Verifiers:
     async def reset(self, example: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
         """What the policy is asked first. Raises RuntimeError: verifiers cannot begin it."""
         host = await asyncio.to_thread(_host, self._key)
-        task = await asyncio.to_thread(host.task, number_of(example, seed), is_heldout(example))
+        task = await asyncio.to_thread(host.task, *place_of(example, seed))
         self._answers = Answers(host.loop)
         question = await self._answers.begin(host.env, task, host.role)
         if not isinstance(question, Question):
@@ -96,15 +96,15 @@ class _Host:
         self.env = asyncio.run_coroutine_threadsafe(self._served(config), self.loop).result()
         self._tasks: Iterator[Any] | None = iter(self.env.taskset)
 
-    def task(self, index: int, heldout: bool) -> Any:
-        """Task `index` of those that are for training, or evaluation; begins anew after the last.
+    def task(self, place: int, heldout: bool) -> Any:
+        """The task at a place among those for training, or for evaluation; after the last, the first.
 
         Raises:
             ValueError: there is none.
         """
         with self._lock:
             mine = self._read[heldout]
-            while len(mine) <= index and self._tasks is not None:
+            while len(mine) <= place and self._tasks is not None:
                 if (task := next(self._tasks, None)) is None or sum(map(len, self._read)) > (
                     _MOST_READ
                 ):
@@ -116,7 +116,7 @@ class _Host:
             if not mine:
                 kind = "evaluation" if heldout else "training"
                 raise ValueError(f"the taskset has no task for {kind}; it has too few of them")
-            return mine[index % len(mine)]
+            return mine[place % len(mine)]
 
     async def _served(self, config: Any) -> Any:
         loaders = imported("verifiers.v1.utils.loaders", extra=EXTRA)
