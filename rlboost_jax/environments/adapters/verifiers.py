@@ -97,7 +97,7 @@ class _Host:
         self._tasks: Iterator[Any] | None = iter(self.env.taskset)
 
     def task(self, place: int, heldout: bool) -> Any:
-        """The task at a place among those for training, or for evaluation; after the last, the first.
+        """The task at a place among those for training, or evaluation; after the last, the first.
 
         Raises:
             ValueError: there is none.
