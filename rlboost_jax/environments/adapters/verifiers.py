@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlboost_jax.environments.adapters.packages import imported, known, place_of
-from rlboost_jax.environments.adapters.verifiers_answers import Answers, Question
+from rlboost_jax.environments.adapters.verifiers_answers import Answers, TurnWanted
 from rlboost_jax.environments.protocol import Message, Step, Tool, Turn
 from rlboost_jax.settings.errors import ConfigError
 
@@ -51,7 +51,7 @@ class Verifiers:
             [taskset, taskset_options or {}, env, env_options or {}, policy], sort_keys=True
         )
         _config(self._key)
-        self._question: Question | None = None
+        self._question: TurnWanted | None = None
         self._answers: Answers | None = None
         self.tools: dict[str, Tool] = {}
 
@@ -61,7 +61,7 @@ class Verifiers:
         task = await asyncio.to_thread(host.task, *place_of(example, seed))
         self._answers = Answers(host.loop)
         question = await self._answers.begin(host.env, task, host.role)
-        if not isinstance(question, Question):
+        if not isinstance(question, TurnWanted):
             raise RuntimeError(f"{task.data.name or 'task'}: its episode ended before a turn")
         self._question = question
         self.tools = {tool["name"]: _tool(tool) for tool in question.tools}
@@ -71,7 +71,7 @@ class Verifiers:
         """What verifiers asks next, or its rewards. Raises RuntimeError: the episode failed."""
         assert self._answers is not None, "reset comes first"
         said = await self._answers.answer(turn)
-        if isinstance(said, Question):
+        if isinstance(said, TurnWanted):
             return Step(observation=tuple(said.new))
         numbers = {name: float(value) for name, value in said.metrics.items()}
         return Step(
@@ -84,7 +84,7 @@ class Verifiers:
             await self._answers.close()
 
 
-class _Host:
+class _Served:
     """verifiers in this process: its environment, served in a loop of its own."""
 
     def __init__(self, key: str) -> None:
@@ -126,9 +126,9 @@ class _Host:
 
 
 @functools.cache
-def _host(key: str) -> _Host:
+def _host(key: str) -> _Served:
     """One for all episodes of a process."""
-    return _Host(key)
+    return _Served(key)
 
 
 def _config(key: str) -> tuple[Any, str]:
