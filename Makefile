@@ -6,6 +6,7 @@
 #                              TESTS="--order=7 unit" for what `python -m tests --help` says
 #   make soak                  the long fault tests
 #   make test-browser          the page of a run in Chromium (Debian's), with playwright and axe
+#   make test-adapters         environments of other packages, with these, in an environment of its own
 #   make h100                  what an H100's compiler makes of every program; no device needed
 #   make docs                  the site of docs/, in build/site; no network needed to read it
 #   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
@@ -28,7 +29,7 @@ COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compil
 METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test test-browser soak h100 docs docs-commands experiments lint wheels-test lock clean
+.PHONY: quickstart hf-tiny test test-browser test-adapters soak h100 docs docs-commands experiments lint wheels-test lock clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
@@ -51,6 +52,11 @@ soak: $(VENV)/.installed-dev
 test-browser: $(VENV)/browser/.installed
 	PYTHONPATH=$(VENV)/browser RLBOOST_AXE=$(VENV)/browser/node_modules/axe-core/axe.min.js \
 	  $(VENV)/bin/python -m pytest -q -rA -m browser tests/browser
+
+# tinker-cookbook has another one: it wants an older transformers than our lock has.
+test-adapters: $(VENV)-adapters/.installed $(VENV)-tinker/.installed
+	$(VENV)-adapters/bin/python -m pytest -q -rs tests/environments/adapters
+	$(VENV)-tinker/bin/python -m pytest -q -rs tests/environments/adapters/test_tinker_cookbook.py
 
 h100: $(VENV)/h100/.installed
 	$(VENV)/bin/python -m benchmarks.h100 --json=benchmarks/results/h100.json
@@ -97,6 +103,19 @@ $(VENV)-docs/.installed: docs/requirements.txt
 	@echo "installing what makes the site into $(@D) …"
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
+	@touch $@
+
+$(VENV)-adapters/.installed: $(METADATA)
+	@echo "installing other packages' environments into $(@D) …"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -c requirements.lock \
+	  -e kernels -e '.[dev,openenv,reasoning-gym,skyrl-gym,textarena,verifiers]'
+	@touch $@
+
+$(VENV)-tinker/.installed: tests/environments/adapters/tinker-requirements.txt $(METADATA)
+	@echo "installing tinker-cookbook into $(@D) …"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -e kernels -e . -r $<
 	@touch $@
 
 # In a folder of its own, too. Without npm one test is skipped, and says so.

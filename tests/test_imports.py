@@ -283,6 +283,7 @@ def test_kernels_know_nothing_of_us() -> None:
 
 
 OF_EXTRAS = {
+    "rlboost_jax.environments.adapters.verifiers_harness",
     "rlboost_jax.observe.mlflow",
     "rlboost_jax.observe.wandb",
     "rlboost_jax.rewards.math_answers",

@@ -11,14 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlboost_jax.environments.adapters.packages import imported, is_heldout, number_of
+from rlboost_jax.environments.adapters.packages import imported, number_of
 from rlboost_jax.environments.protocol import Message, Observation, Step, Tool, Turn
 
 EXTRA: Final = "openenv"
 JSON_ACTION: Final = "json"
 LONG_SECONDS: Final = 86_400.0  # environment.time_limit_seconds ends a call
-_HELDOUT: Final = 2**30  # seeds of evaluation go from here on
-_OURS: Final = ("index", "heldout")
 
 
 class OpenEnv:
@@ -50,8 +48,8 @@ class OpenEnv:
 
     async def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
         """What the session begins with. Raises ConnectionError, or RuntimeError of the server."""
-        number = number_of(example, seed) % _HELDOUT + (_HELDOUT if is_heldout(example) else 0)
-        row = {name: value for name, value in example.items() if name not in _OURS}
+        number = number_of(example, seed) % 2**31
+        row = {name: value for name, value in example.items() if name != "index"}
         await self._client.connect()
         result = await self._client.reset(**{"seed": number} | row)
         if self._with_tools:

@@ -3,9 +3,11 @@
 import importlib
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from rlboost_jax.settings.errors import ConfigError, install, nearest
+
+HELDOUT_EVERY: Final = 8  # one index in so many, as rlboost_jax/environments/exercises.py has it
 
 
 def imported(module: str, *, extra: str) -> ModuleType:
@@ -45,5 +47,17 @@ def number_of(example: Mapping[str, Any], seed: int) -> int:
 
 
 def is_heldout(example: Mapping[str, Any]) -> bool:
-    """Whether an example is of an evaluation."""
-    return bool(example.get("heldout", False))
+    """Whether an example is for evaluation."""
+    return "index" in example and example["index"] % HELDOUT_EVERY == 0
+
+
+def place_of(example: Mapping[str, Any], seed: int) -> tuple[int, bool]:
+    """An example's place among those for training, or for evaluation, and whether it is for that.
+
+    Raises:
+        ValueError: `index` is no number from 0 on.
+    """
+    block, place = divmod(number_of(example, seed), HELDOUT_EVERY)
+    if is_heldout(example):
+        return block, True
+    return block * (HELDOUT_EVERY - 1) + max(place - 1, 0), False

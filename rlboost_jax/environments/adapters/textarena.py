@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlboost_jax.environments.adapters.draws import OwnDraws
-from rlboost_jax.environments.adapters.packages import imported, is_heldout, known, number_of
+from rlboost_jax.environments.adapters.packages import imported, known, number_of
 from rlboost_jax.environments.protocol import Step, Turn
 from rlboost_jax.settings.errors import ConfigError
 
 EXTRA: Final = "textarena"
 INVALID_MOVE: Final = -1.0  # what the package gives for one by itself
-_HELDOUT: Final = 2**31  # seeds of evaluation go from here on
 _SUFFIXES: Final = ("-raw", "-train")
 
 
@@ -56,8 +55,7 @@ class TextArena:
         Raises:
             ValueError: `index` is none, or the game is not for one player.
         """
-        number = number_of(example, seed) + (_HELDOUT if is_heldout(example) else 0)
-        number = (number + self._seed * 1_000_003) % 2**32
+        number = (number_of(example, seed) + self._seed * 1_000_003) % 2**32
         self._draws = OwnDraws(number)
         with self._draws.used(), _quiet():
             self._game.reset(num_players=1, seed=number)

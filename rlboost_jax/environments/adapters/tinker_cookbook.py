@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.environments.adapters.draws import OwnDraws
-from rlboost_jax.environments.adapters.packages import is_heldout, known, number_of
+from rlboost_jax.environments.adapters.packages import known, place_of
 from rlboost_jax.environments.protocol import Step, Turn
 from rlboost_jax.settings.errors import ConfigError
 
@@ -53,10 +53,9 @@ class TinkerCookbook:
     async def reset(self, example: Mapping[str, Any], seed: int) -> NDArray[np.int32]:
         """The prompt's token ids. Raises ValueError: it has no such problem."""
         train, test = await _datasets(*self._key)
-        heldout = is_heldout(example)
+        index, heldout = place_of(example, seed)
         if (dataset := test if heldout else train) is None:
             raise ValueError(f"{self._key[0]} has no data set for evaluation")
-        index = number_of(example, seed)
         with OwnDraws(index).used():
             batch: Sequence[Any] = dataset.get_batch(0)
             number, place = divmod(index % (len(dataset) * len(batch)), len(batch))

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlboost_jax.environments.adapters.packages import imported, is_heldout, known, number_of
-from rlboost_jax.environments.adapters.verifiers_answers import Answers, Question
+from rlboost_jax.environments.adapters.packages import imported, known, place_of
+from rlboost_jax.environments.adapters.verifiers_answers import Answers, TurnWanted
 from rlboost_jax.environments.protocol import Message, Step, Tool, Turn
 from rlboost_jax.settings.errors import ConfigError
 
@@ -51,17 +51,17 @@ class Verifiers:
             [taskset, taskset_options or {}, env, env_options or {}, policy], sort_keys=True
         )
         _config(self._key)
-        self._question: Question | None = None
+        self._question: TurnWanted | None = None
         self._answers: Answers | None = None
         self.tools: dict[str, Tool] = {}
 
     async def reset(self, example: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
         """What the policy is asked first. Raises RuntimeError: verifiers cannot begin it."""
         host = await asyncio.to_thread(_host, self._key)
-        task = await asyncio.to_thread(host.task, number_of(example, seed), is_heldout(example))
+        task = await asyncio.to_thread(host.task, *place_of(example, seed))
         self._answers = Answers(host.loop)
         question = await self._answers.begin(host.env, task, host.role)
-        if not isinstance(question, Question):
+        if not isinstance(question, TurnWanted):
             raise RuntimeError(f"{task.data.name or 'task'}: its episode ended before a turn")
         self._question = question
         self.tools = {tool["name"]: _tool(tool) for tool in question.tools}
@@ -71,7 +71,7 @@ class Verifiers:
         """What verifiers asks next, or its rewards. Raises RuntimeError: the episode failed."""
         assert self._answers is not None, "reset comes first"
         said = await self._answers.answer(turn)
-        if isinstance(said, Question):
+        if isinstance(said, TurnWanted):
             return Step(observation=tuple(said.new))
         numbers = {name: float(value) for name, value in said.metrics.items()}
         return Step(
@@ -84,7 +84,7 @@ class Verifiers:
             await self._answers.close()
 
 
-class _Host:
+class _Served:
     """verifiers in this process: its environment, served in a loop of its own."""
 
     def __init__(self, key: str) -> None:
@@ -96,15 +96,15 @@ class _Host:
         self.env = asyncio.run_coroutine_threadsafe(self._served(config), self.loop).result()
         self._tasks: Iterator[Any] | None = iter(self.env.taskset)
 
-    def task(self, index: int, heldout: bool) -> Any:
-        """Task `index` of those that are for training, or evaluation; begins anew after the last.
+    def task(self, place: int, heldout: bool) -> Any:
+        """The task at a place among those for training, or evaluation; after the last, the first.
 
         Raises:
             ValueError: there is none.
         """
         with self._lock:
             mine = self._read[heldout]
-            while len(mine) <= index and self._tasks is not None:
+            while len(mine) <= place and self._tasks is not None:
                 if (task := next(self._tasks, None)) is None or sum(map(len, self._read)) > (
                     _MOST_READ
                 ):
@@ -116,7 +116,7 @@ class _Host:
             if not mine:
                 kind = "evaluation" if heldout else "training"
                 raise ValueError(f"the taskset has no task for {kind}; it has too few of them")
-            return mine[index % len(mine)]
+            return mine[place % len(mine)]
 
     async def _served(self, config: Any) -> Any:
         loaders = imported("verifiers.v1.utils.loaders", extra=EXTRA)
@@ -126,9 +126,9 @@ class _Host:
 
 
 @functools.cache
-def _host(key: str) -> _Host:
+def _host(key: str) -> _Served:
     """One for all episodes of a process."""
-    return _Host(key)
+    return _Served(key)
 
 
 def _config(key: str) -> tuple[Any, str]:

@@ -22,7 +22,7 @@ _MOST_BYTES: Final = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class TurnWanted:
     """A turn is wanted: the messages that are new, and the tools there are."""
 
     new: list[Message]
@@ -46,27 +46,27 @@ class Answers:
             loop: verifiers' own.
         """
         self._loop = loop
-        self._asked: asyncio.Queue[Question | Outcome | Exception] = asyncio.Queue()
+        self._asked: asyncio.Queue[TurnWanted | Outcome | Exception] = asyncio.Queue()
         self._turn: asyncio.Future[Turn] | None = None
         self._episode: asyncio.Task[None] | None = None
         self._before: list[Any] = []
         self._ids: dict[str, str] = {}  # of calls, for verifiers: what the policy calls them
         self._role = ""
 
-    async def begin(self, env: Any, task: Any, role: str) -> Question | Outcome:
+    async def begin(self, env: Any, task: Any, role: str) -> TurnWanted | Outcome:
         """Have verifiers run a task until it asks for a turn, or is through."""
         self._role = role
 
-        async def first() -> Question | Outcome:
+        async def first() -> TurnWanted | Outcome:
             self._episode = asyncio.create_task(self._run(env, task))
             return await self._next()
 
         return await self._there(first())
 
-    async def answer(self, turn: Turn) -> Question | Outcome:
+    async def answer(self, turn: Turn) -> TurnWanted | Outcome:
         """Give the turn that was asked for. Raises RuntimeError: the episode failed."""
 
-        async def given() -> Question | Outcome:
+        async def given() -> TurnWanted | Outcome:
             assert self._turn is not None
             self._turn.set_result(turn)
             return await self._next()
@@ -88,7 +88,7 @@ class Answers:
     async def _there(self, work: Any) -> Any:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    async def _next(self) -> Question | Outcome:
+    async def _next(self) -> TurnWanted | Outcome:
         said = await self._asked.get()
         if isinstance(said, Exception):
             raise said
@@ -129,7 +129,7 @@ class Answers:
             return web.json_response({"error": {"message": str(error)}}, status=400)
         self._turn = asyncio.get_running_loop().create_future()
         self._asked.put_nowait(
-            Question(
+            TurnWanted(
                 new=[_message(m, self._ids) for m in messages[len(self._before) :]],
                 tools=[tool["function"] for tool in body.get("tools", ())],
             )

@@ -9,7 +9,7 @@ import sys
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-import httpx
+import aiohttp
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import mcp_client
@@ -62,7 +62,9 @@ class TurnsHarness(vf.Harness[TurnsHarnessConfig]):
         else:
             messages += [message_to_wire(message) for message in prompt or ()]
         async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(httpx.AsyncClient(timeout=None))
+            http = await stack.enter_async_context(
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+            )
             tools = [
                 (tool, client)
                 for name in sorted(mcp_urls)
@@ -74,14 +76,14 @@ class TurnsHarness(vf.Harness[TurnsHarnessConfig]):
             if tools:
                 body["tools"] = [_described(tool) for tool, _ in tools]
             while True:
-                answer = await http.post(
+                async with http.post(
                     f"{endpoint}/chat/completions",
                     json=body,
                     headers={"Authorization": f"Bearer {secret}"},
-                )
-                if answer.status_code != 200:
-                    return ProgramResult(1, "", answer.text[:_SHOWN])
-                reply = answer.json()["choices"][0]["message"]
+                ) as answer:
+                    if answer.status != 200:
+                        return ProgramResult(1, "", (await answer.text())[:_SHOWN])
+                    reply = (await answer.json())["choices"][0]["message"]
                 messages.append({k: v for k, v in reply.items() if v is not None})
                 if not reply.get("tool_calls"):
                     return ProgramResult(0, "", "")

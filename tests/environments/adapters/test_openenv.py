@@ -109,7 +109,7 @@ def test_what_a_server_does_not_take_is_no_fault_of_the_policys(served: str) -> 
         asyncio.run(played(job("http://127.0.0.1:9", "echo", "hello")))
 
 
-def test_seeds_of_evaluation_are_apart() -> None:
+def test_an_index_is_a_seed_and_the_rest_of_a_row_goes_to_reset() -> None:
     sent: list[Any] = []
 
     class Client:
@@ -121,7 +121,7 @@ def test_seeds_of_evaluation_are_apart() -> None:
 
     environment = OpenEnv("http://127.0.0.1:9")
     environment._client = Client()
-    for example in ({"index": 7}, {"index": 7, "heldout": True}, {"index": 7, "level": 2}):
+    for example in ({"index": 7}, {"index": 7, "level": 2}, {"level": 2}):
         with pytest.raises(ConnectionError):
-            asyncio.run(environment.reset(example, 0))
-    assert sent == [{"seed": 7}, {"seed": 7 + 2**30}, {"seed": 7, "level": 2}]
+            asyncio.run(environment.reset(example, 9))
+    assert sent == [{"seed": 7}, {"seed": 7, "level": 2}, {"seed": 9, "level": 2}]

@@ -26,7 +26,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PLUGINS), prepend=":")
 
 
-def job(taskset: str, *turns: Any, index: int = 0, **options: Any) -> Job:
+def job(taskset: str, *turns: Any, index: int = 1, **options: Any) -> Job:
     return Job(
         name=NAME, options={"taskset": taskset, **options}, example={"index": index}, turns=turns
     )
@@ -36,7 +36,7 @@ CALLS = [{"text": "so", "calls": [["add", {"amount": n}]]} for n in (3, 2)]
 CASES: dict[str, tuple[Job, float]] = {
     "reward and metric": (job("reversed_words", "enots"), 1.1),
     "tools of an episode": (job("counted_steps", *CALLS, "done"), 1.0),
-    "a user": (job("guessing_user", *(str(n) for n in range(12, 20)), index=2), 0.0),
+    "a user": (job("guessing_user", *(str(n) for n in range(12, 20)), index=3), 0.0),
     "a stop": (job("stopped_talk", "one", "two", "three", "four"), 0.5),
     "several parts": (job("scored_lists", "[3, 1, 2]", "[1, 2, 3]"), 0.75),
 }
@@ -60,17 +60,17 @@ def test_a_call_that_is_none_is_answered_and_not_made() -> None:
 
 
 def test_training_and_evaluation_are_apart() -> None:
-    async def asked(index: int, heldout: bool) -> str:
+    async def asked(index: int) -> str:
         environment = Verifiers("reversed_words")
         try:
-            said = await environment.reset({"index": index, "heldout": heldout}, 0)
+            said = await environment.reset({"index": index}, 0)
             return said[-1]["content"]
         finally:
             await environment.close()
 
     async def both() -> tuple[set[str], set[str]]:
-        train = {await asked(index, False) for index in range(45)}
-        return train, {await asked(index, True) for index in range(10)}
+        train = {await asked(index) for index in range(56) if index % 8}
+        return train, {await asked(index) for index in range(0, 80, 8)}
 
     train, heldout = asyncio.run(both())
     assert len(train | heldout) == 40 and train and heldout and not train & heldout

@@ -33,7 +33,7 @@ class Job:
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
-    example: dict[str, Any] = field(default_factory=lambda: {"index": 0})
+    example: dict[str, Any] = field(default_factory=lambda: {"index": 1})
     seed: int = 1
     turns: Sequence[Any] = ("hello",)
 
