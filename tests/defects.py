@@ -126,6 +126,41 @@ DEFECTS = (
         "del limit",
         "tests/rewards/test_judge.py::test_memory_is_what_a_call_takes_besides_its_modules",
     ),
+    Defect(
+        "heard",
+        "an environment's answer is sent before it is on disk",
+        "rlboost_jax/environments/episode.py",
+        "        self._failures = 0\n        return self._keep(said)",
+        "        self._failures = 0\n        self._learn(said)\n        return self._next()",
+        "tests/environments/test_episodes.py::"
+        "test_what_was_answered_before_a_kill_is_not_asked_for_again",
+    ),
+    Defect(
+        "begun",
+        "a call is carried out before it is kept that it was begun",
+        "rlboost_jax/environments/hosted.py",
+        "            await self._keep(begun)",
+        "            self._keep(begun).close()",
+        "tests/environments/test_ledger.py::"
+        "test_a_call_is_kept_as_begun_before_it_may_be_carried_out",
+    ),
+    Defect(
+        "blame",
+        "a process that somebody has killed counts against its episodes",
+        "rlboost_jax/environments/processes.py",
+        "signal.Signals(-code) in OUTSIDE",
+        "False",
+        "tests/environments/test_pool.py::"
+        "test_whatever_an_environment_does_is_its_own_loss[shared-kill-ended by SIGKILL-outside]",
+    ),
+    Defect(
+        "neighbours",
+        "two episodes of one prompt share their calls",
+        "rlboost_jax/environments/records.py",
+        'f"{batch} {sample} {seed}\\n"',
+        'f"{batch} {seed}\\n"',
+        "tests/environments/test_ledger.py::test_no_two_episodes_have_the_same_name",
+    ),
 )
 
 

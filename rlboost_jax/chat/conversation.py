@@ -38,7 +38,7 @@ class NewSequence(NamedTuple):
     """The turn cannot be continued: this prompt begins another sequence of the same episode."""
 
     prompt: NDArray[np.int32]
-    retokenized: int  # tokens of it that stand for earlier turns of the policy
+    retokenized: int  # tokens of it that stand for earlier turns of the policy, at most
     reason: str
 
 
@@ -110,11 +110,12 @@ class Conversation(Protocol):
         """
         ...
 
-    def parse(self, tokens: ArrayLike) -> ParsedTurn:
+    def parse(self, tokens: ArrayLike, tools: Tools | None = None) -> ParsedTurn:
         """Read a turn; never raises, whatever was sampled.
 
         Args:
             tokens: [N] that were sampled, a stop id at their end included.
+            tools: see `first`; some formats read arguments by their schemas.
         """
         ...
 

@@ -7,6 +7,7 @@ from typing import Final
 from rlboost_jax.chat.conversation import Tools
 from rlboost_jax.chat.rendering import Renderer
 from rlboost_jax.chat.skeleton import Habits, parts_of, shared, stand_ins
+from rlboost_jax.chat.thinking import Marks
 from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.environments.protocol import Message
 
@@ -14,7 +15,6 @@ SAYS: Final = "Zq1says"
 ASKS: Final = Message(role="user", content=SAYS)
 TURN: Final = Message(role="assistant", content="Zq2")
 CALL_ID: Final = "abcdefghi"  # 9 letters or digits, for Mistral's templates
-THINKING: Final = ("think", "reason", "channel")  # in marks of thinking, whatever their brackets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Template:
         closing: the same stop ends a turn whoever speaks next. Elsewhere the next role's mark
             ends it (GLM).
         refused: what it does not take, and what it says to it: "system", "tool", "results"
-            (several for one turn).
+            (several for one turn), "calls" (several in one turn).
     """
 
     renderer: Renderer
@@ -34,23 +34,52 @@ class Template:
     closing: bool
     refused: dict[str, str]
 
+    def parts(
+        self,
+        shown: Sequence[Message],
+        words: Sequence[str],
+        tools: Tools,
+        *,
+        generation: bool = True,
+    ) -> tuple[str, ...]:
+        """What is no turn's of messages with stand-ins, see `skeleton.parts_of`."""
+        turns = [i for i, message in enumerate(shown) if message.get("role") == "assistant"]
 
-def examined(renderer: Renderer, stops: Sequence[str], tools: Tools) -> Template:
+        def prompt(turn: int) -> str:
+            text = self.renderer.text(shown[: turns[turn]], tools)
+            return text.removesuffix(self.habits.prefill)
+
+        return parts_of(
+            self.renderer.text(shown, tools, generation=generation),
+            words,
+            header=self.habits.header,
+            stops=self.stops,
+            prompt=prompt,
+            ends=not generation,
+        )
+
+
+def examined(renderer: Renderer, stops: Sequence[str], tools: Tools, marks: Marks) -> Template:
     """Raises ChatRefused where it takes not even a question, an answer and a question."""
     prompt = renderer.text([ASKS], tools)
-    past = renderer.text([ASKS, TURN, ASKS], tools)
-    before_turn = past[: past.find(TURN["content"])]
-    same = shared(prompt, before_turn)
+    pasts = (
+        renderer.text([ASKS, TURN, ASKS], tools),
+        renderer.text([ASKS, TURN], tools, generation=False),
+    )
+    same = max(shared(prompt, past[: past.find(TURN["content"])]) for past in pasts)
     start = shared(prompt, renderer.text([ASKS], tools, generation=False))
     if start >= same:  # it writes the header whether asked to or not
         start = prompt.rfind(SAYS) + len(SAYS)
+    start = _whole(prompt, start, renderer.control)
+    thinks = prompt.find(marks.open, start, same)
+    same = same if thinks < 0 else thinks
     header, prefill = prompt[start:same], prompt[same:]
-    if not any(mark in (header + prefill).lower() for mark in THINKING):
-        prefill = prefill if not prefill.strip() else ""  # anything else is shown to be unstable
+    if prefill.strip() and marks.open not in prefill:
+        prefill = ""  # what else it writes for the policy is shown to be unstable
     template = Template(
         renderer=renderer,
         stops=tuple(stops),
-        habits=Habits(header, prefill, ""),
+        habits=Habits(header, prefill, calls=True),
         closing=True,
         refused={},
     )
@@ -59,6 +88,10 @@ def examined(renderer: Renderer, stops: Sequence[str], tools: Tools) -> Template
     refused = {**template.refused, **_refusal(template, "system", [system, ASKS], tools)}
     if "tool" not in refused:
         refused |= _refusal(template, "results", _asked(2), tools)
+        try:
+            template.renderer.text(_asked(2, calls=2), tools)
+        except ChatRefused as error:
+            refused["calls"] = str(error)
     closing = "tool" in refused or _mark(template, [ASKS, TURN, ASKS], tools) == _mark(
         template, _asked(1), tools
     )
@@ -68,25 +101,35 @@ def examined(renderer: Renderer, stops: Sequence[str], tools: Tools) -> Template
 def _with_calls(template: Template, tools: Tools) -> Template:
     """With the form in which the template takes calls, if it takes any."""
     refusals = {}
-    for text_arguments in (False, True):
-        for content in ("", None):
-            tried = replace(
-                template,
-                renderer=replace(template.renderer, text_arguments=text_arguments),
-                habits=template.habits._replace(content=content),
-            )
-            refusals = _refusal(tried, "tool", _asked(1), tools)
-            if not refusals:
-                return tried
+    for calls, text_arguments in ((True, False), (True, True), (False, False)):
+        tried = replace(
+            template,
+            renderer=replace(template.renderer, text_arguments=text_arguments),
+            habits=template.habits._replace(calls=calls),
+        )
+        refusals = _refusal(tried, "tool", _asked(1), tools)
+        if not refusals:
+            return tried
     return replace(template, refused=refusals)
 
 
-def _asked(results: int) -> list[Message]:
+def _whole(text: str, start: int, control: Sequence[str]) -> int:
+    """The beginning of the control text that reaches across `start`, or `start`."""
+    for mark in control:
+        begin = text.find(mark, max(0, start - len(mark) + 1), start + len(mark))
+        if 0 <= begin < start < begin + len(mark):
+            return begin
+    return start
+
+
+def _asked(results: int, calls: int = 1) -> list[Message]:
     """A question, a turn that calls, and what came of it."""
     function = {"name": "tool", "arguments": {"x": "y"}}
     call = {"id": CALL_ID, "type": "function", "function": function}
     answer = Message(role="tool", name="tool", tool_call_id=CALL_ID, content=SAYS)
-    return [ASKS, Message(role="assistant", content="", tool_calls=[call])] + [answer] * results
+    return [ASKS, Message(role="assistant", content="", tool_calls=[call] * calls)] + [
+        answer
+    ] * results
 
 
 def _refusal(
@@ -94,19 +137,21 @@ def _refusal(
 ) -> dict[str, str]:
     """The name and a reason where a template does not take messages, or leaves some out."""
     try:
-        text = "".join(_parts(template, messages, tools))
+        whole = template.renderer.text(messages, tools)
+        between = "".join(_parts(template, messages, tools))
     except ChatRefused as error:
         return {name: str(error)}
     expected = sum(message.get("content") == SAYS for message in messages)
-    if text.count(SAYS) < expected:
+    if whole.count(SAYS) < expected:
         return {name: "it leaves them out without a word"}
+    if between.count(SAYS) < expected:
+        return {name: "it writes them before what ends a turn; see data.stop_ids"}
     return {}
 
 
 def _parts(template: Template, messages: Sequence[Message], tools: Tools) -> tuple[str, ...]:
-    shown, words = stand_ins(messages, word="Zq3", content=template.habits.content)
-    text = template.renderer.text(shown, tools)
-    return parts_of(text, words, header=template.habits.header, stops=template.stops)
+    shown, words = stand_ins(messages, word="Zq3", calls=template.habits.calls)
+    return template.parts(shown, words, tools)
 
 
 def _mark(template: Template, messages: Sequence[Message], tools: Tools) -> str:

@@ -7,6 +7,7 @@ stood before it, so there is nothing to prove. Tools are not described: a model 
 scratch learns what it may call from what is rewarded.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,7 +19,8 @@ from rlboost_jax.chat.conversation import (
     ParsedTurn,
     Tools,
 )
-from rlboost_jax.chat.formats.choice import ToolFormat, parser_of
+from rlboost_jax.chat.formats import hermes
+from rlboost_jax.chat.formats.choice import CallFormat, parser_of
 from rlboost_jax.chat.reading import TurnReader
 from rlboost_jax.chat.thinking import THINK
 from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused
@@ -34,7 +36,7 @@ ROLES: Final = {
 
 class ByteConversation:
     def __init__(
-        self, tokenizer: ByteTokenizer, *, tools: Tools = (), tool_format: ToolFormat = "hermes"
+        self, tokenizer: ByteTokenizer, *, tools: Tools = (), tool_format: CallFormat = "hermes"
     ) -> None:
         self.stop_ids = tokenizer.stop_ids
         self.vocab_size = ByteTokenizer.TOOL + 1
@@ -42,14 +44,15 @@ class ByteConversation:
         self.notes: tuple[str, ...] = (
             f"tool calls are read as {tool_format}; tools are not described in prompts",
         )
+        self._tools = tools
         self._reader = TurnReader(
             lambda ids: tokenizer.decode(ids),
             stop_ids=self.stop_ids,
             special=(),
             parser=parser_of(tool_format),
-            tools=tools,
             marks=THINK,
             opened=False,
+            calls_in_text=True,
         )
 
     def first(self, messages: Sequence[Message], tools: Tools | None = None) -> NDArray[np.int32]:
@@ -65,8 +68,8 @@ class ByteConversation:
         end = () if turn.stop is not None else (ByteTokenizer.END,)
         return Given(np.array([*end, *_written(new)], np.int32))
 
-    def parse(self, tokens: ArrayLike) -> ParsedTurn:
-        return self._reader.read(tokens)
+    def parse(self, tokens: ArrayLike, tools: Tools | None = None) -> ParsedTurn:
+        return self._reader.read(tokens, self._tools if tools is None else tools)
 
 
 def _written(messages: Sequence[Message]) -> list[int]:
@@ -77,5 +80,7 @@ def _written(messages: Sequence[Message]) -> list[int]:
         if role not in ROLES:
             raise ChatRefused(f"the tokenizer 'bytes' has no mark for the role {role!r}")
         text = message.get("content") or ""
+        for call in message.get("tool_calls") or ():
+            text += f"{hermes.OPEN}{json.dumps(call['function'])}{hermes.CLOSE}"
         ids += [ROLES[role], *text.encode(errors="replace"), ByteTokenizer.END]
     return [*ids, ByteTokenizer.ASSISTANT]

@@ -1,33 +1,43 @@
 """Make the conversation of a run from its tokenizer, and prove it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final
 
+from rlboost_jax.chat import conversation as errors
 from rlboost_jax.chat.conversation import Conversation, Tools
-from rlboost_jax.chat.formats.choice import ToolFormat, detected, parser_of
-from rlboost_jax.chat.habits import examined
+from rlboost_jax.chat.formats.choice import detected, parser_of
+from rlboost_jax.chat.habits import ASKS, Template, examined
 from rlboost_jax.chat.octets import ByteConversation
+from rlboost_jax.chat.proof import Proof, proved
 from rlboost_jax.chat.reading import TurnReader
 from rlboost_jax.chat.rendering import Renderer
-from rlboost_jax.chat.templated import TemplateConversation, Unstable
-from rlboost_jax.chat.thinking import Thinking, is_open, marks_of
+from rlboost_jax.chat.templated import TemplateConversation
+from rlboost_jax.chat.thinking import is_open, marks_of
 from rlboost_jax.data.tokenizers import (
     ByteTokenizer,
     ChatRefused,
     HuggingFaceTokenizer,
     Tokenizer,
 )
+from rlboost_jax.settings.environment import Thinking, ToolFormat, UnstableTemplate
 from rlboost_jax.settings.errors import ConfigError
+
+TAKEN: Final = {
+    "system": "system prompt",
+    "tool": "results of tools",
+    "results": "several results for one turn",
+    "calls": "several calls in one turn",
+}
 
 
 def conversation_of(
     tokenizer: Tokenizer,
     *,
     tools: Tools = (),
-    tool_format: Literal["auto"] | ToolFormat = "auto",
+    tool_format: ToolFormat = "auto",
     thinking: Thinking = "keep",
-    unstable: Unstable = "refuse",
+    unstable: UnstableTemplate = "refuse",
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Conversation:
     """The conversation of a run.
@@ -53,32 +63,74 @@ def conversation_of(
         form = "hermes" if tool_format == "auto" else tool_format
         return ByteConversation(tokenizer, tools=tools, tool_format=form)
     assert isinstance(tokenizer, HuggingFaceTokenizer)
-    stops = {stop: tokenizer.text([stop]) for stop in tokenizer.stop_ids}
     renderer = Renderer(tokenizer=tokenizer, options=options)
+    stops = {stop: text for stop in tokenizer.stop_ids if (text := _mark(renderer, stop))}
+    marks = marks_of(tokenizer.template)
+    own = tokenizer.response_parser if tool_format == "auto" else None
     try:
-        template = examined(renderer, tuple(stops.values()), tools)
+        template = examined(renderer, tuple(stops.values()), tools, marks)
     except ChatRefused as error:
         raise ConfigError(f"the chat template cannot be used for conversations: {error}") from None
     form, why = detected(tokenizer.template, tuple(tokenizer.added))
     if tool_format != "auto":
         form, why = tool_format, "environment.tool_format"
-    marks = marks_of(tokenizer.template)
     reader = TurnReader(
         tokenizer.text,
         stop_ids=tokenizer.stop_ids,
         special=renderer.special,
         parser=parser_of(form),
-        tools=tools,
         marks=marks,
         opened=is_open(template.habits.header + template.habits.prefill, marks),
+        calls_in_text=not template.habits.calls,
+        response_parser=own,
+        prompt_end=template.habits.header + template.habits.prefill,
     )
-    return TemplateConversation(
+    conversation = TemplateConversation(
         template,
         stops=stops,
+        stop_ids=tokenizer.stop_ids,
         reader=reader,
+        marks=marks,
         tools=tools,
         tool_format=form,
         thinking=thinking,
         unstable=unstable,
-        notes=(f"tool calls are read as {form}: {why}",),
     )
+    proof = proved(conversation, tools)
+    if proof.unstable and unstable == "refuse":
+        raise errors.UnstableTemplate(proof.unstable)
+    conversation.notes = (
+        f"tool calls are read as {form}: {why}"
+        + ("; first by the tokenizer's response_template" if own else ""),
+        *_notes(conversation, proof, tools, thinking),
+    )
+    return conversation
+
+
+def _mark(renderer: Renderer, token: int) -> str:
+    """The text that is this token wherever it stands; "": there is none."""
+    text = renderer.tokenizer.text([token])
+    return text if text in renderer.control and renderer.encode(text).tolist() == [token] else ""
+
+
+def _notes(
+    conversation: TemplateConversation, proof: Proof, tools: Tools, thinking: Thinking
+) -> Iterator[str]:
+    """What there is to know of the template, a line each."""
+    template = conversation.template
+    if proof.unstable:
+        yield "a turn that the chat template does not continue begins another sequence"
+    else:
+        yield f"the chat template continued all turns of {proof.conversations} conversations"
+    if tools and not _told(template, tools):
+        yield "the chat template does not say what tools there are; the prompt has to"
+    for what, why in template.refused.items():
+        yield f"the chat template takes no {TAKEN[what]}: {why}"
+    if proof.leaves_out_thinking and thinking == "keep":
+        yield "thinking stays in the prompt, though the chat template leaves it out of old turns"
+
+
+def _told(template: Template, tools: Tools) -> bool:
+    """Whether a prompt says what tools there are."""
+    with_tools, without = (template.renderer.text([ASKS], known) for known in (tools, ()))
+    return with_tools != without

@@ -2,16 +2,16 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlboost_jax.chat.conversation import ParsedTurn
+from rlboost_jax.chat.conversation import ParsedTurn, Tools
+from rlboost_jax.chat.formats import response
 from rlboost_jax.chat.formats.choice import Parser
-from rlboost_jax.chat.formats.objects import Found, broken
+from rlboost_jax.chat.formats.response import ResponseParser
 from rlboost_jax.chat.thinking import Marks, split
 from rlboost_jax.environments.protocol import Message, ToolCall
 from rlboost_jax.sequences.endings import stopped
@@ -26,6 +26,9 @@ class TurnReader:
         text: of token ids, special tokens included.
         special: texts that are taken out of what a turn says.
         opened: prompts end within thinking.
+        calls_in_text: the template writes no calls, so messages have them in their text.
+        response_parser: reads turns where it can.
+        prompt_end: what prompts end with.
     """
 
     def __init__(
@@ -35,34 +38,41 @@ class TurnReader:
         stop_ids: Collection[int],
         special: Collection[str],
         parser: Parser,
-        tools: Sequence[Mapping[str, Any]],
         marks: Marks,
         opened: bool,
+        calls_in_text: bool,
+        response_parser: ResponseParser | None = None,
+        prompt_end: str = "",
     ) -> None:
         self._text = text
         self._stop_ids = frozenset(stop_ids)
         longest_first = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._parser, self._tools = parser, tools
-        self._marks, self._opened = marks, opened
+        self._parser = parser
+        self._response, self._prompt_end = response_parser, prompt_end
+        self._marks, self._opened, self._in_text = marks, opened, calls_in_text
 
-    def read(self, tokens: ArrayLike) -> ParsedTurn:
+    def read(self, tokens: ArrayLike, tools: Tools) -> ParsedTurn:
         ids = np.asarray(tokens, np.int32)
         stop = int(ids[-1]) if stopped(ids, self._stop_ids) else None
         written = self._text(ids if stop is None else ids[:-1])
         thinking, rest = split(written, self._marks, opened=self._opened)
-        try:
-            found = self._parser(rest, self._tools)
-        except Exception as error:  # a parser that came with a model raises what it likes
-            problem = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            found = Found(rest, (broken(problem),))
+        found = None
+        if self._response is not None:
+            answer = response.read(self._response, written, prefix=self._prompt_end, tools=tools)
+            if answer is not None:
+                thinking, found = answer
+        found = found or self._parser(rest, tools)
+        thinking = self._special.sub("", thinking).strip()
         text = self._special.sub("", found.text).strip()
         calls = tuple(_with_id(call, ids, place) for place, call in enumerate(found.calls))
         return ParsedTurn(
             text=text,
-            thinking=self._special.sub("", thinking).strip(),
+            thinking=thinking,
             calls=calls,
-            message=message_of(text, thinking, calls),
+            message=message_of(rest, thinking, ())
+            if self._in_text
+            else message_of(text, thinking, calls),
             stop=stop,
         )
 

@@ -34,7 +34,7 @@ class Renderer:
     options: Mapping[str, Any] = field(default_factory=dict)
     text_arguments: bool = False
     special: tuple[str, ...] = field(init=False)  # texts of special tokens
-    control: tuple[str, ...] = field(init=False)  # and of others that the template names
+    control: tuple[str, ...] = field(init=False)  # and of others that are marks, too
 
     def __post_init__(self) -> None:
         template, added = self.tokenizer.template, self.tokenizer.added
@@ -42,7 +42,9 @@ class Renderer:
         named = tuple(
             text
             for text, is_special in added.items()
-            if not is_special and text in template and not text.isspace()
+            if not is_special
+            and not text.isspace()
+            and (text in template or (text[0] + text[-1]) in ("<>", "[]"))
         )
         object.__setattr__(self, "special", special)
         object.__setattr__(self, "control", special + named)

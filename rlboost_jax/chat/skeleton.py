@@ -6,13 +6,17 @@ beginning of the next, and after the last. Turns themselves are left out: they a
 from what was sampled, never from a template.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.environments.protocol import Message
 
 STAND_IN: Final = "Zq0turn"  # letters and digits: no template trims, escapes or splits it
+
+
+class LostTurn(ChatRefused):
+    """A rendered text has not all turns of the policy in it."""
 
 
 class Habits(NamedTuple):
@@ -22,20 +26,23 @@ class Habits(NamedTuple):
         header: before each turn, in what came before as in what is to come.
         prefill: after it where the policy is to speak, but not in what came before: thinking
             that is opened, or opened and closed, for it.
-        content: of a message that only calls: some templates take no text, some no null.
+        calls: it writes the calls of a message. Elsewhere they are part of its text.
     """
 
     header: str
     prefill: str
-    content: str | None
+    calls: bool
 
 
 def stand_ins(
-    messages: Sequence[Message], *, word: str, content: str | None
+    messages: Sequence[Message], *, word: str, calls: bool
 ) -> tuple[list[Message], list[str]]:
     """The messages with the policy's turns replaced, and the words that stand for them, in order.
 
     A turn that a tool answers is one call, since templates want to see who asked.
+
+    Args:
+        calls: see `Habits`.
     """
     replaced: list[Message] = []
     words: list[str] = []
@@ -45,8 +52,8 @@ def stand_ins(
             replaced.append(message)
             continue
         words.append(f"{word}{len(words)}x")
-        if after == "tool" or message.get("tool_calls"):
-            replaced.append(_call(message, words[-1], content))
+        if calls and (after == "tool" or message.get("tool_calls")):
+            replaced.append(_call(message, words[-1]))
         else:
             replaced.append(Message(role="assistant", content=words[-1]))
     return replaced, words
@@ -61,7 +68,13 @@ def unused_word(messages: Sequence[Message]) -> str:
 
 
 def parts_of(
-    text: str, words: Sequence[str], *, header: str, stops: Collection[str]
+    text: str,
+    words: Sequence[str],
+    *,
+    header: str,
+    stops: Collection[str],
+    prompt: Callable[[int], str],
+    ends: bool = False,
 ) -> tuple[str, ...]:
     """What is no turn's: before the first, between them, and after the last.
 
@@ -69,24 +82,53 @@ def parts_of(
     ends with the header of the next turn where it has one; what a template writes between header
     and content (thinking that is empty, a call's opening) is the turn's.
 
+    Args:
+        prompt: the text up to where the turn with a number was to be spoken. Asked where a turn
+            has no header (Mistral's, after results).
+        ends: the last turn may end with the text: nobody speaks after it.
+
     Raises:
-        ChatRefused: a turn is missing, or no stop ends it.
+        LostTurn: a turn is missing.
+        ChatRefused: no stop ends a turn.
     """
     found, at = [], 0
-    for word in words:
+    for place, word in enumerate(words):
         start = text.find(word, at)
         if start < 0:
-            raise ChatRefused("the chat template leaves out what the policy said")
+            raise LostTurn(
+                "a turn of the policy is left out, or written in another way: "
+                f"{text[at : at + 80]!r} follows where it should be"
+            )
         before = text[at:start]
         own = before.rfind(header) if header else -1
-        found.append(before if own < 0 else before[: own + len(header)])
-        at = stop_after(text, start + len(word), stops)
+        found.append(
+            before[: own + len(header)]
+            if own >= 0
+            else before[: _begins(before, prompt(place), words[:place], stops)]
+        )
+        last = place == len(words) - 1
+        at = stop_after(text, start + len(word), stops, or_end=ends and last)
     return (*found, text[at:])
 
 
-def stop_after(text: str, start: int, stops: Collection[str]) -> int:
-    """Where the first stop stands after `start`; raises ChatRefused."""
+def _begins(before: str, prompt: str, earlier: Sequence[str], stops: Collection[str]) -> int:
+    """Where a turn without a header begins: where the prompt for it ended."""
+    start = 0
+    if earlier:
+        start = stop_after(prompt, prompt.find(earlier[-1]) + len(earlier[-1]), stops)
+    own = prompt[start:]
+    return len(own) if before.startswith(own) else len(before)
+
+
+def stop_after(text: str, start: int, stops: Collection[str], *, or_end: bool = False) -> int:
+    """Where the first stop stands after `start`; raises ChatRefused.
+
+    Args:
+        or_end: of the text, where there is none.
+    """
     places = [place for stop in stops if (place := text.find(stop, start)) >= 0]
+    if not places and or_end:
+        return len(text)
     if not places:
         raise ChatRefused(
             f"after the policy's turn the chat template writes {text[start : start + 40]!r} and "
@@ -108,12 +150,9 @@ def difference(one: str, other: str, *, around: int = 60) -> str:
     return f"{one[start : same + around]!r} became {other[start : same + around]!r}"
 
 
-def _call(message: Message, word: str, content: str | None) -> Message:
+def _call(message: Message, word: str) -> Message:
     calls: Sequence[Any] = message.get("tool_calls") or ()
     known = calls[0] if calls else {}
     function = {"name": known.get("function", {}).get("name") or "tool", "arguments": {"x": word}}
     call = {"id": known.get("id") or "0" * 9, "type": "function", "function": function}
-    made = Message(role="assistant", tool_calls=[call])
-    if content is not None:
-        made["content"] = content
-    return made
+    return Message(role="assistant", content="", tool_calls=[call])

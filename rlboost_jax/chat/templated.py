@@ -7,8 +7,9 @@ was sampled. The same rendering shows whether the template still writes all that
 it did when the turn was sampled.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,20 +24,23 @@ from rlboost_jax.chat.conversation import (
 )
 from rlboost_jax.chat.habits import Template
 from rlboost_jax.chat.reading import TurnReader
-from rlboost_jax.chat.skeleton import difference, parts_of, stand_ins, unused_word
-from rlboost_jax.chat.thinking import Thinking
+from rlboost_jax.chat.rendering import uncut
+from rlboost_jax.chat.skeleton import LostTurn, difference, stand_ins, stop_after, unused_word
+from rlboost_jax.chat.thinking import Marks, Thinking
 from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.environments.protocol import Message
+from rlboost_jax.settings import environment
 
-Unstable = Literal["refuse", "new_sequence"]
-THOUGHT = "Zq4thought"  # stands for thinking, to see whether a template leaves it out
+THOUGHT: Final = "Zq4thought"  # stands for thinking, to see whether a template leaves it out
 
 
 class TemplateConversation:
     """See `Conversation`. `opening.conversation_of` makes one and proves it.
 
     Args:
-        stops: texts of what ends a turn, by their ids.
+        stops: texts of what ends a turn, by their ids. Of a stop that is no mark but part of
+            ordinary text there is none: the template's own follows it.
+        marks: of thinking.
     """
 
     def __init__(
@@ -44,14 +48,16 @@ class TemplateConversation:
         template: Template,
         *,
         stops: Mapping[int, str],
+        stop_ids: tuple[int, ...],
         reader: TurnReader,
+        marks: Marks,
         tools: Tools,
         tool_format: str,
         thinking: Thinking,
-        unstable: Unstable,
+        unstable: environment.UnstableTemplate,
         notes: Sequence[str] = (),
     ) -> None:
-        self.stop_ids = tuple(stops)
+        self.stop_ids = stop_ids
         self.vocab_size = template.renderer.tokenizer.vocab_size
         self.tool_format = tool_format
         self.notes = tuple(notes)
@@ -60,14 +66,16 @@ class TemplateConversation:
         self._reader = reader
         self._tools = tools
         self._thinking, self._unstable = thinking, unstable
+        thoughts = f"{re.escape(marks.open)}.*?{re.escape(marks.close)}"
+        self._thoughts = re.compile(thoughts, re.DOTALL)
 
     def first(self, messages: Sequence[Message], tools: Tools | None = None) -> NDArray[np.int32]:
-        self._taken(messages)
+        self._check(messages)
         renderer = self.template.renderer
         return renderer.encode(renderer.text(messages, self._known(tools)))
 
-    def parse(self, tokens: ArrayLike) -> ParsedTurn:
-        return self._reader.read(tokens)
+    def parse(self, tokens: ArrayLike, tools: Tools | None = None) -> ParsedTurn:
+        return self._reader.read(tokens, self._known(tools))
 
     def after(
         self,
@@ -76,79 +84,127 @@ class TemplateConversation:
         new: Sequence[Message],
         tools: Tools | None = None,
     ) -> Continuation:
-        self._taken(new)
+        self._check(new)
         known = self._known(tools)
-        was, now = self.parts(before, known), self.parts([*before, turn.message, *new], known)
-        kept = now[: len(was)]
-        if kept != was_kept(was, prefill=self.template.habits.prefill):
-            changed = difference("".join(was), "".join(kept))
-            if self._unstable == "refuse":
-                raise UnstableTemplate(
-                    f"the chat template is not prefix-stable: {changed} once more messages "
-                    'followed; set environment.unstable_template to "new_sequence"'
-                )
-            return self._anew([*before, turn.message, *new], known, changed)
+        whole = [*before, turn.message, *new]
+        following, changed = self.following(before, turn.message, new, known)
+        if self._unstable == "new_sequence" and not changed:
+            changed = self._changed_turn(before, turn.message, new, known)
+        if changed and self._unstable == "refuse":
+            raise unstable_template(changed)
+        if changed:
+            return self._anew(whole, known, changed)
         if self._thinking == "drop" and self._drops(before, turn, new, known):
-            return self._anew([*before, turn.message, *new], known, "thinking is dropped")
-        return Given(self._given(now[-1], turn.stop))
+            return self._anew(whole, known, "thinking of earlier turns is dropped")
+        return Given(self.given(following, turn.stop))
 
-    def parts(self, messages: Sequence[Message], tools: Tools) -> tuple[str, ...]:
-        """What of a conversation is no turn's, see `skeleton.parts_of`."""
-        habits = self.template.habits
-        shown, words = stand_ins(messages, word=unused_word(messages), content=habits.content)
-        text = self.template.renderer.text(shown, tools)
-        return parts_of(text, words, header=habits.header, stops=self.template.stops)
+    def following(
+        self, before: Sequence[Message], turn: Message, new: Sequence[Message], tools: Tools
+    ) -> tuple[str, str]:
+        """The template's text from the end of a turn on, and what it writes in another way
+        than before the turn; "": nothing."""
+        was = in_the_past(self.parts(before, tools), prefill=self.template.habits.prefill)
+        try:
+            now = self.parts([*before, turn, *new], tools)
+        except LostTurn as error:
+            return "", str(error)
+        for one, other in zip(was, now, strict=False):
+            if one != other:
+                return now[-1], difference(uncut(one), uncut(other))
+        return now[-1], ""
 
-    def _given(self, following: str, stop: int | None) -> NDArray[np.int32]:
+    def given(self, following: str, stop: int | None) -> NDArray[np.int32]:
         """Tokens of what follows a turn, without what was sampled of it.
 
-        A stop other than the template's own takes its place where the template writes that
-        one, too, and it is no matter who speaks next (Llama's `<|eom_id|>`).
+        A stop other than the template's own takes its place if the template writes that one,
+        too, and no matter who speaks next (Llama's `<|eom_id|>`). Otherwise both are there.
         """
         ids = self.template.renderer.encode(following)
-        if stop is None or len(ids) == 0:
+        if stop is None or len(ids) == 0 or int(ids[0]) not in self._stops:
             return ids
-        own = self._stops.get(int(ids[0]), "")
-        stands_for_it = (
-            self.template.closing
-            and self._stops.get(stop, "\0") in self.template.renderer.tokenizer.template
-        )
-        return ids[1:] if int(ids[0]) == stop or (own and stands_for_it) else ids
+        mark = self._stops.get(stop)
+        written = mark is not None and mark in self.template.renderer.tokenizer.template
+        return ids[1:] if int(ids[0]) == stop or (self.template.closing and written) else ids
+
+    def parts(
+        self, messages: Sequence[Message], tools: Tools, *, generation: bool = True
+    ) -> tuple[str, ...]:
+        """What of a conversation is no turn's, see `skeleton.parts_of`."""
+        habits = self.template.habits
+        shown, words = stand_ins(messages, word=unused_word(messages), calls=habits.calls)
+        return self.template.parts(shown, words, tools, generation=generation)
+
+    def turns(
+        self, messages: Sequence[Message], tools: Tools, *, generation: bool = True
+    ) -> list[str]:
+        """The policy's turns as the template writes them, between what is no turn's.
+
+        Raises:
+            UnstableTemplate: what turns say changes what is between them.
+        """
+        *between, last = self.parts(messages, tools, generation=generation)
+        text = self.template.renderer.text(messages, tools, generation=generation)
+        found, at = [], 0
+        for place, part in enumerate(between):
+            if not text.startswith(part, at):
+                raise unstable_template(difference(uncut(part), uncut(text[at:][: len(part) + 60])))
+            start = at + len(part)
+            may_end = not generation and place == len(between) - 1
+            at = stop_after(text, start, self.template.stops, or_end=may_end)
+            found.append(text[start:at])
+        if text[at:] != last:
+            raise unstable_template(difference(uncut(last), uncut(text[at:])))
+        return found
+
+    def without_thinking(self, turn: str) -> str:
+        """A turn as a template writes it, for comparison only."""
+        return self._thoughts.sub("", turn).strip()
+
+    def _changed_turn(
+        self, before: Sequence[Message], turn: Message, new: Sequence[Message], tools: Tools
+    ) -> str:
+        """What the template writes in another way in what the policy said, thinking left out."""
+        was = self.turns([*before, turn], tools, generation=False)
+        now = self.turns([*before, turn, *new], tools)
+        for one, other in zip(was, now, strict=True):
+            one, other = self.without_thinking(one), self.without_thinking(other)
+            if one != other:
+                return difference(uncut(one), uncut(other))
+        return ""
 
     def _anew(self, messages: Sequence[Message], tools: Tools, reason: str) -> NewSequence:
         renderer = self.template.renderer
-        text = renderer.text(messages, tools)
-        prompt = renderer.encode(text)
-        others = sum(len(renderer.encode(part)) for part in self.parts(messages, tools))
-        return NewSequence(prompt, max(0, len(prompt) - others), reason)
+        prompt = renderer.encode(renderer.text(messages, tools))
+        try:
+            turns = sum(len(renderer.encode(turn)) for turn in self.turns(messages, tools))
+        except (UnstableTemplate, ChatRefused):
+            turns = len(prompt)  # nobody knows which of them
+        return NewSequence(prompt, turns, reason)
 
     def _drops(
         self, before: Sequence[Message], turn: ParsedTurn, new: Sequence[Message], tools: Tools
     ) -> bool:
         """Whether the template leaves out thinking that the sequence still has."""
-        if not turn.thinking and not any(m.get("reasoning_content") for m in before):
-            return False
-        whole = [*before, turn.message]
-        held = self._thoughts(before, tools)
+        held = self._written_thoughts(before, tools)
         if turn.thinking:
             held |= {len(before)}
-        return not held <= self._thoughts([*whole, *new], tools)
+        return not held <= self._written_thoughts([*before, turn.message, *new], tools)
 
-    def _thoughts(self, messages: Sequence[Message], tools: Tools) -> set[int]:
-        """Places of the turns whose thinking the template writes."""
-        shown = [
-            Message(**{**m, "reasoning_content": f"{THOUGHT}{i}x"})  # type: ignore[typeddict-item]
-            if m.get("reasoning_content")
-            else m
-            for i, m in enumerate(messages)
-        ]
+    def _written_thoughts(self, messages: Sequence[Message], tools: Tools) -> set[int]:
+        """Places of the messages whose thinking the template writes."""
+        places = [i for i, message in enumerate(messages) if message.get("reasoning_content")]
+        if not places:
+            return set()
+        shown = [message.copy() for message in messages]
+        for place in places:
+            shown[place]["reasoning_content"] = f"{THOUGHT}{place}x"
         text = self.template.renderer.text(shown, tools)
-        return {i for i in range(len(messages)) if f"{THOUGHT}{i}x" in text}
+        return {place for place in places if f"{THOUGHT}{place}x" in text}
 
     def _known(self, tools: Tools | None) -> Tools:
         return self._tools if tools is None else tools
 
-    def _taken(self, messages: Sequence[Message]) -> None:
+    def _check(self, messages: Sequence[Message]) -> None:
         for role in ("system", "tool"):
             why = self.template.refused.get(role)
             if why and any(message.get("role") == role for message in messages):
@@ -157,8 +213,16 @@ class TemplateConversation:
                 )
 
 
-def was_kept(was: Sequence[str], *, prefill: str) -> tuple[str, ...]:
-    """The parts of a prompt as they are where it lies in the past: without what was written for
+def in_the_past(parts: Sequence[str], *, prefill: str) -> tuple[str, ...]:
+    """The parts of a prompt as they are once it is over: without what the template wrote for
     the policy to begin with."""
-    last = was[-1]
-    return (*was[:-1], last.removesuffix(prefill) if prefill else last)
+    last = parts[-1]
+    return (*parts[:-1], last.removesuffix(prefill) if prefill else last)
+
+
+def unstable_template(changed: str) -> UnstableTemplate:
+    return UnstableTemplate(
+        f"the chat template is not prefix-stable: {changed} when more messages followed; set "
+        'environment.unstable_template to "new_sequence", which begins another sequence of the '
+        "episode there, or choose another data.chat_template"
+    )

@@ -11,7 +11,12 @@ class Marks(NamedTuple):
 
 
 THINK: Final = Marks("<think>", "</think>")
-KNOWN: Final = (THINK, Marks("[THINK]", "[/THINK]"), Marks("<seed:think>", "</seed:think>"))
+KNOWN: Final = (
+    THINK,
+    Marks("[THINK]", "[/THINK]"),
+    Marks("<seed:think>", "</seed:think>"),
+    Marks("<|channel>thought", "<channel|>"),  # Gemma 4
+)
 
 
 class Split(NamedTuple):

@@ -1,7 +1,9 @@
 """Text to token ids and back: bytes without any dependency, or a Hugging Face tokenizer."""
 
+import datetime
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,8 @@ from rlboost_jax.settings.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
 PROBES: Final = ("The answer is 42.", "x = {1: 'ä'}\n\tfor", "数学")  # that tell two apart
+DATE: Final = datetime.date(2024, 7, 26)  # what Llama's templates take where they have no clock
+_TODAY: Final = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<form>[^'\"]*)(?P=quote)\s*\)")
 Message = Mapping[str, Any]  # role, content, and what else a template takes
 
 
@@ -196,7 +200,8 @@ class HuggingFaceTokenizer:
                 "to its limit; set data.stop_ids"
             )
         self.stop_ids = tuple(sorted(found))
-        self._chat_template = data.chat_template or None
+        self._tokenizer.chat_template = _with_a_date(self._tokenizer.chat_template)
+        self._chat_template = _with_a_date(data.chat_template) or None
         self.has_chat = bool(data.chat_template or self._tokenizer.chat_template)
 
     @property
@@ -273,7 +278,16 @@ class HuggingFaceTokenizer:
         return str(self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))
 
     def text(self, tokens: ArrayLike) -> str:
-        return str(self._tokenizer.decode(np.asarray(tokens).tolist()))
+        ids = np.asarray(tokens).tolist()
+        return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def _with_a_date(template: Any) -> Any:
+    """A template that asks for today's date gets `DATE`: a run that goes on tomorrow has the
+    prompts that it had."""
+    if isinstance(template, dict):
+        return {name: _with_a_date(text) for name, text in template.items()}
+    return template and _TODAY.sub(lambda match: f"'{DATE.strftime(match['form'])}'", template)
 
 
 def _folder(name: str) -> Path:

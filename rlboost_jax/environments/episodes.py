@@ -60,6 +60,8 @@ class EpisodeService:
             self._thread.run(self.pool.start())
             opened = self._thread.run(self._first(example, seed))
             self.speech: Speech = speech_of(run, opened.tools)
+            for line in self.speech.notes:
+                note(f"  {line}")
         except BaseException:
             self.close()
             raise
@@ -118,11 +120,11 @@ class EpisodeService:
             room=self._run.engine.max_prompt_tokens + self._settings.max_given_tokens,
             say=lambda work, say: self._answer(answer_of(work, say)),
         )
-        self._thread.call(self._begin, batch, begun)
+        self._thread.call(self._begin, batch, begun, fail=self.fail)
 
     def take(self, parked: messages.Parked) -> None:
         """A turn is over; of any thread."""
-        self._thread.call(self._take, parked)
+        self._thread.call(self._take, parked, fail=self.fail)
 
     def judge(
         self,
@@ -143,12 +145,12 @@ class EpisodeService:
         """
         verdict: Future[Verdict] = Future()
         question = question_of(attempt, sequence, tokens, runs, logprobs=logprobs, finished=True)
-        self._thread.call(self._ask, work, question, verdict)
+        self._thread.call(self._ask, work, question, verdict, fail=self.fail)
         return verdict
 
     def over(self, batch: int) -> None:
         """Nothing more comes of a batch."""
-        self._thread.call(self._over, batch)
+        self._thread.call(self._over, batch, fail=self.fail)
 
     def committed(self, batch: int) -> None:
         """What was kept of it, and of those before, is of no more use. Of any thread."""
@@ -157,6 +159,9 @@ class EpisodeService:
 
     def close(self) -> None:
         """End the workers. Verdicts that are waited for never come."""
+
+        if not self._thread.lives:
+            return
 
         async def end() -> None:
             for batch in list(self._batches.values()):

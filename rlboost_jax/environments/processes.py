@@ -54,7 +54,7 @@ class Line:
         data = frame(message)
         if self._writer is None:
             self._early.append(data)
-        else:
+        elif not self._writer.is_closing():  # else it is gone, which `over` is about to say
             self._writer.write(data)
 
     def close(self) -> None:

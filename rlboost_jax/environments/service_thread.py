@@ -17,14 +17,36 @@ class ServiceThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
+
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """To the end, from another thread. Raises TimeoutError after `timeout` seconds."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
 
-    def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Soon, of any thread, in the order of the calls."""
+    def call(
+        self,
+        function: Callable[..., None],
+        *arguments: Any,
+        fail: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """Soon, of any thread, in the order of the calls.
+
+        Args:
+            fail: is told what it raises.
+        """
+
+        def called() -> None:
+            try:
+                function(*arguments)
+            except Exception as error:
+                if fail is None:
+                    raise
+                fail(error)
+
         with contextlib.suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(function, *arguments)
+            self._loop.call_soon_threadsafe(called)
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, None], fail: Callable[[Exception], None]
@@ -52,7 +74,9 @@ class ServiceThread:
             self.call(begin)
 
     def close(self) -> None:
-        """Cancel what still runs, and end."""
+        """Cancel what still runs, and end; again, it does nothing."""
+        if not self.lives:
+            return
 
         async def cancel() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}

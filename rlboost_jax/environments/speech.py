@@ -63,7 +63,14 @@ class Continued:
 
 
 class Speech(Protocol):
+    """
+    Attributes:
+        stop_ids: end a turn.
+        notes: lines for a person.
+    """
+
     stop_ids: tuple[int, ...]
+    notes: tuple[str, ...]
 
     def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
         """The prompt that an episode begins with. Raises Unspeakable."""
@@ -106,6 +113,7 @@ class TokenSpeech:
     """Of the vocabulary of generated tasks: observations are token ids."""
 
     stop_ids: tuple[int, ...] = (vocabulary.END,)
+    notes: tuple[str, ...] = ()
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -146,7 +154,7 @@ class ChatSpeech:
 
     def __init__(self, conversation: Conversation, text: Any, vocab_size: int) -> None:
         self._conversation, self._text = conversation, text
-        self.stop_ids = conversation.stop_ids
+        self.stop_ids, self.notes = conversation.stop_ids, conversation.notes
         self._vocab_size = vocab_size
 
     def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
@@ -220,6 +228,7 @@ def speech_of(run: RunConfig, tools: Sequence[ToolSpec]) -> Speech:
         tool_format=environment.tool_format,
         thinking=environment.thinking,
         unstable=environment.unstable_template,
+        options=environment.template_options,
     )
     return ChatSpeech(conversation, tokenizer.text, run.model.vocab_size)
 

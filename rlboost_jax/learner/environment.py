@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rlboost_jax.data.exercises import Prompt
 from rlboost_jax.environments.exercises import EpisodeExercises
@@ -14,6 +14,7 @@ from rlboost_jax.sequences.identities import Batch, Work
 PromptOf = Callable[[Work], Prompt | None]
 
 
+@runtime_checkable
 class EpisodesLike(Protocol):
     """What a training loop needs of an environment."""
 

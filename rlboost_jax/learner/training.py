@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlboost_jax import compile_cache
+from rlboost_jax.environments.journal import FOLDER as FOLDER_OF_EPISODES
+from rlboost_jax.environments.journal import forget
 from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.complete import complete
 from rlboost_jax.learner.evaluation import Score
@@ -103,6 +105,7 @@ def _session(
         opened.session.checkpoints.wait()  # only then is nothing left to go on with
         summary = _summary(plan.run, opened.workdir.path, score)
         opened.trackers.finish(summary)
+        forget(opened.workdir.path / FOLDER_OF_EPISODES, plan.run.num_steps)
     return summary
 
 

@@ -22,6 +22,8 @@ from rlboost_jax.settings.shipped import file_of
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
+# What is in them is what the file has.
+_DICTIONARIES = ("environment.options.", "environment.template_options.")
 
 
 def parse(
@@ -45,7 +47,7 @@ def parse(
         try:
             program, *others = flags.FLAGS(arguments)
         except Exception as error:  # a configuration file is a program and raises anything
-            raise ConfigError(_explain(error, path)) from error
+            raise ConfigError(_missing(error, arguments, path) or _explain(error, path)) from error
         if others:
             raise ConfigError(f"unexpected argument {others[0]!r}; options begin with --")
         return [program]
@@ -81,7 +83,7 @@ def check_overrides(arguments: list[str], record: type = RunConfig) -> None:
     for argument in arguments:
         if (match := _OVERRIDE.match(argument)) is not None:
             name, fields = match[1], tuple(field_names(record))
-            if name not in fields:
+            if name not in fields and not name.startswith(_DICTIONARIES):
                 raise ConfigError(f"config.{name} {_objection(name, fields)}")
 
 
@@ -103,6 +105,17 @@ def field_names(record: type, prefix: str = "") -> Iterator[str]:
             yield from field_names(field.type, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name
+
+
+def _missing(error: Exception, arguments: list[str], path: str) -> str:
+    """Of an entry of a dictionary that the file does not have; "" where it is something else."""
+    for argument in arguments:
+        match = _OVERRIDE.match(argument)
+        if match is not None and match[1].startswith(_DICTIONARIES):
+            section, _, name = match[1].rpartition(".")
+            if repr(name) in str(error):
+                return f"config.{section} has no {name!r} in {path}; add it there"
+    return ""
 
 
 def _explain(error: Exception, path: str) -> str:

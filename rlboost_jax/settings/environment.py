@@ -7,7 +7,7 @@ from rlboost_jax.settings.setting import setting
 
 OnFailure = Literal["leave_out", "stop"]
 OnDivergence = Literal["restart", "stop"]
-ToolFormat = Literal["auto", "hermes", "llama3", "mistral", "json"]
+ToolFormat = Literal["auto", "hermes", "llama3", "mistral", "json", "tagged"]
 Thinking = Literal["keep", "drop"]
 UnstableTemplate = Literal["refuse", "new_sequence"]
 Isolation = Literal["shared", "episode"]
@@ -67,6 +67,9 @@ class EnvironmentConfig:
     )
     tool_format: ToolFormat = setting(
         "auto", 'how a turn calls tools; "auto": as the chat template has it'
+    )
+    template_options: dict[str, Any] = setting(
+        {}, 'of the chat template, such as {"enable_thinking": False}'
     )
     thinking: Thinking = setting("keep", "thinking of earlier turns stays in the prompt, or goes")
     unstable_template: UnstableTemplate = setting(

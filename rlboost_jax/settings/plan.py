@@ -58,6 +58,8 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"{config.sampling.max_response_tokens} tokens; task {config.task.name}"
         + _lag(config.algorithm.lag),
     )
+    if config.environment.name:
+        yield "environment", _environment(config)
     yield (
         "model",
         f"{num_parameters(model):,} parameters: {model.num_layers} layers, width "
@@ -96,6 +98,21 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         "cost",
         f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
         f"${reserved + each * fleet.max_instances:.2f} an hour",
+    )
+
+
+def _environment(config: RunConfig) -> str:
+    environment = config.environment
+    workers = environment.workers
+    where = (
+        "a process for each episode"
+        if environment.isolation == "episode"
+        else f"{workers} process{'es' * (workers > 1)}"
+    )
+    return (
+        f"{environment.name}: up to {environment.max_turns} turns and "
+        f"{environment.max_given_tokens} given tokens, in {where}; {environment.attempts} "
+        f"attempts, then {environment.on_failure.replace('_', ' ')}"
     )
 
 

@@ -1,78 +1,75 @@
-"""A trainer whose responses may use a calculator once: `python -m tests.system.calculator`.
+"""An environment whose policy may use a calculator, which notes each call in a file.
 
-    python -m tests.system.calculator -- --config=… --workdir=…
-
-is `rlboost_jax.main` with an environment of two turns: it adds up the digits that the policy wrote
-in its first, and says the sum. A first turn without digits is the whole response.
-
-`<workdir>.answers` has a line for each answer: the number of tokens given. With `--held=BATCH`
-before the `--` it does not answer in that batch before there is a file `<workdir>.go`; it has been
-asked once there is `<workdir>.asked`.
+A turn with digits in it calls `add`, which says their sum; any other ends the episode, and so does
+the third. `<log>` has a line for each call that was carried out. With a file `<log>.hold` a step
+makes `<log>.asked` and waits until the first is gone.
 """
 
-import functools
-import sys
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from absl import app
-from numpy.typing import NDArray
 
-from rlboost_jax import main as product
-from rlboost_jax import messages
-from rlboost_jax.data.vocabulary import EQUALS, digit
-from rlboost_jax.learner import training
-from rlboost_jax.learner.answers import Answers, Environment
-from rlboost_jax.learner.makers import Makers
-from rlboost_jax.settings.command_line import parse
+from rlboost_jax.data.vocabulary import BEGIN, EQUALS, digit
+from rlboost_jax.environments.protocol import Observation, Step, ToolCall, Turn
+from rlboost_jax.environments.tools import tool
 
 LOOK_SECONDS = 0.01
+TURNS = 3
 
 
-def calculate(tokens: NDArray[np.int32]) -> tuple[Sequence[int], bool]:
-    """`= sum =` of the digits of a turn; nothing, and that is all, without any."""
-    zero = digit(0)
-    digits = tokens[(tokens >= zero) & (tokens < zero + 10)] - zero
-    if not len(digits):
-        return (), True
-    return (EQUALS, *(digit(int(d)) for d in str(int(digits.sum()))), EQUALS), False
+class Calculator:
+    """
+    Args:
+        log: file of calls; "": none.
+        seconds: that a call takes.
+    """
 
+    def __init__(self, log: str = "", seconds: float = 0.0) -> None:
+        self._log, self._seconds = Path(log) if log else None, seconds
+        self.tools = {"add": tool(self.add, outcome=self.outcome)}
 
-def noting(path: Path, tokens: NDArray[np.int32]) -> tuple[Sequence[int], bool]:
-    """The same, with a line for each."""
-    given, over = calculate(tokens)
-    with path.open("a") as file:
-        file.write(f"{len(given)}\n")
-    return given, over
+    def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
+        return _tokens(BEGIN, *_digits(seed % 1000), EQUALS)
 
+    def calls(self, turn: Turn) -> Sequence[ToolCall]:
+        numbers = [token - digit(0) for token in turn.tokens if 0 <= token - digit(0) < 10]
+        return [ToolCall(name="add", arguments={"numbers": numbers})] if numbers else []
 
-def hold(batch: int, workdir: Path) -> None:
-    """Do not answer in a batch before somebody lets it."""
-    real = Answers.take
-
-    def take(self: Answers, parked: messages.Parked) -> None:
-        if parked.work.batch == batch:
-            beside(workdir, "asked").touch()
-            while not beside(workdir, "go").exists():
+    def step(self, turn: Turn) -> Step:
+        if self._log is not None:
+            hold = self._log.with_name(f"{self._log.name}.hold")
+            while hold.exists():
+                hold.with_suffix(".asked").touch()
                 time.sleep(LOOK_SECONDS)
-        real(self, parked)
+        reward = len(turn.tokens) % 7 / 7 + 0.1 * turn.index
+        if not turn.results or turn.index == TURNS - 1:
+            return Step(reward=reward, done=True, metrics={"solved": float(turn.index > 0)})
+        total = int(turn.results[0].content)
+        return Step(observation=_tokens(EQUALS, *_digits(total), EQUALS), reward=reward)
 
-    Answers.take = take  # type: ignore[method-assign]
+    def add(self, numbers: list[int], key: str) -> str:
+        """Add numbers up."""
+        total = str(sum(numbers))
+        time.sleep(self._seconds)
+        if self._log is not None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            file = os.open(self._log, flags, 0o666)
+            os.write(file, f"{key} {total}\n".encode())
+            os.close(file)
+        return total
+
+    def outcome(self, key: str) -> str | None:
+        lines = self._log.read_text().splitlines() if self._log and self._log.exists() else []
+        return next((line.split()[1] for line in lines if line.split()[0] == key), None)
 
 
-def beside(workdir: Path, name: str) -> Path:
-    return workdir.with_name(f"{workdir.name}.{name}")
+def _digits(number: int) -> list[int]:
+    return [digit(int(d)) for d in str(number)]
 
 
-if __name__ == "__main__":
-    split = sys.argv.index("--")
-    options, sys.argv[1:] = sys.argv[1:split], sys.argv[split + 1 :]
-    (folder,) = [a.partition("=")[2] for a in sys.argv if a.startswith("--workdir=")]
-    for option in options:
-        hold(int(option.removeprefix("--held=")), Path(folder))
-    answer = functools.partial(noting, beside(Path(folder), "answers"))
-    makers = Makers(environment=Environment(turns=2, answer=answer))
-    training.run_training = functools.partial(training.run_training, makers=makers)
-    app.run(product.main, flags_parser=parse)
+def _tokens(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)

@@ -1,35 +1,63 @@
-"""Responses with a tool turn: where, and in how many stays, they are made changes no bit."""
+"""Episodes with a tool: where they are made, and whatever dies in mid-turn, changes no bit."""
 
 import contextlib
 import os
 import signal
-import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.processes import living
 from tests.shared import made_once
-from tests.system.calculator import beside
-from tests.system.harness import PATIENT, SHORT, Run, prepared
+from tests.system.harness import MARK, PATIENT, SHORT, Run, prepared
 
 pytestmark = pytest.mark.system
 
+CONFIG = Path(__file__).with_name("calculating.py")
 SETTINGS = (
     *SHORT,
     "num_steps=3",
-    "evaluation.every_steps=2",  # held-out prompts have the tool as well
+    "warmup.max_updates=0",
+    "warmup.habit_updates=0",
+    "evaluation.every_steps=2",  # held-out examples have the tool as well
     "evaluation.num_prompts=8",
 )
 
 
+def beside(workdir: Path, name: str) -> Path:
+    return workdir.with_name(f"{workdir.name}.{name}")
+
+
 @contextlib.contextmanager
-def calculating(workdir: Path, *overrides: str, held: int | None = None) -> Iterator[Run]:
-    options = () if held is None else (f"--held={held}",)
-    with prepared(workdir, *SETTINGS, *overrides) as run:
-        program = ("tests.system.calculator", *options, "--")
-        run.command = [sys.executable, "-m", *program, *run.command[3:]]
+def calculating(workdir: Path, *overrides: str, held: bool = False) -> Iterator[Run]:
+    log = beside(workdir, "log")
+    if held:
+        beside(workdir, "log.hold").touch()
+    settings = (*SETTINGS, f"environment.options.log={log}", *overrides)
+    with prepared(workdir, *settings, config=CONFIG) as run:
         yield run.start()
+
+
+def workers(run: Run) -> list[int]:
+    """Process ids of a run's environment workers."""
+    mark, module = f"{MARK}={run.workdir}", "rlboost_jax.environments.worker"
+    return [e.pid for e in living() if mark in e.environment and module in e.command]
+
+
+def calls(run: Run) -> Counter[str]:
+    """How often each call was carried out."""
+    return Counter(line.split()[0] for line in beside(run.workdir, "log").read_text().splitlines())
+
+
+def assert_same(run: Run, alone: Run) -> None:
+    assert run.digests() == alone.digests()
+    run.assert_accounts_hold()
+    scores = [[row["accuracy"] for row in each.metrics()] for each in (run, alone)]
+    assert scores[0] == scores[1]
+    assert set(calls(run).values()) == {1}, "a call was carried out twice"
+    assert set(calls(run)) == set(calls(alone))
 
 
 @pytest.fixture(scope="module")
@@ -44,32 +72,54 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_the_tool_is_used(alone: Run) -> None:
-    given = beside(alone.workdir, "answers").read_text().split()
-    assert max(map(int, given)) >= 3, "it has never said a sum"
+    assert len(calls(alone)) > 100 and set(calls(alone).values()) == {1}
     assert all(row["max_logprob_gap"] <= 1e-5 for row in alone.metrics())
     assert all(row["tokens_delivered"] == row["response_tokens"] for row in alone.metrics())
+    assert not list((alone.workdir / "environments").glob("*.journal")), "all is committed"
 
 
 def test_servers_that_are_killed_in_mid_turn_change_no_bit(alone: Run, tmp_path: Path) -> None:
     with calculating(tmp_path / "run", *PATIENT) as run:
-        run.kill_servers_at_work(1, 2)
+        run.kill_servers_at_work(1, 2, dispatches=2)
         run.finish()
-    assert run.digests() == alone.digests()
-    run.assert_accounts_hold()
-    scores = [[row["accuracy"] for row in each.metrics()] for each in (run, alone)]
-    assert scores[0] == scores[1]
+    assert_same(run, alone)
 
 
 def test_a_manager_that_is_killed_while_responses_are_parked_changes_no_bit(
     alone: Run, tmp_path: Path
 ) -> None:
-    with calculating(tmp_path / "run", *PATIENT, held=1) as run:
-        run.wait_until(beside(run.workdir, "asked").exists, "a question")
+    with calculating(tmp_path / "run", *PATIENT, held=True) as run:
+        run.wait_until(beside(run.workdir, "log.asked").exists, "a question")
         first = run.manager()["pid"]
         os.kill(first, signal.SIGKILL)
         run.wait_until(lambda: run.manager()["pid"] != first, "another manager")
         run.wait_until(lambda: run.events("recovered"), "its recovery")
-        beside(run.workdir, "go").touch()
+        beside(run.workdir, "log.hold").unlink()
         run.finish()
-    assert run.digests() == alone.digests()
-    run.assert_accounts_hold()
+    assert_same(run, alone)
+
+
+def test_a_trainer_that_is_killed_in_mid_turn_changes_no_bit(alone: Run, tmp_path: Path) -> None:
+    with calculating(tmp_path / "run", *PATIENT, held=True) as run:
+        run.wait_until(beside(run.workdir, "log.asked").exists, "a question")
+        run.kill()
+        beside(run.workdir, "log.hold").unlink()
+        run.start()
+        run.finish()
+    assert_same(run, alone)
+
+
+def test_workers_that_are_killed_in_mid_turn_change_no_bit(alone: Run, tmp_path: Path) -> None:
+    with calculating(tmp_path / "run", *PATIENT, "environment.options.seconds=0.02") as run:
+        killed = 0
+        log = beside(run.workdir, "log")
+        while killed < 6:
+            before = len(calls(run)) if log.exists() else 0
+            enough = before + 12
+            run.wait_until(lambda: log.exists() and len(calls(run)) > enough, "calls")  # noqa: B023
+            for pid in workers(run)[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+        run.finish()
+    assert_same(run, alone)

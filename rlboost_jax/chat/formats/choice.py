@@ -1,17 +1,16 @@
 """Which format a model writes its calls in."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, assert_never, get_args
+from typing import Any, Literal, assert_never
 
 from rlboost_jax.chat.formats import hermes, llama3, mistral, plain, tagged
 from rlboost_jax.chat.formats.objects import Found
 
-ToolFormat = Literal["hermes", "llama3", "mistral", "json", "tagged"]
-FORMATS: Final = get_args(ToolFormat)
+CallFormat = Literal["hermes", "llama3", "mistral", "json", "tagged"]
 Parser = Callable[[str, Sequence[Mapping[str, Any]]], Found]
 
 
-def parser_of(form: ToolFormat) -> Parser:
+def parser_of(form: CallFormat) -> Parser:
     """Takes the text of a turn and the tools."""
     match form:
         case "hermes":
@@ -28,14 +27,14 @@ def parser_of(form: ToolFormat) -> Parser:
             assert_never(form)
 
 
-def detected(template: str, special: Sequence[str]) -> tuple[ToolFormat, str]:
+def detected(template: str, special: Sequence[str]) -> tuple[CallFormat, str]:
     """The format, and by what it was recognised.
 
     Args:
         template: the chat template's own text.
         special: the tokenizer's special and added tokens.
     """
-    signs: tuple[tuple[str, ToolFormat], ...] = (
+    signs: tuple[tuple[str, CallFormat], ...] = (
         (mistral.CALLS, "mistral"),
         (tagged.FUNCTION, "tagged"),
         (tagged.KEY, "tagged"),

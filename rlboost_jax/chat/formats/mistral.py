@@ -1,6 +1,10 @@
 """Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}, "id": …}, …]`, and the later form
-`[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, once for each call."""
+`[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, once for each call.
 
+Its templates take ids of nine letters or digits only, so another one counts as none.
+"""
+
+from dataclasses import replace
 from typing import Final
 
 from rlboost_jax.chat.formats.objects import Found, after_spaces, broken, call_of, decoded
@@ -15,13 +19,22 @@ def parse(text: str) -> Found:
     first, *parts = text.split(CALLS)
     kept, calls = [first], list[ToolCall]()
     for part in parts:
-        found = _list(part) if part.lstrip().startswith(("[{", "[ {", "[]", "{")) else _named(part)
-        calls.extend(found.calls)
+        found = (
+            _list(part)
+            if part.lstrip()[:1] in ("[", "{") and not part.startswith((ID, ARGS))
+            else _named(part)
+        )
+        calls.extend(map(_with_proper_id, found.calls))
         if any(call.problem for call in found.calls):
             kept.append(CALLS + part)
         else:
             kept.append(found.text)
     return Found("".join(kept).strip(), tuple(calls))
+
+
+def _with_proper_id(call: ToolCall) -> ToolCall:
+    proper = len(call.id) == 9 and call.id.isalnum() and call.id.isascii()
+    return call if proper else replace(call, id="")
 
 
 def _list(part: str) -> Found:
