@@ -27,10 +27,12 @@ _MOST_VARIABLE: Final = 100_000  # characters; Linux takes 128 KiB
 class Harness:
     """Made by `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: str, errors: int) -> None:
         self._process, self._folder = process, folder
         self._errors = ""
-        self._reading = asyncio.create_task(self._read())
+        # A pipe of our own: whoever else holds it does not keep the process from ending for us.
+        self._pipe = errors
+        asyncio.get_running_loop().add_reader(errors, self._read)
 
     @classmethod
     async def start(
@@ -71,6 +73,8 @@ class Harness:
         }
         if len(text) < _MOST_VARIABLE:
             environment["RLBOOST_EXAMPLE"] = text
+        inlet, outlet = os.pipe()
+        os.set_blocking(inlet, False)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -78,20 +82,22 @@ class Harness:
                 cwd=folder if inside else None,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+                stderr=outlet,
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
         except BaseException:
+            os.close(inlet)
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return cls(process, folder)
+        finally:
+            os.close(outlet)
+        return cls(process, folder, inlet)
 
     async def ended(self) -> int:
         """Wait for its end; returns its exit code."""
         code = await self._process.wait()
-        with contextlib.suppress(TimeoutError):  # a child of its own may hold the pipe
-            await asyncio.wait_for(asyncio.shield(self._reading), 1.0)
+        self._read()
         return code
 
     @property
@@ -104,13 +110,25 @@ class Harness:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
-        self._reading.cancel()
+        if self._pipe >= 0:
+            self._close_pipe()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _read(self) -> None:
-        assert self._process.stderr is not None
-        while part := await self._process.stderr.read(_PART):
-            self._errors = (self._errors + part.decode(errors="replace"))[-_SHOWN:]
+    def _read(self) -> None:
+        """What there is by now."""
+        try:
+            while self._pipe >= 0:
+                part = os.read(self._pipe, _PART)
+                if not part:
+                    self._close_pipe()
+                self._errors = (self._errors + part.decode(errors="replace"))[-_SHOWN:]
+        except BlockingIOError:
+            pass
+
+    def _close_pipe(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pipe)
+        os.close(self._pipe)
+        self._pipe = -1
 
 
 def _end_with_parent() -> None:
