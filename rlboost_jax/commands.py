@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         "page": Command("rlboost_jax.page", "show a run in a browser, finished or not"),
         "evaluate": Command("rlboost_jax.evaluate", "measure a run's policy on held-out prompts"),
         "export": Command("rlboost_jax.export", "write a run's model for transformers, or PEFT"),
+        "gateway": Command("rlboost_jax.gateway", "serve a policy behind OpenAI's protocol"),
         "verify": Command("rlboost_jax.verify", "check every digest of a run's files"),
         "index": Command("rlboost_jax.index", "make a corpus for the tool that searches"),
         "logits": Command("rlboost_jax.logits", "check a checkpoint, learner against engine"),

@@ -512,8 +512,8 @@ class BatchReport(Message, frozen=True, kw_only=True):
     parked_share: float | None = None  # of its unfinished responses, averaged over its turn
     turns_mean: float | None = None  # of a delivered response, in all its sequences
     sequences_mean: float | None = None
-    # Of the answers after which a response went on with the same sequence, the share of those
-    # where it did so at the server that it came from.
+    # Of the times that a response went on after an answer, the share of those where it did so at
+    # the server that it came from.
     returned_share: float | None = None
 
 

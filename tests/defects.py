@@ -111,6 +111,40 @@ DEFECTS = (
         "tests/learner/test_packing.py::test_weights_add_up_to_the_divisor",
     ),
     Defect(
+        "rewritten",
+        "a response counts once more for each sequence that its environment began",
+        "rlboost_jax/learner/packing.py",
+        "_token_weight(piece.num_sampled, loss_aggregation)",
+        "_token_weight(sequence.num_sampled, loss_aggregation)",
+        "tests/learner/test_episodes.py::"
+        "test_each_sequence_is_packed_as_if_alone_and_counts_with_its_episode[sequence_mean-1]",
+    ),
+    Defect(
+        "left_out",
+        "a response whose environment failed counts in its group with a reward of 0",
+        "rlboost_jax/learner/estimates.py",
+        "counted = [t for t in members if not t.left_out]",
+        "counted = list(members)",
+        "tests/learner/test_left_out.py::test_the_others_are_a_group_without_it[group_mean]",
+    ),
+    Defect(
+        "turns",
+        "what a turn earns goes to the last turn of its episode",
+        "rlboost_jax/learner/estimates.py",
+        "rewards[np.cumsum(t.turns) - 1] += t.turn_rewards",
+        "rewards[-1] += math.fsum(t.turn_rewards)",
+        "tests/learner/test_turn_advantages.py::"
+        "test_a_turn_is_compared_with_the_same_turn_of_the_others",
+    ),
+    Defect(
+        "late",
+        "a sequence counts though those before it were given up",
+        "rlboost_jax/learner/episodes.py",
+        "if sample in self._whole or place > self._counts.get(sample, 0):",
+        "if sample in self._whole:",
+        "tests/learner/test_episodes.py::test_an_episode_is_whole_with_its_last_sequence",
+    ),
+    Defect(
         "seal",
         "weights are loaded from any peer that answers",
         "rlboost_jax/weights/seal.py",

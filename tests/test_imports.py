@@ -26,6 +26,7 @@ LAYERS = (
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager", "providers", "qualification", "chat", "environments"},
     {"learner", "rollout", "simulator"},
+    {"gateway"},
 )
 ENTRY = len(LAYERS)
 

@@ -93,6 +93,9 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.workload.group_correlation = 0.75  # free: of those logarithms within a group
     config.workload.growth_per_step = 0.0  # relative growth of the mean
     config.workload.groups = ()  # measured lengths, by group; (): log-normal
+    config.workload.turn_tokens = 0  # sampled before an environment is asked what follows; 0: none
+    config.workload.turn_seconds = 1.0  # until it answers, on average: half to one and a half
+    config.workload.turn_given_tokens = 32  # that it answers with
 
     config.links = ConfigDict()
     config.links.host_bytes_per_second = 100e9  # device to host, all chips of a node

@@ -62,13 +62,19 @@ def correction_weights(
 
 
 def kept_weights(
-    kept: Bool[Array, "R T"], segments: Int[Array, "R T"], *, loss_aggregation: LossAggregation
+    kept: Bool[Array, "R T"],
+    segments: Int[Array, "R T"],
+    *,
+    loss_aggregation: LossAggregation,
+    shares: Float[Array, "R T"] | None = None,
 ) -> tuple[Float[Array, "R T"], Float[Array, ""]]:
     """Weights and divisor of an update that knows nothing of the tokens that were rejected.
 
     Args:
         kept: response tokens that are left.
         loss_aggregation: not "constant", whose divisor no token is in.
+        shares: at every position, of its sequence in its response, 1 where that has one sequence:
+            by so much a sequence counts of which something is left. None: all are 1.
 
     Returns:
         Weights as `packing.py` gives them, and what this batch adds to the update's divisor:
@@ -77,12 +83,14 @@ def kept_weights(
     ones = kept.astype(jnp.float32)
     counts = segment_sums(ones, segments)
     before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-    responses = ((counts > 0) & (segments != before)).astype(jnp.float32).sum()
+    parts = ((counts > 0) & (segments != before)).astype(jnp.float32)
+    shares = jnp.ones_like(parts) if shares is None else shares
+    responses = (parts * shares).sum()
     match loss_aggregation:
         case "token_mean":
             return ones, ones.sum()
         case "sequence_mean":
-            return ones / jnp.maximum(counts, 1.0), responses
+            return ones * shares / jnp.maximum(counts, 1.0), responses
         case "sequence_sum":
             return ones, responses
         case "constant":

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
+from rlboost_jax.sequences.endings import most_of_turn
 from rlboost_jax.sequences.sequence import BadSequence, Runs, runs_after_prompt
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 
@@ -73,6 +74,8 @@ def _check_sampling(name: str, request: GenerateRequest, limits: Limits) -> None
             "with truncated_sampling off; set sampling.top_p and sampling.top_k in the "
             "configuration",
         )
+    if sampling.turn_tokens < 0:
+        _reject(name, f"has turn_tokens {sampling.turn_tokens}; it must be 0 (no limit) or more")
     if len(sampling.stop_ids) > MAX_STOP_IDS:
         _reject(name, f"has {len(sampling.stop_ids)} stop ids; at most {MAX_STOP_IDS} are held")
     for stop in sampling.stop_ids:
@@ -109,13 +112,21 @@ def _check_tokens(name: str, request: GenerateRequest, limits: Limits) -> None:
             "raise engine.max_prompt_tokens or lower sampling.max_response_tokens"
         )
     stopped = _stops_of_open_turns(response, runs, request.sampling.stop_ids)
-    if stopped or len(response) - given >= request.sampling.max_tokens:
-        sampled = len(response) - given
+    sampled, most = len(response) - given, request.sampling.max_tokens
+    if stopped or sampled >= most:
         why = f"has stop id {min(stopped)} in" if stopped else f"already has {sampled} of"
         _reject(
             name,
-            f"{why} its response of at most {request.sampling.max_tokens} tokens; "
-            "a finished response is not continued",
+            f"{why} its response of at most {most} tokens; a finished response is not continued",
+        )
+    newest = runs[-1] if len(runs) % 2 else 0
+    if newest and newest >= most_of_turn(
+        sampled - newest, max_tokens=most, turn_tokens=request.sampling.turn_tokens
+    ):
+        _reject(
+            name,
+            f"already has {newest} tokens of a turn of at most {request.sampling.turn_tokens}; "
+            "a turn that is over is not continued",
         )
 
 

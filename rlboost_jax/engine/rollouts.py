@@ -9,7 +9,7 @@ from rlboost_jax.engine import metadata
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Chunk
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
-from rlboost_jax.sequences.endings import finish_reason
+from rlboost_jax.sequences.endings import finish_reason, most_of_turn
 from rlboost_jax.sequences.identities import Batch, Purpose, Version, Work
 from rlboost_jax.sequences.sequence import runs_after_prompt
 from rlboost_jax.settings.limits import MAX_STOP_IDS
@@ -35,9 +35,11 @@ class Rollout:
     prompt_length: int
     turn_start: int  # after the newest token that was given; of one response the prompt's length
     routed: int  # first positions whose routes others reported, see `Routes.finished`
-    most_tokens: int  # prompt, all that was given since, and as many as may be sampled
+    turn_end: int  # tokens that it has when its turn is as long as it may be
     stop_ids: frozenset[int]
-    tokens: NDArray[np.int32]  # room for `most_tokens`, the first `known` of which count
+    # Room for the prompt, all that was given since, and as many as may be sampled; the first
+    # `known` of them count.
+    tokens: NDArray[np.int32]
     known: int
     computed: int = 0  # tokens whose keys and values are in the pages
     most_computed: int = 0  # before evictions; what lies below is computed again
@@ -56,7 +58,7 @@ class Rollout:
         reason = finish_reason(
             int(self.tokens[self.known - 1]),
             self.known - self.turn_start,
-            max_tokens=self.most_tokens - self.turn_start,
+            max_tokens=self.turn_end - self.turn_start,
             stop_ids=self.stop_ids,
         )
         return reason is not None
@@ -110,12 +112,17 @@ def new_rollout(request: GenerateRequest, layout: Layout, arrival: int) -> Rollo
     sampling = request.sampling
     prompt, response = unpack_tokens(request.prompt_tokens), unpack_tokens(request.response_tokens)
     runs = runs_after_prompt(request.runs, len(response))
-    most_tokens = len(prompt) + sum(runs[1::2]) + sampling.max_tokens
-    tokens = np.zeros(most_tokens, np.int32)
+    tokens = np.zeros(len(prompt) + sum(runs[1::2]) + sampling.max_tokens, np.int32)
     known = len(prompt) + len(response)
     # Those of the newest run, if it was given; the prompt, if nothing was sampled yet.
     newest_given = runs[-1] if runs and len(runs) % 2 == 0 else 0
     newest_sampled = runs[-1] if len(runs) % 2 else 0
+    turn_start = known - newest_sampled
+    most = most_of_turn(
+        sum(runs[::2]) - newest_sampled,
+        max_tokens=sampling.max_tokens,
+        turn_tokens=sampling.turn_tokens,
+    )
     tokens[:known] = np.concatenate([prompt, response])
 
     record = np.zeros(metadata.record_width(layout), np.int32)
@@ -137,9 +144,9 @@ def new_rollout(request: GenerateRequest, layout: Layout, arrival: int) -> Rollo
         arrival=arrival,
         prompt_key=(work.batch, work.purpose, work.prompt, request.prompt_tokens),
         prompt_length=len(prompt),
-        turn_start=known - newest_sampled,
+        turn_start=turn_start,
         routed=known - newest_given - 1 if runs else 0,
-        most_tokens=most_tokens,
+        turn_end=turn_start + most,
         stop_ids=frozenset(stops),
         tokens=tokens,
         known=known,

@@ -142,7 +142,7 @@ class Scheduler:
 
     def _after(self, work: ScheduledTokens, row: int) -> ScheduledTokens:
         start = work.start + work.budget
-        budget = min(self._max_steps, work.rollout.most_tokens - start - 1)
+        budget = min(self._max_steps, work.rollout.turn_end - start - 1)
         return ScheduledTokens(
             rollout=work.rollout, start=start, count=1, budget=budget, follows=row
         )
@@ -237,7 +237,7 @@ class Scheduler:
 
     def _decode_budget(self, rollout: Rollout) -> int:
         """Steps it may take at once: as many as there are free pages for, at least one."""
-        steps = min(self._max_steps, rollout.most_tokens - rollout.known)
+        steps = min(self._max_steps, rollout.turn_end - rollout.known)
         if self._holds(rollout, rollout.known + steps - 1):
             return steps
         need = self._pages_for(rollout.known + steps - 1) - len(rollout.pages)

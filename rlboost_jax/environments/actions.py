@@ -14,12 +14,14 @@ class Question:
     Attributes:
         turns: of the sequence: what was sampled and then given; of the newest nothing yet.
         finished: nothing more is sampled in the episode: what is it worth?
+        logprobs: of what was sampled in each turn, float32; (): not known.
     """
 
     attempt: int
     sequence: int
     turns: tuple[tuple[bytes, bytes | None], ...]
     finished: bool = False
+    logprobs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Reply:
     seconds: float = 0.0
     calls: tuple[tuple[str, bool], ...] = ()
     retokenised: int = 0
+    anew: bool = False
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,14 @@ class Episode:
         """What the turns before one were answered."""
         return tuple(self._answered[past.name] for past in self._history[:index])
 
+    def logprobs(self, index: int) -> bytes:
+        """Of a turn, float32; b"": not known, as of sequences that are over."""
+        question = self._question
+        place = index - len(self._history) + (len(question.turns) if question else 0)
+        if question is None or not 0 <= place < len(question.logprobs):
+            return b""
+        return question.logprobs[place]
+
     def ask(self, question: Question) -> Actions:
         """A question, which takes the place of the one before unless it is older."""
         if question.attempt <= self._restarted and not question.finished:
@@ -257,6 +265,7 @@ class Episode:
             seconds=reply.seconds,
             calls=reply.calls,
             retokenised=reply.retokenised,
+            anew=reply.anew,
         )
 
     def _sequence_of(self, index: int) -> int:

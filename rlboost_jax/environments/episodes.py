@@ -120,11 +120,11 @@ class EpisodeService:
             room=self._run.engine.max_prompt_tokens + self._settings.max_given_tokens,
             say=lambda work, say: self._answer(answer_of(work, say)),
         )
-        self._thread.call(self._begin, batch, begun)
+        self._thread.call(self._begin, batch, begun, fail=self.fail)
 
     def take(self, parked: messages.Parked) -> None:
         """A turn is over; of any thread."""
-        self._thread.call(self._take, parked)
+        self._thread.call(self._take, parked, fail=self.fail)
 
     def judge(
         self,
@@ -133,6 +133,7 @@ class EpisodeService:
         attempt: int,
         tokens: NDArray[np.int32],
         runs: Sequence[int],
+        logprobs: NDArray[np.float32] | None = None,
     ) -> Future[Verdict]:
         """What a finished episode is worth; of any thread.
 
@@ -140,15 +141,16 @@ class EpisodeService:
             sequence: its last.
             tokens: of that sequence, all after its prompt.
             runs: of these, in turn sampled and given.
+            logprobs: of those that were sampled; None: not known.
         """
         verdict: Future[Verdict] = Future()
-        question = question_of(attempt, sequence, tokens, runs, finished=True)
-        self._thread.call(self._ask, work, question, verdict)
+        question = question_of(attempt, sequence, tokens, runs, logprobs=logprobs, finished=True)
+        self._thread.call(self._ask, work, question, verdict, fail=self.fail)
         return verdict
 
     def over(self, batch: int) -> None:
         """Nothing more comes of a batch."""
-        self._thread.call(self._over, batch)
+        self._thread.call(self._over, batch, fail=self.fail)
 
     def committed(self, batch: int) -> None:
         """What was kept of it, and of those before, is of no more use. Of any thread."""
@@ -210,7 +212,11 @@ class EpisodeService:
             return
         tokens = messages.unpack_tokens(parked.tokens)
         runs = runs_after_prompt(parked.runs, len(tokens))
-        batch.ask(parked.work, question_of(parked.attempt, parked.work.sequence, tokens, runs))
+        logprobs = messages.unpack_logprobs(parked.logprobs)
+        question = question_of(
+            parked.attempt, parked.work.sequence, tokens, runs, logprobs=logprobs
+        )
+        batch.ask(parked.work, question)
 
     def _begin(self, number: int, batch: EpisodesOfBatch) -> None:
         self._batches[number] = batch

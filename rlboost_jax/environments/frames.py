@@ -123,6 +123,8 @@ class Taken(Frame, frozen=True, kw_only=True):
     metrics: dict[str, float]
     seconds: float  # that calls and step took
     stuck: bool = False  # a thread is still with a call that was given up
+    anew: bool = False
+    tools: tuple[ToolSpec, ...] = ()  # where it begins anew
 
     @property
     def step(self) -> Step:
@@ -131,6 +133,7 @@ class Taken(Frame, frozen=True, kw_only=True):
             reward=self.reward,
             done=self.done,
             metrics=self.metrics,
+            anew=self.anew,
         )
 
 

@@ -19,7 +19,13 @@ from rlboost_jax.environments.pool import EnvironmentPool, Live, Lost
 from rlboost_jax.environments.protocol import Message, ToolCall, ToolResult, Turn
 from rlboost_jax.environments.records import CallBegun, CallDone, Past, Record, TurnAnswered
 from rlboost_jax.environments.runner import KnownCall
-from rlboost_jax.environments.speech import Speech, Unspeakable, messages_of
+from rlboost_jax.environments.speech import (
+    NOTHING,
+    Continued,
+    Speech,
+    Unspeakable,
+    messages_of,
+)
 from rlboost_jax.sequences.endings import stopped
 
 
@@ -192,6 +198,7 @@ class Hosted:
             thinking=heard.thinking,
             calls=heard.calls,
             finish="stop" if stopped(tokens, speech.stop_ids) else "length",
+            logprobs=tuple(np.frombuffer(self._episode.logprobs(index), "<f4").tolist()),
         )
         try:
             taken = await self._live.take(turn, past.name.hex())
@@ -205,14 +212,19 @@ class Hosted:
 
     def _reply(self, index: int, heard: Any, taken: Taken) -> Reply:
         """Raises Unspeakable."""
-        opened = self._problem.opened
+        opened, speech = self._problem.opened, self._around.speech
         before = [*messages_of(opened.said.observation)]
         for answered in self._episode.before(index):
-            before += _messages(answered)
-        results = taken.turn.results
-        said = self._around.speech.after(
-            before, heard, results, taken.step.observation, opened.tools
-        )
+            before = _messages(answered) if answered.anew else [*before, *_messages(answered)]
+        results, observation = taken.turn.results, taken.step.observation
+        if taken.anew and not taken.done:
+            said = Continued(
+                given=NOTHING,
+                prompt=speech.first(observation, taken.tools),
+                messages=messages_of(observation),
+            )
+        else:
+            said = speech.after(before, heard, results, observation, opened.tools)
         return Reply(
             given=said.given.astype("<i4").tobytes(),
             prompt=said.prompt.astype("<i4").tobytes(),
@@ -223,6 +235,7 @@ class Hosted:
             seconds=taken.seconds,
             calls=tuple((result.call.name, result.failed) for result in results),
             retokenised=said.retokenised,
+            anew=taken.anew,
         )
 
     async def _keep(self, record: Record) -> None:

@@ -49,8 +49,14 @@ def checked_step(value: Any) -> Step:
         raise BadObservation(f"step returned {type(value).__name__}; it returns a Step")
     reward = _number("reward", value.reward)
     metrics = {str(name): _number(f"metrics[{name!r}]", m) for name, m in value.metrics.items()}
-    observation = checked_observation(value.observation, first=False)
-    return Step(observation=observation, reward=reward, done=bool(value.done), metrics=metrics)
+    observation = checked_observation(value.observation, first=value.anew)
+    return Step(
+        observation=observation,
+        reward=reward,
+        done=bool(value.done),
+        metrics=metrics,
+        anew=bool(value.anew),
+    )
 
 
 def is_empty(observation: Observation) -> bool:

@@ -90,6 +90,7 @@ class Turn:
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     finish: FinishReason = "stop"
+    logprobs: tuple[float, ...] = ()  # of its tokens, nats; (): not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +102,15 @@ class Step:
         reward: of this turn. An episode's reward is the sum over its turns.
         done: nothing is sampled after it.
         metrics: numbers for the records, such as {"solved": 1.0}; those of the last turn count.
+        anew: nothing of what was said before stays: the observation begins another sequence of
+            the same episode, and assistants may have said something in it.
     """
 
     observation: Observation = ()
     reward: float = 0.0
     done: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    anew: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,7 @@ class TurnAnswered(Record, frozen=True, kw_only=True):
         messages: of the conversation, this turn's and what was said to it, as JSON.
         calls: names of tools, and whether each failed.
         retokenised: sampled tokens that are in `prompt` as others.
+        anew: `messages` are all of the conversation: what was said before is no part of it.
     """
 
     sample: int
@@ -73,6 +74,7 @@ class TurnAnswered(Record, frozen=True, kw_only=True):
     seconds: float
     calls: tuple[tuple[str, bool], ...] = ()
     retokenised: int = 0
+    anew: bool = False
 
     @property
     def said(self) -> tuple[Any, ...]:

@@ -25,10 +25,28 @@ class ServiceThread:
         """To the end, from another thread. Raises TimeoutError after `timeout` seconds."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
 
-    def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Soon, of any thread, in the order of the calls."""
+    def call(
+        self,
+        function: Callable[..., None],
+        *arguments: Any,
+        fail: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """Soon, of any thread, in the order of the calls.
+
+        Args:
+            fail: is told what it raises.
+        """
+
+        def called() -> None:
+            try:
+                function(*arguments)
+            except Exception as error:
+                if fail is None:
+                    raise
+                fail(error)
+
         with contextlib.suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(function, *arguments)
+            self._loop.call_soon_threadsafe(called)
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, None], fail: Callable[[Exception], None]

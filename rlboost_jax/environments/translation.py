@@ -48,12 +48,14 @@ def question_of(
     tokens: NDArray[np.int32],
     runs: Sequence[int],
     *,
+    logprobs: NDArray[np.float32] | None = None,
     finished: bool = False,
 ) -> Question:
     """Of a sequence after its prompt.
 
     Args:
         runs: of its tokens, in turn sampled and given.
+        logprobs: of those that were sampled; None: not known.
     """
     ends = np.cumsum(runs)
     parts = [part.astype("<i4").tobytes() for part in np.split(tokens, ends[:-1])]
@@ -63,7 +65,13 @@ def question_of(
         sequence=sequence,
         turns=tuple(zip(parts[::2], given, strict=False)),
         finished=finished,
+        logprobs=() if logprobs is None else _by_turn(logprobs, runs[::2]),
     )
+
+
+def _by_turn(logprobs: NDArray[np.float32], counts: Sequence[int]) -> tuple[bytes, ...]:
+    parts = np.split(logprobs, np.cumsum(counts)[:-1])
+    return tuple(part.astype("<f4").tobytes() for part in parts)
 
 
 def answer_of(work: Work, say: Say) -> messages.Answer:

@@ -176,14 +176,7 @@ class _Worker:
     async def _open(self, episode: _Episode, message: frames.Reset) -> None:
         try:
             said = await episode.runner.reset(message.example, message.seed)
-            tools = tuple(
-                frames.ToolSpec(
-                    name=tool.name,
-                    description=tool.description,
-                    parameters=dict(tool.parameters),
-                )
-                for tool in episode.runner.tools.values()
-            )
+            tools = _described(episode.runner)
             answer = frames.Opened(episode=message.episode, said=frames.Said.of(said), tools=tools)
             self.say(answer)
         except Exception as error:
@@ -204,6 +197,8 @@ class _Worker:
                     metrics=dict(step.metrics),
                     seconds=time.monotonic() - since,
                     stuck=episode.runner.stuck,
+                    anew=step.anew,
+                    tools=_described(episode.runner) if step.anew else (),
                 )
             )
         except Exception as error:
@@ -232,6 +227,15 @@ class _Worker:
         task = asyncio.create_task(episode.runner.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _described(runner: EpisodeRunner) -> tuple[frames.ToolSpec, ...]:
+    return tuple(
+        frames.ToolSpec(
+            name=tool.name, description=tool.description, parameters=dict(tool.parameters)
+        )
+        for tool in runner.tools.values()
+    )
 
 
 if __name__ == "__main__":

@@ -58,7 +58,12 @@ class Environments:
         last = episode.sequences[-1]
         number = len(episode.sequences) - 1
         worth = self._service.judge(
-            episode.work, number, episode.attempts[-1], last.continuation, last.runs[1:]
+            episode.work,
+            number,
+            episode.attempts[-1],
+            last.continuation,
+            last.runs[1:],
+            last.logprobs,
         )
         return self._exercises.judged(prompt, episode.response, worth)
 

@@ -144,12 +144,12 @@ class TrainingLoop:
             **score_metrics(score),
             "prompts_used": self._used,
             **policy_metrics(trajectories, figures, stop_ids=session.exercises.stop_ids),
-            **(episode_metrics(trajectories) if session.has_environment else {}),
             **lag_metrics(step - batch.version, figures),
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,
             "publish_seconds": publish_seconds,
             **report_metrics(report, trajectories),
+            **(episode_metrics(trajectories) if session.has_environment else {}),
             "trajectories_digest": trajectories_digest(trajectories),
             "params_digest": self._digest,
         }

@@ -44,6 +44,7 @@ class PackedBatch:
     weights: Float[np.ndarray, "R T"]  # of the target in the loss; 0 where it was given
     samples: Int[np.ndarray, "R T"] | None = None  # of the target if it was sampled, or -1
     sequences: Int[np.ndarray, "R T"] | None = None  # its sequence, of the sample's; 0, 1, …
+    response_tokens: Int[np.ndarray, "R T"] | None = None  # that were sampled in all of these
     # Zeros where the trajectories have none, which the algorithm then does not ask for.
     old_logprobs: Float[np.ndarray, "R T"] | None = None
     old_values: Float[np.ndarray, "R T"] | None = None
@@ -245,6 +246,7 @@ def _batch(
         weights=zeros(np.float32),
         samples=zeros(np.int32) - 1,
         sequences=zeros(np.int32),
+        response_tokens=zeros(np.int32),
         old_logprobs=zeros(np.float32),
         old_values=zeros(np.float32),
         returns=zeros(np.float32),
@@ -285,6 +287,8 @@ def _place(
     batch.behaviour_logprobs[sampled] = sequence.logprobs
     if batch.samples is not None and batch.sequences is not None:
         batch.samples[sampled], batch.sequences[sampled] = t.sample, piece.place
+    if batch.response_tokens is not None:
+        batch.response_tokens[everything] = piece.num_sampled
     batch.advantages[sampled] = t.advantage if t.advantages is None else t.advantages[own]
     if t.trained:
         batch.weights[sampled] = _token_weight(piece.num_sampled, loss_aggregation)

@@ -47,6 +47,8 @@ class Books(msgspec.Struct, kw_only=True):
     migrated: int = 0
     joined: int = 0
     gone: int = 0  # instances lost
+    resumed: int = 0  # responses placed after an answer
+    returned: int = 0  # of these, where they had been
 
     @property
     def generated(self) -> int:
@@ -72,6 +74,15 @@ class Books(msgspec.Struct, kw_only=True):
 
     def migrate(self, rollouts: int) -> None:
         self.migrated += rollouts
+
+    def resume(self, *, returned: bool) -> None:
+        """A response goes on after an answer.
+
+        Args:
+            returned: where it was before.
+        """
+        self.resumed += 1
+        self.returned += returned
 
     def instance_joined(self) -> None:
         self.joined += 1

@@ -79,16 +79,18 @@ MEANINGS: Final = MappingProxyType(
         "line_losses_worst": "of the line that loses most",
         "lease_seconds_median": "that a server may be silent for before it is given up",
         "lease_seconds_worst": "the longest: work of a server that dies there waits that long",
-        "turns_mean": "sampled turns of an episode, in all its sequences; this key and those that "
-        "follow are null without an environment",
-        "sequences_mean": "of an episode: more than 1 where its conversation was rewritten",
-        "parked_share": "of the step's unfinished responses, those that wait for an environment, "
-        "averaged over the step",
-        "tool_calls": "that the step's episodes made",
+        "parked_share": "of the step's unfinished responses, those that wait for their "
+        "environment, averaged over time; null without environments, as those that follow are",
+        "turns_mean": "of a response, in all its sequences",
+        "sequences_mean": "of a response; more than 1 where conversations were rewritten",
+        "returned_share": "of the times that a response went on after an answer, those where it "
+        "did so at the server that it came from",
+        "tool_calls": "that the step's responses made",
         "tool_failures": "of these, that could not be carried out, or whose tool raised",
-        "environment_seconds": "in steps, resets and tools, summed over the step's episodes",
+        "environment_seconds": "in steps, resets and tools, summed over the step's responses",
         "tokens_retokenised": "sampled tokens that became text and tokens again: always 0",
-        "episodes_left_out": "whose environment failed: in no loss and in no group's mean",
+        "episodes_left_out": "responses whose environment failed: in no loss and in no group's "
+        "mean",
     }
 )
 KEYS: Final = tuple(MEANINGS)
@@ -107,6 +109,8 @@ REPORTED: Final = tuple(
 )
 # Of those, what a simulation knows nothing of: its servers have no lines.
 LINES: Final = tuple(key for key in REPORTED if key.startswith(("line_", "lease_")))
+# Of those, what only runs with environments have.
+TURNS: Final = ("parked_share", "turns_mean", "sequences_mean", "returned_share")
 
 
 def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -9,10 +9,19 @@ from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
 
 # By name, what they are: (module:factory). `rlboost_jax/environments/factories.py` opens them.
+_ADAPTERS: Final = "rlboost_jax.environments.adapters"
+_BUILT_IN: Final = "rlboost_jax.environments.builtin"
 BUILT_IN_ENVIRONMENTS: Final[dict[str, str]] = {
-    "chat_tools": "rlboost_jax.environments.builtin.chat_tools:ChatTools",
-    "drawers": "rlboost_jax.environments.builtin.drawers:Drawers",
-    "higher_lower": "rlboost_jax.environments.builtin.higher_lower:HigherLower",
+    "chat_tools": f"{_BUILT_IN}.chat_tools:ChatTools",
+    "drawers": f"{_BUILT_IN}.drawers:Drawers",
+    "gateway": "rlboost_jax.gateway.environment:Gateway",
+    "higher_lower": f"{_BUILT_IN}.higher_lower:HigherLower",
+    "openenv": f"{_ADAPTERS}.openenv:OpenEnv",
+    "reasoning_gym": f"{_ADAPTERS}.reasoning_gym:ReasoningGym",
+    "skyrl_gym": f"{_ADAPTERS}.skyrl_gym:SkyRLGym",
+    "textarena": f"{_ADAPTERS}.textarena:TextArena",
+    "tinker_cookbook": f"{_ADAPTERS}.tinker_cookbook:TinkerCookbook",
+    "verifiers": f"{_ADAPTERS}.verifiers:Verifiers",
 }
 MAX_TURNS: Final = 2**15
 _PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

@@ -23,12 +23,13 @@ class Row:
 
     request_id: int
     group: tuple[int, int]  # (step, prompt): its members share the prompt's prefill
-    prompt_tokens: int
-    length: int  # of the whole response
+    prompt_tokens: int  # and what was given since
+    length: int  # of the response when its turn is over
     done: int  # response tokens when it last entered, or left, a slot
     reported: int  # response tokens that have been reported
     since: int = 0  # the engine's step count at that time
     evicted: bool = False
+    parks: int = -1  # its sample, if it may come back for another turn; -1: it will not
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,13 @@ class Engine:
         self._at = 0.0  # the time that `_steps` belongs to
         self._prefill = 0.0  # seconds of it that come before the next decode step
         self._stretch, self._seconds = 0, 0.0  # steps planned, and how long they take
+        # Of those that may come back: tokens, others that pages were free for as they left, and
+        # tokens that pages had been taken for by then. `rlboost_jax.engine.prefixes`, in tokens.
+        self._left: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._taken = 0
+        self._seen_at = 0.0
+        self.slot_seconds = 0.0  # of slots with a rollout in them
+        self.prefilled = self.spared = 0  # tokens of rollouts that came with any sampled
         self.prefilled_again = 0  # tokens, because of evictions, since it was last asked
         self.paused = False
 
@@ -107,6 +115,8 @@ class Engine:
 
     def advance(self, now: float) -> None:
         """Take account of the steps done by now. What they yield is there for `tell`."""
+        self.slot_seconds += len(self.running) * (now - self._seen_at)
+        self._seen_at = now
         if self.paused or not self.running:
             self._at = now
             return
@@ -121,6 +131,7 @@ class Engine:
         self._at += self._prefill + seconds
         self._prefill = 0.0
         self._steps += steps
+        self._taken += steps * len(self.running)
         self._stretch -= steps
         self._seconds -= seconds
         self._context += steps * len(self.running)
@@ -145,6 +156,7 @@ class Engine:
                 row = self.running.pop(request_id)
                 reported.append(NewTokens(row, row.length - row.reported, ended=True))
                 self._leave_slot(row)
+                self._leave_pages(row)
         if everything or self._steps >= self._reported_at + self._message:
             self._reported_at = self._steps
             for row in self.running.values():
@@ -155,6 +167,17 @@ class Engine:
                     row.reported = row.done
         self._plan(now)
         return reported
+
+    def forget(self) -> None:
+        """Other weights: what pages hold stands for nothing any more."""
+        self._left.clear()
+
+    def _leave_pages(self, row: Row) -> None:
+        """Free, and what is in them may be found again."""
+        if row.parks >= 0:
+            tokens = row.prompt_tokens + row.length
+            free = int(self._rates.kv_tokens) - self._context - tokens
+            self._left[row.group[0], row.parks] = tokens, free, self._taken
 
     def _leave_slot(self, row: Row) -> None:
         self._context -= row.prompt_tokens + row.done + self._steps - row.since
@@ -205,8 +228,16 @@ class Engine:
         shared = not row.done and row.group in self._groups
         self._groups[row.group] = self._groups.get(row.group, 0) + 1
         self._context += row.prompt_tokens + row.done
+        tokens = row.prompt_tokens + row.done
+        found, free, taken = self._left.pop((row.group[0], row.parks), (0, 0, 0))
+        if self._taken - taken > free:
+            found = 0
+        self._taken += tokens
         if not shared:
-            self._prefill += (row.prompt_tokens + row.done) * self._rates.prefill_seconds
+            self._prefill += (tokens - found) * self._rates.prefill_seconds
+        if row.done and row.parks >= 0:
+            self.prefilled += tokens - found
+            self.spared += found
         if row.evicted:
             self.prefilled_again += row.prompt_tokens + row.done
 

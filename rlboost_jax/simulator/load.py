@@ -54,6 +54,8 @@ MAY_BE_ZERO: Final = frozenset(
         "trainer.switch_seconds",
         "workload.sigma",
         "workload.group_correlation",
+        "workload.turn_tokens",
+        "workload.turn_seconds",
         "links.latency_seconds",
         "instance.slow_every",
         "instance.start_seconds",
@@ -187,7 +189,7 @@ def _fit(config: SimConfig) -> Iterator[str]:
                 "as many as workload.group_size"
             )
             return
-    longest = work.prompt_tokens + work.max_response_tokens
+    longest = work.slot_tokens
     if (tokens := EngineRates(config).kv_tokens) < longest:
         yield (
             f"an engine of {engine.chips} chips has room for {tokens:,} cached tokens beside the "

@@ -88,6 +88,20 @@ class WorkloadConfig:
     growth_per_step: float  # relative growth of the mean
     groups: tuple[tuple[int, ...], ...]  # measured response lengths, drawn from by whole groups in
     # place of the log-normal law; empty: that
+    turn_tokens: int  # sampled before an environment is asked what follows; 0: there is none
+    turn_seconds: float  # until it answers, on average: from half to one and a half of it
+    turn_given_tokens: int  # that it answers with
+
+    @property
+    def turns(self) -> int:
+        """That a response may have."""
+        return -(-self.max_response_tokens // self.turn_tokens) if self.turn_tokens else 1
+
+    @property
+    def slot_tokens(self) -> int:
+        """Of the longest sequence."""
+        given = self.turn_given_tokens * (self.turns - 1)
+        return self.prompt_tokens + self.max_response_tokens + given
 
 
 @dataclass(frozen=True, kw_only=True)

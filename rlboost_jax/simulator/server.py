@@ -147,13 +147,19 @@ class Server:
         known = len(request.response_tokens) // 4
         given = sum(request.runs[1::2])
         done = known - given
+        work, turn_tokens = request.work, request.sampling.turn_tokens
+        length = self._world.length(work.batch, work.sample)
+        if turn_tokens:
+            in_turn = request.runs[-1] if len(request.runs) % 2 else 0 if request.runs else done
+            length = min(length, done - in_turn + turn_tokens)
         return Row(
             request_id=request.request_id,
-            group=(request.work.batch, request.work.prompt),
+            group=(work.batch, work.prompt),
             prompt_tokens=len(request.prompt_tokens) // 4 + given,
-            length=self._world.length(request.work.batch, request.work.sample),
+            length=length,
             done=done,
             reported=done,
+            parks=work.sample if turn_tokens else -1,
         )
 
     def _release(self, ids: list[int]) -> None:
@@ -184,6 +190,7 @@ class Server:
         """Give back what is held and swap the weights."""
         if self.engine.held:
             self._release([*self.engine.running, *self.engine.queued])
+        self.engine.forget()
         self._version, self._digest = version, digest
         seconds = self._world.clock.now - since
         self._say(
@@ -216,7 +223,7 @@ class Server:
         longest = self._world.config.workload.max_response_tokens
         for row in reported:
             total += row.tokens
-            stops = row.ended and row.row.length < longest
+            stops = row.ended and row.row.length < longest and not self._goes_on(row.row)
             parts.append(_ONE_BYTES * (row.tokens - stops) + _STOP_BYTES * stops)
         engine = self.engine
         running = len(engine.running)
@@ -235,6 +242,10 @@ class Server:
         )
         self._sequence += 1
         self._say(batch)
+
+    def _goes_on(self, row: Row) -> bool:
+        """Whether its turn is over by its length, and not the response."""
+        return row.parks >= 0 and row.length < self._world.length(row.group[0], row.parks)
 
     def _say(self, message: m.ServerMessage) -> None:
         self._world.deliver(FromServer(self.stream, message))

@@ -10,7 +10,9 @@ from typing import Final
 
 import numpy as np
 
-NAMES: Final = ("lengths", "kept machines", "arrivals", "losses", "droughts", "bootstrap")
+NAMES: Final = (
+    *("lengths", "kept machines", "arrivals", "losses", "droughts", "bootstrap", "answers"),
+)
 
 
 def stream(name: str, seed: int, *path: int) -> np.random.Generator:

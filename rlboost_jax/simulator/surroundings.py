@@ -73,6 +73,9 @@ class LearnerSurroundings(Surroundings, Protocol):
     @property
     def reserved(self) -> Sequence[ReservedEngine]: ...
 
+    def length(self, step: int, sample: int) -> int:
+        """Of a whole response, in tokens that are sampled."""
+
     @property
     def sleeps(self) -> bool:
         """Whether the learner takes its chips back when the manager says so and not before."""

@@ -22,15 +22,17 @@ from rlboost_jax.learner.stream.step_stream import (
 )
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.manager.events import FromTrainer
-from rlboost_jax.observe.metrics import LINES, REPORTED
+from rlboost_jax.observe.metrics import LINES, REPORTED, TURNS
 from rlboost_jax.sequences.identities import Batch, Version
 from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.server import STOP
+from rlboost_jax.simulator.streams import stream
 from rlboost_jax.simulator.surroundings import LearnerSurroundings
 
 STREAM = 1
-UNKNOWN = {"tokens_measured", *LINES}  # nothing is evaluated here, no line measured
+# Nothing is evaluated here, no line measured; of turns `benchmarks/turned.py` tells.
+UNKNOWN = {"tokens_measured", *LINES, *TURNS}
 ENDLESS = 2**31  # batches
 
 
@@ -57,7 +59,7 @@ class OpenBatch:
             self.stream.window_closed(message)
         elif self.stream.arrived(message):
             prompt = message.work.prompt
-            self.lengths[prompt].append(len(message.tokens) // 4)
+            self.lengths[prompt].append(len(message.logprobs) // 4)
             if len(self.lengths[prompt]) == self._group_size:
                 self.stream.finished(Group(prompt=prompt, trajectories=()))
 
@@ -85,10 +87,34 @@ class Trainer:
                 for batch in self._open.values():
                     batch.take(message)
                 self._go_on()
+            case m.Parked():
+                self._world.clock.after(self._seconds_of(message), lambda: self._answer(message))
             case m.BatchReport():
                 self._reported(message)
             case m.Refused(reason=reason):
                 raise RuntimeError(f"the manager refused: {reason}")
+
+    def _seconds_of(self, parked: m.Parked) -> float:
+        """Until the environment answers."""
+        work = parked.work
+        drawn = stream("answers", self._config.seed, work.batch, work.sample, parked.turn)
+        return self._config.workload.turn_seconds * float(drawn.uniform(0.5, 1.5))
+
+    def _answer(self, parked: m.Parked) -> None:
+        """What the environment says: as much every time, until the response is as long as it was
+        to be."""
+        work = parked.work
+        over = len(parked.logprobs) // 4 >= self._world.length(work.batch, work.sample)
+        given = 0 if over else self._config.workload.turn_given_tokens
+        self._say(
+            m.Answer(
+                work=work,
+                attempt=parked.attempt,
+                turn=parked.turn,
+                tokens=m.pack_tokens([1] * given),
+                over=over,
+            )
+        )
 
     def _load(self, then: Callable[[], None]) -> None:
         """Have the reserved engines hold the version that samples the batch to train on. With a
@@ -131,11 +157,13 @@ class Trainer:
                     top_k=0,
                     max_tokens=work.max_response_tokens,
                     stop_ids=(STOP,),
+                    turn_tokens=work.turn_tokens,
                 ),
                 prompts=tuple(
                     m.PromptRequest(prompt=prompt, tokens=prompt_tokens)
                     for prompt in self._open[batch].stream.begin()
                 ),
+                turns=work.turns,
             )
         )
 

@@ -75,7 +75,7 @@ class World:
         links = config.links
         sender = links.sender_bytes_per_second * config.reserved.nodes
         self.link = Link(self.clock, sender=sender, receiver=links.receiver_bytes_per_second)
-        self.slot_tokens = config.workload.prompt_tokens + config.workload.max_response_tokens
+        self.slot_tokens = config.workload.slot_tokens
         self.manager = manager(settings(config), 0.0)
         # Instances that are there from the first moment on were started before it.
         self.manager.knows_start(config.instance.start_seconds)
@@ -258,7 +258,7 @@ def settings(config: SimConfig) -> Settings:
         deterministic=False,
         vocab_size=2,
         slots=max(config.engine.slots, config.engine.reserved_slots),
-        slot_tokens=work.prompt_tokens + work.max_response_tokens,
+        slot_tokens=work.slot_tokens,
         max_servers=MAX_SERVERS,
         micro_batch_prompts=config.trainer.micro_batch_prompts,
         num_steps=config.num_steps,

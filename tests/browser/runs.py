@@ -52,7 +52,11 @@ def rows(begin: int, end: int) -> Iterator[dict[str, Any]]:
 
 
 def samples(step: int) -> Iterator[dict[str, Any]]:
+    """Of an environment; those of odd numbers as a release wrote them that knew of none."""
     for number in range(8):
+        turns = [["sampled", EVIL], ["given", "9"]] if number == 1 else []
+        lost = f"its tool is gone {EVIL}" if number == 6 else ""
+        now = {"turns": turns_of(number), "trained": number != 4, "left_out": lost}
         yield {
             "step": step,
             "prompt": 0,
@@ -64,8 +68,25 @@ def samples(step: int) -> Iterator[dict[str, Any]]:
             "reward": float(number % 2),
             "advantage": 0.5,
             "rewards": {},
-            "turns": [],
+            **({"turns": turns} if number % 2 else now),
         }
+
+
+def turns_of(number: int) -> list[dict[str, Any]]:
+    """Three turns in two sequences, with words that have no end."""
+    call = {"name": f"search_{EVIL}", "failed": number == 2}
+    return [
+        {"sampled": True, "text": f"I ask. {EVIL}", "sequence": 0, "turn": 0, "reward": 0.0,
+         "advantage": -0.5, "calls": [call, {"name": "add" * 60, "failed": False}]},
+        {"sampled": False, "text": "found" * 90, "sequence": 0, "turn": None, "reward": None,
+         "advantage": None, "calls": []},
+        {"sampled": True, "text": "so it is", "sequence": 0, "turn": 1, "reward": 0.25,
+         "advantage": 0.5, "calls": []},
+        {"sampled": False, "text": "Begin anew.", "sequence": 1, "turn": None, "reward": None,
+         "advantage": None, "calls": []},
+        {"sampled": True, "text": "12", "sequence": 1, "turn": 2, "reward": 1.0,
+         "advantage": 1.5, "calls": []},
+    ]  # fmt: skip
 
 
 def append_events(folder: Path, begin: float, end: float) -> int:

@@ -57,6 +57,34 @@ def test_what_models_and_servers_say_is_text(address: str, tab: MakeTab) -> None
     assert "#" not in page.url, "the token is not left where people copy it"
 
 
+def test_what_was_sampled_and_trained_on_is_set_apart_from_what_was_given(
+    address: str, tab: MakeTab
+) -> None:
+    page = opened(tab(), address)
+    page.wait_for_selector(".responses li", timeout=PATIENCE)
+    first = page.locator(".responses > li >> nth=0")
+    labels = first.locator("pre").evaluate_all("each => each.map((e) => e.ariaLabel)")
+    assert labels == ["sampled, trained on", "given"] * 2 + ["sampled, trained on"]
+    said = first.locator(".turn").all_inner_texts()
+    assert "turn 1, sampled" in said[0] and "calls search_<img" in said[0]
+    assert "sequence 2 begins" in said[3] and "turn 3, sampled" in said[4]
+    colours = first.locator("pre").evaluate_all(
+        "each => each.map((e) => getComputedStyle(e).borderLeftWidth)"
+    )
+    assert len(set(colours[::2])) == 1 and colours[0] != colours[1]
+    failed = page.locator(".responses > li >> nth=2").locator(".turn .cut").all_inner_texts()
+    assert len(failed) == 1 and failed[0].endswith(", failed")
+    for number, words in ((4, "not trained on"), (6, "left out: its tool is gone")):
+        untrained = page.locator(f".responses > li >> nth={number}")
+        assert words in untrained.locator(".legend >> nth=0").inner_text()
+        assert untrained.locator("pre.trained").count() == 0
+    older = page.locator(".responses > li >> nth=1").locator("pre")
+    assert older.evaluate_all("each => each.map((e) => e.ariaLabel)") == [
+        "sampled, trained on",
+        "given",
+    ]
+
+
 def test_the_same_prompt_is_compared_over_steps(address: str, tab: MakeTab) -> None:
     page = opened(tab(), address)
     page.wait_for_selector(".difference ins", timeout=PATIENCE)

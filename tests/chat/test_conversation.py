@@ -1,5 +1,7 @@
 """What follows a turn, token by token, against texts written by hand and transformers' own."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -286,6 +288,10 @@ BROKEN = {
     "a hint stands before the newest turn": PLAIN.replace(
         "assistant\\n' }}{% endif", "assistant\\nAnswer: ' }}{% endif"
     ),
+    "the beginning depends on what was said": (
+        "{% if 'answer' in (messages | selectattr('role', 'equalto', 'assistant')"
+        " | map(attribute='content') | join) %}!{% endif %}" + PLAIN
+    ),
     "a turn's text changes what follows it": PLAIN.replace(
         "'<|im_end|>\\n'", "('<|im_end|>\\n' if 'a' in m.content else '<|im_end|>')"
     ),
@@ -301,6 +307,20 @@ def test_a_template_that_rewrites_the_past_is_refused(tokenizer_of, how):
     assert " became " in text or "follows where it should be" in text
     assert 'environment.unstable_template to "new_sequence"' in text
     assert isinstance(refusal.value, ConfigError)
+
+
+def test_a_tokenizer_whose_tokens_reach_across_the_end_of_a_turn_is_refused(tmp_path):
+    """Its end mark is one token only where no letter stands before it."""
+    folder = saved(tmp_path, FORMS["chatml"])
+    made = json.loads((folder / "tokenizer.json").read_text())
+    (mark,) = (token for token in made["added_tokens"] if token["content"] == "<|im_end|>")
+    mark["single_word"] = True
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("added_tokens_decoder", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UnstableTemplate, match=r"the tokens \[.*\] became \["):
+        conversation_of(opened(folder, FORMS["chatml"]))
 
 
 def test_a_turn_that_is_rewritten_begins_a_new_sequence(tokenizer_of):

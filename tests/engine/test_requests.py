@@ -81,6 +81,17 @@ def test_a_turn_that_was_answered_may_have_ended(request_of: Requests) -> None:
     check_request(cut_short, LIMITS, version=1)
 
 
+def test_a_turn_that_is_as_long_as_it_may_be_goes_on_only_where_it_was_answered(
+    request_of: Requests,
+) -> None:
+    limits: dict[str, Any] = {"turn_tokens": 2, "max_tokens": 9}
+    for response, runs in (([2], ()), ([2, 3, 7], (2, 1)), ([2, 3, 7, 2], (2, 1, 1))):
+        check_request(request_of(9, [1], response, runs=runs, **limits), LIMITS, version=1)
+    for response, runs in (([2, 3], ()), ([2, 3, 4], ()), ([2, 7, 2, 3], (1, 1, 2))):
+        with pytest.raises(RequestRejected, match="turn that is over is not continued"):
+            check_request(request_of(9, [1], response, runs=runs, **limits), LIMITS, version=1)
+
+
 def test_what_is_given_takes_room_in_a_slot(request_of: Requests) -> None:
     turns = {"response": [2] * 12, "runs": (1, 11)}
     check_request(request_of(9, [1] * 10, **turns, max_tokens=23), LIMITS, version=1)

@@ -49,7 +49,9 @@ class Episode:
 
     @property
     def turn_over(self) -> bool:
-        return bool(self.tokens) and self.sampled[-1] and self.tokens[-1] in STOPS
+        if not self.tokens or not self.sampled[-1]:
+            return False
+        return self.tokens[-1] in STOPS or self.runs[-1] == self.request.sampling.turn_tokens
 
     def take(self, tokens: list[int], bits: list[int]) -> None:
         self.tokens += tokens
@@ -152,6 +154,50 @@ def test_turns_on_two_engines_are_those_on_one(
     other = build_engine(num_pages=11)  # one longest, for six slots
     check(play([one], dispatch, requests), alone)
     check(play([one, other], dispatch, requests), alone)
+
+
+@pytest.mark.parametrize("turn_tokens", [1, 5])
+def test_a_turn_ends_at_its_limit_wherever_it_is_made(
+    build_engine: Build,
+    dispatch: Callable[[Engine, Rollouts], int],
+    requests: list[GenerateRequest],
+    turn_tokens: int,
+) -> None:
+    """In dispatches of many tokens, which follow each other unseen, as in those of one. Whether a
+    turn is as long as it may be is decided here by another rule than in `endings.py`."""
+    shorter = [
+        msgspec.structs.replace(
+            request,
+            sampling=msgspec.structs.replace(request.sampling, turn_tokens=turn_tokens),
+            work=msgspec.structs.replace(request.work, sequence=request.request_id % 2),
+        )
+        for request in requests
+    ]
+    one, quick = build_engine(slots=1, steps_per_dispatch=1), build_engine(slots=24, num_pages=99)
+    alone: dict[int, Episode] = {}
+    for request in shorter:
+        alone |= play([one], dispatch, [request])
+    sampled = [count for episode in alone.values() for count in episode.runs[::2]]
+    assert max(sampled) == turn_tokens and sampled.count(turn_tokens) > 6
+    check(play([quick], dispatch, shorter), alone)
+    check(play([build_engine(), build_engine(num_pages=11)], dispatch, shorter, 1), alone)
+
+
+def test_another_sequence_has_noise_of_its_own(
+    build_engine: Build,
+    drain: Callable[[Engine], Rollouts],
+    request_of: Callable[..., GenerateRequest],
+) -> None:
+    """That of the run whose seed `noise_seed` is."""
+    engine = build_engine()
+    second = request_of(4, [1, 2, 3], sequence=1)
+    first = request_of(4, [1, 2, 3])
+    named = request_of(4, [1, 2, 3], seed=second.work.noise_seed)
+    found = []
+    for request in (second, first, named):
+        engine.submit([request])
+        found.append(drain(engine)[4])
+    assert found[0] == found[2] != found[1]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -214,6 +214,20 @@ def test_a_journal_that_cannot_be_written_ends_the_run(desk: Desk) -> None:
     assert isinstance(error, JournalNotWritten)
 
 
+def test_a_question_that_contradicts_itself_ends_the_run(desk: Desk) -> None:
+    desk.begin()
+    wrong = messages.Parked(
+        work=work(0),
+        attempt=0,
+        turn=0,
+        tokens=messages.pack_tokens([1, 2]),
+        runs=(5,),
+        logprobs=b"",
+    )
+    desk.service.take(wrong)
+    assert "runs of 5 tokens do not make up 2" in str(desk.errors.get(timeout=PATIENCE_SECONDS))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.fuzz import followers, in_process, over_sockets
+from tests.fuzz import followers, gateway, in_process, over_sockets
 
 
 def main(arguments: list[str]) -> int:
@@ -18,10 +18,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--followers", type=float, default=0.0, help="seconds of attacks on a trainer's own socket"
     )
+    parser.add_argument("--gateway", type=int, default=0, help="requests to a gateway")
     parser.add_argument("--seed", type=int, default=1, help="the same frames for the same seed")
     options = parser.parse_args(arguments)
-    if not (options.frames or options.seconds or options.followers):
-        parser.error("say how much: --frames=N, --seconds=S, --followers=S, or several of them")
+    if not (options.frames or options.seconds or options.followers or options.gateway):
+        parser.error(
+            "say how much: --frames=N, --seconds=S, --followers=S, --gateway=N, or several"
+        )
     if options.frames:
         print(in_process.fuzz(options.frames, options.seed, watch=_report), flush=True)
     if options.seconds:
@@ -31,6 +34,9 @@ def main(arguments: list[str]) -> int:
     if options.followers:
         tried = followers.fuzz(options.followers, options.seed)
         print(", ".join(f"{count:,} {kind}" for kind, count in sorted(tried.items())))
+    if options.gateway:
+        answered = gateway.fuzz(options.gateway, options.seed)
+        print(", ".join(f"{count:,} of {status}" for status, count in sorted(answered.items())))
     return 0
 
 

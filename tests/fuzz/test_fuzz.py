@@ -9,7 +9,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.state.ledger import Ledger
-from tests.fuzz import corpus, followers, in_process, over_sockets
+from tests.fuzz import corpus, followers, gateway, in_process, over_sockets
 from tests.fuzz.mutators import Mutator
 
 
@@ -104,3 +104,8 @@ def test_a_million_frames() -> None:
 @pytest.mark.soak
 def test_minutes_at_the_port(tmp_path: Path) -> None:
     over_sockets.fuzz(tmp_path, 180.0, seed=7)
+
+
+def test_a_gateway_answers_whatever_comes() -> None:
+    answered = gateway.fuzz(600, seed=5)
+    assert answered[200] > 30 and answered[400] > 100 and answered[401] > 100

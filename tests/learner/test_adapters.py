@@ -22,6 +22,8 @@ from rlboost_jax.models.params import flatten_params, init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.memory import learner_bytes, moment_bytes
 from rlboost_jax.settings.model import LoraConfig
+from tests.learner.episodes import groups_in_sequences
+from tests.learner.test_turns import misled
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 
@@ -208,3 +210,14 @@ def test_a_critic_begins_as_the_base_and_is_trained_whole(run, base):
     assert not any(is_adapter(name) for name in flatten_params(state.params))
     layers = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rounded["layers"])
     assert params_digest(state.params["layers"]) == params_digest(layers)
+
+
+def test_no_adapter_learns_what_was_given(step, adapters, groups):
+    """Whatever it is as a target, in rows that several sequences share."""
+    everything = [t for g in groups_in_sequences(groups) for t in g.trajectories]
+    batches = pack(everything, rows=2, row_tokens=48, loss_aggregation="sequence_mean")
+    others = [replace(batch, targets=misled(batch)) for batch in batches]
+    found = [step.accumulate(adapters, None, each)[0] for each in (batches, others)]
+    for left, right in zip(*map(jax.tree.leaves, found), strict=True):
+        assert np.asarray(left).any()
+        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))

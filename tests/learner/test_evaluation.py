@@ -205,3 +205,66 @@ def test_what_compares_responses_sees_all_to_a_held_out_prompt(config, task, sam
     measurement.take(again)
     assert asked[2:] == ([[7, 2, 3]] if samples == 3 else [[7]])
     assert measurement.score().accuracy == pytest.approx(1 / samples)
+
+
+def parts(first, second, *, attempt=0):
+    """One response in two sequences."""
+    prompt, sample = first
+    made = rollout(prompt, sample, [1] * second)
+    work = msgspec.structs.replace(made.work, sequence=1)
+    later = msgspec.structs.replace(made, work=work, prompt=m.pack_tokens([5]), attempt=attempt)
+    first = msgspec.structs.replace(rollout(prompt, sample, [1]), last=False)
+    return first, later
+
+
+def test_a_response_of_several_sequences_counts_once_it_is_whole(config, task):
+    """As it was generated last, whatever of it comes again. Sequences that nobody had to make
+    anew keep their attempt."""
+    seen = []
+
+    def judge(prompt, episode):
+        seen.append((episode.work.sequence, episode.attempts, episode.response.tolist()))
+        return task.ask(prompt, episode.response)
+
+    heldout = task.heldout(seed=0, count=1)
+    measurement = Measurement(
+        task, heldout, config.evaluation, step=3, max_tokens=24, group_size=4, judge=judge
+    )
+    (place,) = finished(measurement, 4)
+    first, second = parts(place, 2)
+    measurement.take(second)
+    measurement.take(first)
+    assert not measurement.complete, "the second was of something else"
+    measurement.take(second)
+    assert measurement.complete
+    measurement.withdraw(m.Withdrawn(batch=3, samples=m.pack_ids([place[1]])))
+    for lie in (first, second):
+        measurement.take(lie)
+    assert not measurement.complete
+    for true in parts(place, 4, attempt=1):
+        measurement.take(true)
+    assert seen == [(0, (0, 0), [1, 1, 1]), (0, (0, 1), [1, 1, 1, 1, 1])]
+    assert measurement.score().response_length_mean == 5
+
+
+def test_what_was_left_out_counts_in_no_score(config, task):
+    class Losing(Task):
+        """The environments of odd samples fail."""
+
+        def ask(self, prompt, response_tokens):
+            verdict = super().ask(prompt, response_tokens).result()
+            lost = "gone" if len(response_tokens) % 2 else ""
+            return at_once(replace(verdict, accuracy=1.0 if lost else 0.5, left_out=lost))
+
+    losing = Losing(config.task)
+    measurement = measure(config, losing, prompts=3, samples=2, group_size=4)
+    for (prompt, sample), length in zip(
+        sorted(finished(measurement, 4)), (2, 2, 1, 2, 1, 1), strict=True
+    ):
+        measurement.take(rollout(prompt, sample, [1] * length))
+    score = measurement.score()
+    assert (score.accuracy, score.best, score.left_out) == (0.5, 0.5, 3)
+    nothing = measure(config, losing, prompts=1, samples=1, group_size=4)
+    ((prompt, sample),) = finished(nothing, 4)
+    nothing.take(rollout(prompt, sample, [1]))
+    assert np.isnan(nothing.score().accuracy) and np.isnan(nothing.score().best)

@@ -16,10 +16,13 @@ from rlboost_jax.learner.estimates import Estimates, Scores
 from rlboost_jax.learner.packing import by_sample, pack, update_divisor
 from rlboost_jax.learner.samples import sample_rows
 from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.models.params import init_params
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import BadSequence, Sequence
 from rlboost_jax.settings.presets import PRESETS
+from tests.learner.episodes import groups_in_sequences
+from tests.learner.test_batch_update import build, updated
 from tests.learner.test_policy import (
     accumulate,
     assert_close,
@@ -31,6 +34,7 @@ from tests.learner.test_policy import (
 from tests.learner.turns import groups_in_turns
 from tests.sequences.given import with_given
 
+__all__ = ["build"]  # a fixture
 ROWS, ROW_TOKENS, LONGEST = 2, 80, 84
 
 
@@ -172,6 +176,41 @@ def test_the_trap_of_observations_no_gradient_knows_them(config, learner_step, t
     for left, right in zip(*map(jax.tree.leaves, gradients), strict=True):
         assert np.asarray(left).any()
         np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+
+
+class Misled(Learner):
+    """Whose batches have other tokens as targets wherever a token was given, and none sampled."""
+
+    def pack(self, trajectories):
+        batches = super().pack(trajectories)
+        return [replace(batch, targets=misled(batch)) for batch in batches]
+
+
+def misled(batch):
+    given = (batch.segments > 0) & ~batch.response_mask
+    assert given.any()
+    return np.where(given, (batch.targets + 5) % 112, batch.targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("grpo", {"mini_batches": 2, "epochs": 2, "kl_coefficient": 0.1}),
+        ("ppo", {"mini_batches": 2}),
+        ("gspo", {}),
+        ("reinforce_pp", {}),
+    ],
+)
+def test_no_bit_of_any_update_knows_what_was_given_as_a_target(build, groups, name, choices):
+    """Through all updates of a batch, the critic's included: of turns, and of episodes."""
+    made = groups_in_turns(groups, most_given=1)
+    made = (*made[:2], *groups_in_sequences(groups)[2:])
+    learners = build(name, **choices)
+    state, figures = updated(learners, made)
+    other, same = updated(Misled(**vars(learners)), made)
+    assert figures == same
+    for left, right in zip(*map(jax.tree.leaves, (state, other)), strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 def by_full_rows(t, values, *, reward, discount, gae_lambda):

@@ -116,3 +116,11 @@ def test_nothing_is_known_of_a_step_in_which_nothing_ended() -> None:
     model = Lengths()
     model.learn(responses([[(5, False)]]))
     assert not model.known
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_far_beyond_all_that_was_seen_goes_on_for_some_more() -> None:
+    """Of responses in turns there may be 50 times as much as of any before."""
+    model = learnt(log_normal(64, 4, rho=0.9, sigma=0.05, seed=3))
+    drawn = model.scenario(responses([[(50_000, False)] * 4, [(0, False)] * 4]))
+    assert (drawn[:4] > 50_000).all() and np.isfinite(drawn).all()

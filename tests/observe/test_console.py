@@ -8,10 +8,11 @@ from rich.console import Console as RichConsole
 from rich.console import ConsoleDimensions
 
 from rlboost_jax.messages import FleetStatus, InstanceStatus
-from rlboost_jax.observe.console import Console, _over
+from rlboost_jax.observe.console import Console, _over, step_line
 from rlboost_jax.observe.live_view import spark
 from rlboost_jax.observe.metrics import KEYS
-from tests.observe.conftest import sample
+from rlboost_jax.observe.samples import SampleCall, SamplePart
+from tests.observe.conftest import row, sample
 
 
 class Terminal(io.StringIO):
@@ -225,6 +226,31 @@ def test_a_sample_is_one_line_whatever_the_model_wrote() -> None:
     (line,) = file.getvalue().splitlines()
     assert "<begin> 5 2 [10] = → [2J so then 999" in line and "second" not in line
     assert line.endswith("…  (reward 1)") and "\x1b" not in line
+
+
+def test_a_sample_of_an_environment_says_how_it_went() -> None:
+    file = io.StringIO()
+    call = SampleCall(name="add", failed=True)
+    turns = (
+        SamplePart(sampled=True, text="5", calls=(call, call)),
+        SamplePart(sampled=False, text="6"),
+        SamplePart(sampled=True, text="7"),
+    )
+    shown = console(file)
+    shown.samples([sample(turns=turns)])
+    shown.samples([sample(turns=turns[:1], left_out="its tool\n\x1b[2J is gone")])
+    first, second = file.getvalue().splitlines()
+    assert first.endswith("(reward 1, 2 turns, 2 tool calls)")
+    assert second.endswith("(left out: its tool [2J is gone, 2 tool calls)")
+
+
+def test_a_step_of_an_environment_says_how_it_went() -> None:
+    plain = step_line(row(3), 60)
+    assert "turn" not in plain and "tool" not in plain
+    several = {"turns_mean": 2.25, "tool_calls": 9, "tool_failures": 2, "episodes_left_out": 1}
+    assert "turns 2.2  9 tool calls (2 failed)  1 left out  $" in step_line(row(3, **several), 60)
+    quiet = {"turns_mean": 1.0, "tool_calls": 0, "tool_failures": 0, "episodes_left_out": 0}
+    assert "turns 1.0  $" in step_line(row(3, **quiet), 60)
 
 
 def test_the_fleet_table_shows_each_line() -> None:

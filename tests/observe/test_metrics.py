@@ -21,8 +21,8 @@ tokens_per_dollar, cost_forecast_dollars, max_logprob_gap, trajectories_digest, 
 corrected_fraction, value_loss, lag, ratio_mean, behaviour_kl, gradient_norm, learning_rate,
 truncated_fraction, uniform_groups_fraction, cost_between_dollars, line_round_trip_median,
 line_round_trip_worst, line_losses_median, line_losses_worst, lease_seconds_median,
-lease_seconds_worst, turns_mean, sequences_mean, parked_share, tool_calls, tool_failures,
-environment_seconds, tokens_retokenised, episodes_left_out"""
+lease_seconds_worst, parked_share, turns_mean, sequences_mean, returned_share, tool_calls,
+tool_failures, environment_seconds, tokens_retokenised, episodes_left_out"""
 
 
 def test_the_keys_are_stable() -> None:

@@ -175,6 +175,17 @@ def test_a_lag_is_shown_where_there_is_one(workdir: Path) -> None:
     assert "Lag" in titles(page) and curves(page)["KL, nats per token"][-1] == 0.0625
 
 
+def test_an_environment_is_shown_where_there_is_one(workdir: Path) -> None:
+    page = write_report(workdir).read_text()
+    assert "Environment" not in titles(page) and ">tool calls<" not in page
+    rows = read_metrics(workdir)
+    with FilesTracker(workdir, step=59) as files:
+        files.step(rows[59] | {"turns_mean": 2.5, "tool_calls": 1_200, "episodes_left_out": 3})
+    page = write_report(workdir).read_text()
+    assert "Environment" in titles(page) and curves(page)["turns"][-1] == 2.5
+    assert ">1,200<" in page and "episodes left out" in page
+
+
 def test_the_page_and_the_summary_agree(workdir: Path) -> None:
     """Also when it is drawn again later; of a run that has gone further, the rows count."""
     rows = read_metrics(workdir)

@@ -7,7 +7,14 @@ import numpy as np
 
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.sample_table import sample_groups
-from rlboost_jax.observe.samples import part_names, read_samples, shortened
+from rlboost_jax.observe.samples import (
+    SampleCall,
+    SamplePart,
+    part_names,
+    parts_read,
+    read_samples,
+    shortened,
+)
 from tests.observe.conftest import sample
 
 
@@ -38,6 +45,35 @@ def test_a_resumed_run_takes_out_what_it_does_again(tmp_path: Path) -> None:
         (10, "before"),
         (20, "again"),
     ]
+
+
+def test_turns_are_read_as_they_were_written_or_as_an_older_release_wrote_them(
+    tmp_path: Path,
+) -> None:
+    sampled = SamplePart(
+        sampled=True,
+        text="\u2028 <b>",
+        turn=0,
+        calls=(SampleCall(name="add", failed=True),),
+        reward=0.5,
+        advantage=math.nan,
+    )
+    with FilesTracker(tmp_path) as files:
+        files.samples([sample(turns=(sampled, SamplePart(sampled=False, text="9", sequence=1)))])
+    (row,) = read_samples(tmp_path)
+    first, second = parts_read(row)
+    calls = [{"name": "add", "failed": True}]
+    assert first == {**asdict(sampled), "advantage": None, "calls": calls}
+    nothing = {"turn": None, "reward": None, "advantage": None, "calls": []}
+    assert second == {"sampled": False, "text": "9", "sequence": 1, **nothing}
+    older = parts_read({"turns": [["sampled", "5"], ["given", "6"]]})
+    assert [(part["sampled"], part["text"], part["turn"]) for part in older] == [
+        (True, "5", None),
+        (False, "6", None),
+    ]
+    assert parts_read({}) == []
+    (group,), _ = sample_groups([row])
+    assert group["rows"][0]["turns"] == [first, second]
 
 
 def test_shortened_keeps_both_ends() -> None:

@@ -79,6 +79,19 @@ def test_first_and_last_are_of_what_was_measured() -> None:
     assert summary.max_logprob_gap == 1e-7
 
 
+def test_episodes_are_summed_up_and_rows_of_before_know_none() -> None:
+    plain = summarize(rows({"step_seconds": 1.0}), reserved_price_per_hour=1.0)
+    assert (plain.turns_mean, plain.tool_calls, plain.episodes_left_out) == (None, 0, 0)
+    several = rows(
+        {"turns_mean": 2.0, "tool_calls": 5, "tool_failures": 1, "episodes_left_out": 0},
+        {"turns_mean": 3.0, "tool_calls": 7, "tool_failures": 0, "episodes_left_out": 2},
+    )
+    older = [{key: row[key] for key in row if "tool" not in key} for row in several[:1]]
+    found = summarize([*older, *several], reserved_price_per_hour=1.0)
+    assert found.turns_mean == pytest.approx(7 / 3)
+    assert (found.tool_calls, found.tool_failures, found.episodes_left_out) == (12, 1, 2)
+
+
 def summary(**changes: Any) -> Summary:
     return Summary(
         **{

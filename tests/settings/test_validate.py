@@ -59,6 +59,26 @@ WRONG = [
         ["learner.prompts_per_step", "learner.micro_batch_prompts"],
     ),
     (
+        {"algorithm.turn_advantages": "turn", "algorithm.name": "ppo"},
+        "'turn'",
+        ["algorithm.turn_advantages", "algorithm.advantage"],
+    ),
+    (
+        {"algorithm.turn_advantages": "both", "algorithm.advantage": "pass_at_k"},
+        "'both'",
+        ["algorithm.turn_advantages", "algorithm.advantage"],
+    ),
+    (
+        {"algorithm.turn_advantages": "turn", "algorithm.name": "gspo"},
+        "'sequence'",
+        ["algorithm.turn_advantages", "algorithm.ratio_level"],
+    ),
+    (
+        {"algorithm.turn_discount": 0.9},
+        "0.9",
+        ["algorithm.turn_discount", "algorithm.turn_advantages"],
+    ),
+    (
         {"algorithm.lag": 1, "algorithm.old_policy": "recomputed"},
         "'recomputed'",
         ["algorithm.lag", "algorithm.old_policy", "algorithm.correction"],

@@ -8,19 +8,23 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager import journal, outbox
-from rlboost_jax.manager.journal import Answered, BatchOpened, BatchResumed, Collected
+from rlboost_jax.manager.journal import Answered, BatchOpened, BatchResumed, Collected, Redone
 from rlboost_jax.manager.policies.lines import Line
 from rlboost_jax.manager.reducer import directions
 from rlboost_jax.manager.reducer.directions import Directions
+from rlboost_jax.manager.reducer.doubts import Doubts
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.service import journal_files
+from rlboost_jax.manager.state.episode import Episode
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.lease import Lease
 from rlboost_jax.manager.state.ledger import Ledger
 from rlboost_jax.manager.state.parameters import Parameters
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.manager.state.token_rows import TokenRows
+from rlboost_jax.manager.state.transcript import Transcript
 from tests.simulate.faults import fails, schedule_of
 
 WITHIN = 5_000  # schedules
@@ -149,6 +153,89 @@ def answer_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "restore", restore)
 
 
+def any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is parked goes on with what is said to it, whichever turn that was about."""
+
+    def awaits(self: Rollout, sequence: int, attempt: int, turn: int) -> bool:
+        return self.parked
+
+    monkeypatch.setattr(Rollout, "awaits", awaits)
+
+
+def any_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said to tokens that were given up since is said to those in their place."""
+
+    def awaits(self: Rollout, sequence: int, attempt: int, turn: int) -> bool:
+        return self.parked and (len(self.ended), self.turn) == (sequence, turn)
+
+    monkeypatch.setattr(Rollout, "awaits", awaits)
+
+
+def restart_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a response begins anew is done, and not written down."""
+    real = outbox.Outbox.keep
+
+    def keep(self: outbox.Outbox, entry: journal.Entry) -> None:
+        if not isinstance(entry, Redone):
+            real(self, entry)
+
+    monkeypatch.setattr(outbox.Outbox, "keep", keep)
+
+
+def later_sequences_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cut in an earlier sequence leaves those that went on from it."""
+    real = Episode._go_back
+
+    def go_back(self: Episode, length: int) -> None:
+        real(self, max(length, self.tokens_before))
+
+    monkeypatch.setattr(Episode, "_go_back", go_back)
+    cut = Rollout.cut
+    monkeypatch.setattr(Rollout, "cut", lambda self, n: cut(self, max(n, self.tokens_before)))
+
+
+def prompt_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sequence that begins, a journal has the answer and not the prompt."""
+    real = outbox.Outbox.keep
+
+    def keep(self: outbox.Outbox, entry: journal.Entry) -> None:
+        if isinstance(entry, Answered):
+            entry = msgspec.structs.replace(entry, prompt=b"")
+        real(self, entry)
+
+    monkeypatch.setattr(outbox.Outbox, "keep", keep)
+
+
+def last_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that comes back hears of the last sequence of each response only."""
+    real = BatchRecord.results
+
+    def results(self: BatchRecord, samples: Any) -> Iterator[m.FinishedRollout]:
+        return (one for one in real(self, samples) if one.last)
+
+    monkeypatch.setattr(BatchRecord, "results", results)
+
+
+def first_sequence_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays of a response that is doubted is not said again."""
+    real = outbox.Outbox.of_sample
+
+    def hear(self: Doubts, *args: Any) -> None:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(outbox.Outbox, "of_sample", lambda self, message: None)
+            doubts_hear(self, *args)
+
+    doubts_hear = Doubts.hear
+    assert real is outbox.Outbox.of_sample
+    monkeypatch.setattr(Doubts, "hear", hear)
+
+
+def turns_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn may have as many tokens as the sequence."""
+    room = property(lambda self: self.sampling.max_tokens - self.num_sampled)
+    monkeypatch.setattr(Transcript, "room", room)
+
+
 def one_lease_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """However bad its line is, a server is given up as soon as on the best."""
     monkeypatch.setattr(Line, "lease", lambda self, least, longest, renew: least)
@@ -182,13 +269,28 @@ PLANTED = {
     nobody_goes_back: "nobody is left for the oldest batch",
     only_the_newest_recovered: "lost what it had taken in",
     answer_lost: "lost what it had taken in",
+    any_answer: "resumed with the wrong tokens",
+    any_attempt: "",
+    restart_lost: "lost what it had taken in",
+    later_sequences_stay: "",
+    prompt_lost: "lost what it had taken in",
+    last_sequence_alone: "of a response comes where 0 was due",
+    first_sequence_unsaid: "not done",
+    turns_without_limit: "resumed though it was over",
     one_lease_for_all: "an honest server was lost: ",
     pessimism: "a good line's lease is long",
     old_echo: "an honest server was lost: deaf",
 }
 
 # One in hundreds of schedules shows it: the search begins shortly before one that does.
-FIRST = {double_delivery: 800, one_lease_for_all: 190, old_echo: 390}
+FIRST = {
+    double_delivery: 800,
+    one_lease_for_all: 190,
+    old_echo: 390,
+    any_attempt: 600,
+    stale_version: 70,
+    first_sequence_unsaid: 320,
+}
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)

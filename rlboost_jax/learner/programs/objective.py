@@ -9,7 +9,7 @@ from typing import Literal, assert_never
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from rlboost_jax.algorithms import surrogates
 from rlboost_jax.algorithms.corrections import correction_weights, kept_weights
@@ -19,6 +19,7 @@ from rlboost_jax.algorithms.ratios import (
     sequence_log_ratios,
     sequence_token_log_ratios,
 )
+from rlboost_jax.algorithms.segments import segment_sums
 from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.settings.algorithm import AlgorithmConfig
 
@@ -185,6 +186,18 @@ def _corrected(
     if correction == "reject":
         kept = mask & (weights > 0) & ~changed
         weights, sums["divisor"] = kept_weights(
-            kept, segments, loss_aggregation=algorithm.loss_aggregation
+            kept,
+            segments,
+            loss_aggregation=algorithm.loss_aggregation,
+            shares=_shares(batch, mask, segments),
         )
     return jnp.ravel(factors), jnp.ravel(weights), sums
+
+
+def _shares(
+    batch: PackedBatch, mask: Bool[Array, "R T"], segments: Int[Array, "R T"]
+) -> Float[Array, "R T"]:
+    """Of each sequence in the sampled tokens of its response; exactly 1 where it is all of it."""
+    assert batch.response_tokens is not None, "packed by `pack`"
+    own = segment_sums(mask.astype(jnp.float32), segments)
+    return own / jnp.maximum(jnp.asarray(batch.response_tokens).astype(jnp.float32), 1.0)

@@ -105,7 +105,9 @@ class Lengths:
             distance = (scores - math.sqrt(rho) * effects[step.group]) / own
             hazard = _hazard(distance)
             slope = np.where(step.ended, distance, hazard)
-            bend = np.where(step.ended, 1.0, hazard * (hazard - distance))
+            # Between 0 and 1; the tables end, and a response may be far beyond what was known.
+            slopes = np.clip(hazard * (hazard - distance), 0.0, 1.0)
+            bend = np.where(step.ended, 1.0, slopes)
             gradient = np.bincount(step.group, slope, groups) * math.sqrt(rho) / own - effects
             curvature = np.asarray(1.0 + np.bincount(step.group, bend, groups) * rho / (1.0 - rho))
             effects += gradient / curvature

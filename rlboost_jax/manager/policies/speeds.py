@@ -63,17 +63,20 @@ class BusySpan:
         self.steps: dict[int, int] = {}  # request → tokens
         self.tokens = self.contexts = self.prefilled = 0
 
-    def sampled(self, request: int, before: int, count: int, *, first: bool) -> None:
+    def sampled(
+        self, request: int, before: int, count: int, *, first: bool, spared: int = 0
+    ) -> None:
         """`count` tokens of a rollout that was `before` tokens long, its prompt included.
 
         Args:
-            first: of this placement; what was there before had to be prefilled.
+            first: of this placement; what was there before had to be prefilled,
+            spared: but for so many.
         """
         self.steps[request] = self.steps.get(request, 0) + count
         self.tokens += count
         self.contexts += count * before + count * (count - 1) // 2
         if first:
-            self.prefilled += before
+            self.prefilled += before - spared
 
     def sums(self) -> tuple[float, float, float, float]:
         return (

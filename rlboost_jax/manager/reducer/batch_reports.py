@@ -3,11 +3,12 @@
 from statistics import median
 from typing import Any, Final
 
+from rlboost_jax.manager.accounts import Integral
 from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import BatchRecord
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.transcript import GIVEN
 from rlboost_jax.messages import BatchReport, BatchTrained, WindowState
 from rlboost_jax.sequences.identities import Batch
@@ -23,6 +24,8 @@ class BatchReports:
         self._ready_before = 0.0  # instance-seconds when the batch began
         self._paid_before: float | None = None  # dollars then; None: another manager saw it
         self._paid: dict[Batch, float] = {}  # batch → dollars of the run when it was reported
+        # Of the batch, response-seconds since it began: parked, and not finished.
+        self._parked, self._unfinished = Integral(0.0), Integral(0.0)
 
     def mark(self) -> tuple[object, ...]:
         """Another whenever `snapshot` has changed."""
@@ -39,6 +42,17 @@ class BatchReports:
         """A batch begins: what comes from now on is its own."""
         self._ready_before = self._roster.ready.total(now)
         self._paid_before = self._roster.cost.total(now)
+        self._parked, self._unfinished = Integral(now), Integral(now)
+
+    def account(self, batch: BatchRecord | None, now: float) -> None:
+        """Bring up to date what of its responses is parked; after whatever may have changed it.
+
+        Args:
+            batch: that has its turn; None: none has.
+        """
+        if batch is not None and batch.begin.turns > 1:
+            self._parked.set(batch.num_parked, now)
+            self._unfinished.set(len(batch.rollouts) - batch.num_finished, now)
 
     def forget(self, batch: Batch) -> None:
         """No batch before this one will be reported again."""
@@ -90,6 +104,7 @@ class BatchReports:
             cost_between_dollars=between,
             window=window,
             **self._lines(),
+            **self._turns(batch, delivered, now),
         )
 
     def record(self, batch: BatchRecord, message: BatchTrained, report: BatchReport) -> None:
@@ -126,6 +141,19 @@ class BatchReports:
     def _known(self) -> list[Instance]:
         """Preemptible instances whose line is known."""
         return [i for i in self._roster if not i.reserved and i.lease.line.known]
+
+    def _turns(self, batch: BatchRecord, delivered: list[Rollout], now: float) -> dict[str, float]:
+        """Of a batch whose responses have any but one, by the names of `BatchReport`."""
+        if batch.begin.turns == 1:
+            return {}
+        books, unfinished = batch.books, self._unfinished.total(now)
+        values = {
+            "parked_share": (self._parked.total(now), unfinished),
+            "turns_mean": (sum(r.all_turns for r in delivered), len(delivered)),
+            "sequences_mean": (sum(len(r.results) for r in delivered), len(delivered)),
+            "returned_share": (books.returned, books.resumed),
+        }
+        return {name: amount / whole for name, (amount, whole) in values.items() if whole}
 
     def _lines(self) -> dict[str, float]:
         """Median and worst of what is known of lines, by the names of `BatchReport`."""

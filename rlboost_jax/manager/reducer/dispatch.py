@@ -16,6 +16,7 @@ from rlboost_jax.manager.policies.placement import (
     room,
     running_moves,
 )
+from rlboost_jax.manager.policies.returning import PREFILLED, Home, goes_back
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
@@ -77,19 +78,43 @@ class Dispatch:
     ) -> None:
         if batch.num_waiting:
             self._rank(batch)
+            if batch.begin.turns > 1:
+                self._send_home(batch, [*remote, *seeding], now)
             self._place(batch, [*remote, *seeding], now)
         if self._settings.balance and not batch.num_waiting:
             self._balance(batch, remote, seeding, now)
 
     def resume(self, batch: BatchRecord, rollout: Rollout, now: float) -> None:
-        """An answered rollout goes on where it was, if there is a slot: its pages may be there
-        still. Else it waits."""
+        """An answered rollout goes on where it was if that is worth it, or waits."""
         there = [*self.remote(batch), *self._seeding_for(batch)]
         known = next((i for i in there if i.name == rollout.previous), None)
-        if known is not None and len(known.held) < known.room:
+        if known is not None and self._goes_back(rollout, known, there):
             self._placements.generate(batch, known, [rollout], now)
         else:
             batch.wait(rollout)
+
+    def _goes_back(self, rollout: Rollout, home: Instance, there: Sequence[Instance]) -> bool:
+        """Args: there: all that can go on with it."""
+        place = Home(
+            slots=home.room,
+            held=len(home.held),
+            most_held=home.room + self._settings.max_pending,
+            slot_seconds=home.activity.slot_seconds,
+        )
+        elsewhere = place.held >= place.slots and any(len(i.held) < i.room for i in there)
+        rates = None if self._plans is None else self._plans.model.rates(home)
+        seconds = home.activity.token_seconds / PREFILLED if rates is None else rates.prefill
+        saved = rollout.kept_in(home.pages)
+        return goes_back(saved, place, elsewhere=elsewhere, prefill_seconds=seconds)
+
+    def _send_home(self, batch: BatchRecord, eligible: Sequence[Instance], now: float) -> None:
+        """What waits goes to where its pages are, before it goes anywhere."""
+        for instance in eligible:
+            while (rollout := batch.first_of(instance.name)) is not None:
+                if not self._goes_back(rollout, instance, eligible):
+                    break
+                batch.take_first_of(instance.name)
+                self._placements.generate(batch, instance, [rollout], now)
 
     def wake_at(self, batch: BatchRecord) -> float:
         """When there may be something to settle though nothing has happened; inf: never."""
@@ -224,8 +249,9 @@ class Dispatch:
             loads = [Load(slots=i.room, held=self._held_for(batch, i)) for i in eligible]
             moves = pending_moves(loads, index.num_releasing)
             for instance, count in zip(eligible, moves, strict=True):
-                if count:
-                    self._placements.release(instance, instance.newest_pending(count, batch), now)
+                if count:  # who came back to its pages waits for a slot here
+                    pending = instance.newest_pending(count, batch)
+                    self._placements.release(instance, [r for r in pending if not r.spared], now)
         elif index.num_releasing or self._even_out(batch, [*remote, *seeding], now):
             return
         elif self._by_speed:

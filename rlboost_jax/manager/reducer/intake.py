@@ -53,6 +53,7 @@ class Intake:
         """
         self._profile_dispatch(instance, rows, now)
         self._roster.received(instance, batch, rows.num_tokens, now)
+        instance.pages.take(rows.num_tokens)
         if batch.prefilled_again:
             self._ledger.books.prefill_again(batch.prefilled_again)
         held = instance.held
@@ -70,6 +71,7 @@ class Intake:
                 self._model.measured(instance, span, now)
         for rollout in ended:
             instance.let_go(rollout.request_id)
+            instance.activity.turn_ended(now)
             result = rollout.result
             if self._model is not None and result is not None:
                 self._model.ended(rollout, now)

@@ -108,6 +108,7 @@ class Manager:
             if not trainer.ended:
                 parts.staffing.start(parts.tail.resting, now, anew=parts.tail.returning)
             owners.roster.account(batches, owners.fleet.starting, now)
+            parts.reports.account(owners.ledger.active, now)
         if owners.outbox.trainer is not None and now >= self._status_at:
             self._status_at = now + self._status_seconds
             owners.outbox.to_trainer(self.status(now))

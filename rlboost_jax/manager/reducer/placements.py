@@ -30,9 +30,12 @@ class Placements:
         for rollout in rollouts:
             if rollout.previous and rollout.previous != instance.name:
                 moved.setdefault(rollout.previous, []).append(rollout.num_tokens)
+            if rollout.newest_given:
+                batch.books.resume(returned=rollout.previous == instance.name)
+            given = rollout.newest_given
+            rollout.place(self._ledger.next_request(), instance.name, instance.pages)
             if rollout.num_tokens:
-                batch.books.prefill_again(rollout.length - rollout.newest_given)
-            rollout.place(self._ledger.next_request(), instance.name)
+                batch.books.prefill_again(max(0, rollout.length - given - rollout.spared))
         instance.hold(rollouts, now)
         self._roster.watch(instance)
         for previous, tokens in moved.items():

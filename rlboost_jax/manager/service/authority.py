@@ -63,12 +63,9 @@ def prepare(
         names: host names and addresses at which the manager may be reached. Clients of ours
             do not depend on them (see `MANAGER_NAME`); other programs may.
     """
-    for folder in (authority, servers, trainer):
+    for folder in (servers, trainer):
         durable.make_folder(folder, mode=0o700)
-    ca = _load(authority / CA_FILE, authority / _CA_KEY)
-    if ca is None or _unfit(ca.certificate, now):
-        ca = _authority(now)
-        _write(authority / _CA_KEY, authority / CA_FILE, ca)
+    ca = prepare_authority(authority, now)
     wanted = {MANAGER_NAME, *names}
     paths = authority / _MANAGER_CERTIFICATE, authority / _MANAGER_KEY
     manager = _load(*paths)
@@ -82,6 +79,16 @@ def prepare(
             client = _certify(ca, role, now, ExtendedKeyUsageOID.CLIENT_AUTH)
             _write(paths[1], paths[0], client)
         _replace(folder / CA_FILE, _pem(ca.certificate))
+
+
+def prepare_authority(authority: Path, now: datetime.datetime) -> _Certified:
+    """Make the authority alone, where there is none that is good for long."""
+    durable.make_folder(authority, mode=0o700)
+    ca = _load(authority / CA_FILE, authority / _CA_KEY)
+    if ca is None or _unfit(ca.certificate, now):
+        ca = _authority(now)
+        _write(authority / _CA_KEY, authority / CA_FILE, ca)
+    return ca
 
 
 def prepare_site(

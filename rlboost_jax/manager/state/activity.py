@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from rlboost_jax.manager.policies.returning import newer
 from rlboost_jax.manager.policies.speeds import BusySpan
 from rlboost_jax.manager.state.rollouts import Rollout
 from rlboost_jax.manager.state.usage import Usage
@@ -24,10 +25,13 @@ class Activity:
         progress_at: of the last token or answer, or since when it holds work.
         span: since all its tokens were known; None: it holds nothing.
         worked: it has been given work.
+        slot_seconds: from one turn that ends to the next, of late; inf: not known.
+        token_seconds: of a token that it samples, of late, among all that it samples; inf.
     """
 
-    __slots__ = ("_compiled", "_usage", "batch_at", "in_flight", "next_sequence", "progress_at",
-                 "running", "slowest", "span", "tokens", "waiting", "worked")  # fmt: skip
+    __slots__ = ("_compiled", "_freed_at", "_usage", "batch_at", "in_flight", "next_sequence",
+                 "progress_at", "running", "slot_seconds", "slowest", "span", "token_seconds",
+                 "tokens", "waiting", "worked")  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self.next_sequence = 0
@@ -40,6 +44,8 @@ class Activity:
         self.progress_at = now
         self.span: BusySpan | None = None
         self.worked = False
+        self.slot_seconds = self.token_seconds = math.inf
+        self._freed_at = now
         self._usage = Usage()  # since it was taken last
         self._compiled = 0  # programs
 
@@ -70,9 +76,15 @@ class Activity:
         """
         seconds = now - self.batch_at
         self._usage.dispatched(counts, seconds=seconds, context=context)
-        if any(counts):
+        if tokens := sum(counts):
             self.slowest = max(self.slowest, seconds)
+            self.token_seconds = newer(self.token_seconds, seconds / tokens)
         return seconds
+
+    def turn_ended(self, now: float) -> None:
+        """A slot of it is free."""
+        self.slot_seconds = newer(self.slot_seconds, now - self._freed_at)
+        self._freed_at = now
 
     def received(self, batch: TokenBatch, num_tokens: int, now: float) -> int:
         """A batch was taken in, and the next dispatch has begun. Returns by how many tokens more
@@ -107,7 +119,9 @@ class Activity:
             count = rollout.length - length
             going_on += not rollout.dormant
             if count > 0:
-                span.sampled(rollout.request_id, length, count, first=not yielded)
+                span.sampled(
+                    rollout.request_id, length, count, first=not yielded, spared=rollout.spared
+                )
         if going_on < self.running:
             return None
         self.span = BusySpan(now) if self.running else None

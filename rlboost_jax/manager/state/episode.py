@@ -44,6 +44,11 @@ class Episode(Transcript):
         self.tokens_before = 0
 
     @property
+    def begun(self) -> bool:
+        """Whether anything of it is there."""
+        return self.num_tokens > 0 or bool(self.ended)
+
+    @property
     def first_prompt(self) -> bytes:
         return self.ended[0].prompt_tokens if self.ended else self.prompt_tokens
 
@@ -80,8 +85,8 @@ class Episode(Transcript):
         return self.num_turns + sum([one.num_turns for one in self.ended])
 
     def locate(self, sequence: int, position: int) -> int:
-        """The place of a token of one sequence among those of all. Raises IndexError for one that is not
-        there."""
+        """The place of a token of one sequence among those of all. Raises IndexError for one that
+        is not there."""
         ended = self.ended[sequence].num_tokens if sequence < len(self.ended) else self.num_tokens
         if sequence > len(self.ended) or not 0 <= position < ended:
             raise IndexError(f"token {position} of {ended} in sequence {sequence}")

@@ -13,6 +13,7 @@ from rlboost_jax.manager.state.activity import Activity
 from rlboost_jax.manager.state.departure import Departure
 from rlboost_jax.manager.state.holding import Holding
 from rlboost_jax.manager.state.lease import Lease
+from rlboost_jax.manager.state.pages import Pages
 from rlboost_jax.manager.state.parameters import Parameters
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.messages import Hello, InstanceStatus, Manifest, TokenBatch
@@ -51,6 +52,7 @@ class Instance:
         "lease",
         "name",
         "order",
+        "pages",
         "parameters",
         "reserved",
         "room",
@@ -68,6 +70,7 @@ class Instance:
         self.lease = Lease(now)
         self.parameters = Parameters()
         self.activity = Activity(now)
+        self.pages = self._empty_pages()
         self.departure = Departure()
         self._holding = Holding()
         self.held: Mapping[int, Rollout] = self._holding.rollouts
@@ -186,6 +189,7 @@ class Instance:
     def loaded(self, version: Version, digest: str) -> None:
         """Its engine has these parameters now."""
         self.parameters.loaded(version, digest)
+        self.pages = self._empty_pages()
         self._state_changed()
 
     def retire(self) -> None:
@@ -199,7 +203,8 @@ class Instance:
             self.activity.begin(now)
         for rollout in rollouts:
             if rollout.num_tokens or rollout.group not in self.groups:
-                self.activity.prefill(rollout.length)
+                self.activity.prefill(rollout.length - rollout.spared)
+            self.pages.take(rollout.length)
             self._holding.hold(rollout)
         self._held_changed()
 
@@ -212,6 +217,9 @@ class Instance:
         """No longer held here, whatever the reason; None if it never was."""
         rollout = self._holding.let_go(request_id)
         if rollout is not None:
+            if rollout.parked:
+                others = sum([r.length for r in self.held.values()])
+                rollout.leave(self.pages.left(rollout.length, others))
             if not self.held:
                 self.activity.end()
             self._held_changed()
@@ -261,6 +269,10 @@ class Instance:
             losses=line.losses,
             lease_seconds=lease_seconds,
         )
+
+    def _empty_pages(self) -> Pages:
+        """Of a pool of no stated size, which holds every slot."""
+        return Pages(self.hello.cache_tokens or self.slots * self.hello.slot_tokens)
 
     def _held_changed(self) -> None:
         if self._watcher is not None:

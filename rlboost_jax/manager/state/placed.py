@@ -3,6 +3,7 @@
 import math
 
 from rlboost_jax.manager.state.episode import Episode
+from rlboost_jax.manager.state.pages import Left, Pages
 from rlboost_jax.messages import Sampling
 
 
@@ -14,9 +15,11 @@ class Placed(Episode):
         request_id: of the present placement.
         asked_at: when its holder was asked to release it; inf: it was not.
         yielded: the present placement has given tokens.
+        left: what it has left at the instance before, since it was parked; None: nothing known.
+        spared: tokens that needed no prefill at the present placement, as far as is known.
     """
 
-    __slots__ = ("asked_at", "holder", "previous", "request_id", "yielded")
+    __slots__ = ("asked_at", "holder", "left", "previous", "request_id", "spared", "yielded")
 
     def __init__(self, prompt_tokens: bytes, sampling: Sampling) -> None:
         """Nowhere yet."""
@@ -25,16 +28,33 @@ class Placed(Episode):
         self.request_id = 0
         self.asked_at = math.inf
         self.yielded = False
+        self.left: Left | None = None
+        self.spared = 0
+
+    @property
+    def home(self) -> str:
+        """The instance that its pages may be at; "" if that is none."""
+        return "" if self.left is None else self.previous
 
     @property
     def releasing(self) -> bool:
         """Asked back, and not yet given."""
         return self.asked_at < math.inf
 
-    def place(self, request_id: int, name: str) -> None:
-        """It goes to instance `name`."""
+    def place(self, request_id: int, name: str, pages: Pages | None = None) -> None:
+        """It goes to instance `name`, which has these pages."""
         self.request_id, self.holder = request_id, name
         self.asked_at, self.yielded = math.inf, False
+        self.spared, self.left = self.kept_in(pages), None
+
+    def leave(self, left: Left) -> None:
+        """Its pages may be found there again."""
+        self.left = left
+
+    def kept_in(self, pages: Pages | None) -> int:
+        """Tokens of it that are likely there still."""
+        left = self.left
+        return left.still_there if left is not None and left.pages is pages else 0
 
     def release(self, at: float) -> None:
         """Its holder was asked for it then."""

@@ -63,11 +63,6 @@ class Rollout(Placed):
         return self.result is not None or self.parked
 
     @property
-    def begun(self) -> bool:
-        """Whether anything of it is there."""
-        return self.num_tokens > 0 or bool(self.ended)
-
-    @property
     def last_turn(self) -> bool:
         """Whether no other turn can follow this one."""
         turns = self.batch.begin.turns
@@ -304,13 +299,22 @@ class BatchRecord:
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout."""
-        self._waiting.put(rollout, rollout.sample, fresh=not rollout.begun)
+        self._waiting.put(rollout, rollout.sample, fresh=not rollout.begun, home=rollout.home)
         self.num_waiting += 1
 
     def take(self, count: int) -> list[Rollout]:
         """The next `count` of the queue, no longer in it."""
         self.num_waiting -= count
         return self._waiting.take(count)
+
+    def first_of(self, home: str) -> Rollout | None:
+        """The next that has left pages there, still in the queue."""
+        return self._waiting.first_of(home)
+
+    def take_first_of(self, home: str) -> Rollout:
+        """That one, no longer in it."""
+        self.num_waiting -= 1
+        return self._waiting.take_first_of(home)
 
     def waiting(self) -> Iterator[Rollout]:
         """In queue order, without taking them."""

@@ -164,6 +164,7 @@ class Transcript:
             "attempt": attempt,
             "runs": self.runs,
             "last": last,
+            "prompt": self.prompt_tokens if work.sequence else b"",
         }
         routes = bytes(self.routes)
         self._forget()

@@ -7,37 +7,87 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+class _Entry(Generic[T]):
+    """Of one item, in the order of the queue. It may be in two heaps, and is taken once."""
+
+    __slots__ = ("item", "key", "taken")
+
+    def __init__(self, key: tuple[bool, float, int], item: T) -> None:
+        self.key, self.item = key, item
+        self.taken = False
+
+    def __lt__(self, other: "_Entry[T]") -> bool:
+        return self.key < other.key
+
+    def rank(self, ranks: dict[int, float]) -> None:
+        fresh, _, sample = self.key
+        self.key = fresh, ranks.get(sample, 0.0), sample
+
+    def take(self) -> T:
+        self.taken = True
+        return self.item
+
+
 class Waiting(Generic[T]):
     """Those with tokens first, as they are nearest to the tail; then by rank, then by sample."""
 
     def __init__(self) -> None:
-        self._queue: list[tuple[bool, float, int, T]] = []
+        self._queue: list[_Entry[T]] = []
+        self._homes: dict[str, list[_Entry[T]]] = {}  # the same, of those that have one
         self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
 
     def __iter__(self) -> Iterator[T]:
         """In queue order, without taking them."""
-        return (entry[-1] for entry in sorted(self._queue, key=lambda entry: entry[:-1]))
+        return (entry.item for entry in sorted(self._queue) if not entry.taken)
 
-    def put(self, item: T, sample: int, *, fresh: bool) -> None:
+    def put(self, item: T, sample: int, *, fresh: bool, home: str = "") -> None:
         """Args:
         fresh: it has no tokens yet.
+        home: instance that it would rather go to; "": to any.
         """
-        heapq.heappush(self._queue, (fresh, self.rank_of(sample), sample, item))
+        entry = _Entry((fresh, self.rank_of(sample), sample), item)
+        heapq.heappush(self._queue, entry)
+        if home:
+            heapq.heappush(self._homes.setdefault(home, []), entry)
 
     def take(self, count: int) -> list[T]:
         """The next `count`, no longer in it."""
-        return [heapq.heappop(self._queue)[-1] for _ in range(count)]
+        found: list[T] = []
+        while len(found) < count:
+            entry = heapq.heappop(self._queue)
+            if not entry.taken:
+                found.append(entry.take())
+        return found
+
+    def first_of(self, home: str) -> T | None:
+        """The next that would rather go to an instance."""
+        queue = self._homes.get(home, [])
+        while queue and queue[0].taken:
+            heapq.heappop(queue)
+        if not queue:
+            self._homes.pop(home, None)
+            return None
+        return queue[0].item
+
+    def take_first_of(self, home: str) -> T:
+        """That one, no longer in it."""
+        return heapq.heappop(self._homes[home]).take()
 
     def clear(self) -> None:
-        self._queue = []
+        self._queue, self._homes = [], {}
 
     def rank(self, ranks: dict[int, float]) -> None:
         """Queue by these from now on, lowest first; without one a sample counts as 0."""
         self._ranks = ranks
-        self._queue = [
-            (fresh, ranks.get(sample, 0.0), sample, item) for fresh, _, sample, item in self._queue
-        ]
-        heapq.heapify(self._queue)
+        self._queue = [entry for entry in self._queue if not entry.taken]
+        self._homes = {
+            home: [entry for entry in queue if not entry.taken]
+            for home, queue in self._homes.items()
+        }
+        for entry in self._queue:
+            entry.rank(ranks)
+        for queue in (self._queue, *self._homes.values()):
+            heapq.heapify(queue)
 
     def rank_of(self, sample: int) -> float:
         """Among those with tokens and among those without; the lower the sooner."""

@@ -1,0 +1,203 @@
+"""verifiers' questions to a model, as turns: who asks waits until the turn is there.
+
+verifiers sends a request of OpenAI's chat completions for each turn. A small server on this host's
+own address takes it, and answers when the policy has spoken.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from rlboost_jax.environments.protocol import Message, Turn
+
+MODEL: Final = "policy"
+FAILED_CALL: Final = "rlboost-failed-"  # begins the id of a call that is not made
+_MOST_BYTES: Final = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A turn is wanted: the messages that are new, and the tools there are."""
+
+    new: list[Message]
+    tools: list[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the policy's part of an episode came to."""
+
+    reward: float
+    metrics: Mapping[str, float]
+
+
+class Answers:
+    """One episode, from both sides: verifiers' loop asks, ours answers."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """
+        Args:
+            loop: verifiers' own.
+        """
+        self._loop = loop
+        self._asked: asyncio.Queue[Question | Outcome | Exception] = asyncio.Queue()
+        self._turn: asyncio.Future[Turn] | None = None
+        self._episode: asyncio.Task[None] | None = None
+        self._before: list[Any] = []
+        self._ids: dict[str, str] = {}  # of calls, for verifiers: what the policy calls them
+        self._role = ""
+
+    async def begin(self, env: Any, task: Any, role: str) -> Question | Outcome:
+        """Have verifiers run a task until it asks for a turn, or is through."""
+        self._role = role
+
+        async def first() -> Question | Outcome:
+            self._episode = asyncio.create_task(self._run(env, task))
+            return await self._next()
+
+        return await self._there(first())
+
+    async def answer(self, turn: Turn) -> Question | Outcome:
+        """Give the turn that was asked for. Raises RuntimeError: the episode failed."""
+
+        async def given() -> Question | Outcome:
+            assert self._turn is not None
+            self._turn.set_result(turn)
+            return await self._next()
+
+        return await self._there(given())
+
+    async def close(self) -> None:
+        """End the episode wherever it is."""
+
+        async def ended() -> None:
+            if self._turn is not None:
+                self._turn.cancel()  # else the server waits for its answer
+            if self._episode is not None:
+                self._episode.cancel()
+                await asyncio.gather(self._episode, return_exceptions=True)
+
+        await self._there(ended())
+
+    async def _there(self, work: Any) -> Any:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _next(self) -> Question | Outcome:
+        said = await self._asked.get()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    async def _run(self, env: Any, task: Any) -> None:
+        from verifiers.v1.clients import ModelContext
+        from verifiers.v1.configs.client import EvalClientConfig
+
+        secret = secrets.token_urlsafe(16)
+        app = web.Application(client_max_size=_MOST_BYTES)
+        app.router.add_post(f"/{secret}/chat/completions", self._completion)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        try:
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = runner.addresses[0][1]
+            client = EvalClientConfig(
+                base_url=f"http://127.0.0.1:{port}/{secret}", api_key_var="RLBOOST_NO_KEY"
+            )
+            episode = await env.run_episode(task, ModelContext(model=MODEL, client=client))
+            self._asked.put_nowait(self._outcome(episode))
+        except Exception as error:
+            self._asked.put_nowait(error)
+        finally:
+            await runner.cleanup()
+
+    async def _completion(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        messages = body["messages"]
+        if messages[: len(self._before)] != self._before:
+            error = RuntimeError(
+                "verifiers begins another conversation in the middle of the episode (several runs "
+                "of the policy, or a history that is rewritten); train it through the gateway"
+            )
+            self._asked.put_nowait(error)
+            return web.json_response({"error": {"message": str(error)}}, status=400)
+        self._turn = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait(
+            Question(
+                new=[_message(m, self._ids) for m in messages[len(self._before) :]],
+                tools=[tool["function"] for tool in body.get("tools", ())],
+            )
+        )
+        turn = await self._turn
+        said = _assistant(turn)
+        for call, wire in zip(turn.calls, said.get("tool_calls", ()), strict=True):
+            self._ids[wire["id"]] = call.id
+        self._before = [*messages, {k: v for k, v in said.items() if v is not None}]
+        return web.json_response(
+            {
+                "id": f"turn-{turn.index}",
+                "object": "chat.completion",
+                "created": int(time.time()),
+                "model": MODEL,
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": said,
+                        "finish_reason": "tool_calls" if turn.calls else turn.finish,
+                    }
+                ],
+            }
+        )
+
+    def _outcome(self, episode: Any) -> Outcome | RuntimeError:
+        mine = [t for t in episode.traces if len(episode.traces) == 1 or t.agent.name == self._role]
+        errors = [*episode.errors, *(error for trace in mine for error in trace.errors)]
+        if not episode.ok or errors or not mine:
+            said = "; ".join(f"{error.type}: {error.message}" for error in errors)
+            return RuntimeError(f"verifiers: {said or 'the episode is not whole'}")
+        metrics = {
+            name: float(value)
+            for trace in mine
+            for name, value in trace.metrics.items()
+            if value is not None
+        }
+        return Outcome(reward=float(sum(trace.reward for trace in mine)), metrics=metrics)
+
+
+def _message(wire: Mapping[str, Any], ids: Mapping[str, str]) -> Message:
+    """One that is not the policy's: text parts only, in one text."""
+    content = wire.get("content") or ""
+    if not isinstance(content, str):
+        content = "\n".join(part.get("text", "") for part in content)
+    message: Message = {"role": wire["role"], "content": content}
+    if wire["role"] == "tool":
+        message["tool_call_id"] = ids.get(wire["tool_call_id"], "")
+    return message
+
+
+def _assistant(turn: Turn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": turn.text}
+    if turn.thinking:
+        message["reasoning_content"] = turn.thinking
+    calls = []
+    for place, (call, result) in enumerate(zip(turn.calls, turn.results, strict=True)):
+        name, arguments = call.name, dict(call.arguments)
+        named = call.id or f"call-{turn.index}-{place}"
+        if result.failed:  # it is not made: the policy reads why
+            named, arguments = f"{FAILED_CALL}{turn.index}-{place}", {"problem": result.content}
+        calls.append(
+            {
+                "id": named,
+                "type": "function",
+                "function": {"name": name or "none", "arguments": json.dumps(arguments)},
+            }
+        )
+    if calls:
+        message["tool_calls"] = calls
+    return message

@@ -1,0 +1,107 @@
+"""A harness for verifiers that is no program: the chat loop of an episode, in this process.
+
+verifiers finds it by its name like any plug-in (`register`). Its own `null` harness does the same
+in a script that uv makes an environment for, which needs a network.
+"""
+
+import json
+import sys
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import httpx
+import verifiers.v1 as vf
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.harnesses.utils.mcp import mcp_client
+from verifiers.v1.runtimes import ProgramResult
+
+from rlboost_jax.environments.adapters.verifiers_answers import FAILED_CALL
+
+__all__ = ["TurnsHarness"]
+
+ID: Final = "rlboost_turns"
+_SHOWN: Final = 2000  # characters of an answer that is none
+
+
+def register() -> str:
+    """Have verifiers find it; its id."""
+    sys.modules.setdefault(ID, sys.modules[__name__])
+    return ID
+
+
+class TurnsHarnessConfig(vf.HarnessConfig):
+    """It has no settings of its own."""
+
+
+class TurnsHarness(vf.Harness[TurnsHarnessConfig]):
+    """Asks the policy until a turn calls no tool."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: Any,
+    ) -> ProgramResult:
+        """One segment, from a prompt or the conversation so far. Raises what a tool server does."""
+        system, prompt = self.resolve_prompt(data)
+        messages: list[dict[str, Any]] = []
+        if system:
+            messages.append({"role": "system", "content": system})
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages += [message_to_wire(message) for message in prompt or ()]
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(httpx.AsyncClient(timeout=None))
+            tools = [
+                (tool, client)
+                for name in sorted(mcp_urls)
+                for client in [await stack.enter_async_context(mcp_client({"url": mcp_urls[name]}))]
+                for tool in (await client.list_tools()).tools
+            ]
+            clients = {tool.name: client for tool, client in tools}
+            body: dict[str, Any] = {"model": ctx.model, "messages": messages}
+            if tools:
+                body["tools"] = [_described(tool) for tool, _ in tools]
+            while True:
+                answer = await http.post(
+                    f"{endpoint}/chat/completions",
+                    json=body,
+                    headers={"Authorization": f"Bearer {secret}"},
+                )
+                if answer.status_code != 200:
+                    return ProgramResult(1, "", answer.text[:_SHOWN])
+                reply = answer.json()["choices"][0]["message"]
+                messages.append({k: v for k, v in reply.items() if v is not None})
+                if not reply.get("tool_calls"):
+                    return ProgramResult(0, "", "")
+                for call in reply["tool_calls"]:
+                    content = await _called(clients, call)
+                    messages.append(
+                        {"role": "tool", "tool_call_id": call["id"], "content": content}
+                    )
+
+
+def _described(tool: Any) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description or ""}
+    schema = getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", None) or {}
+    return {"type": "function", "function": function | {"parameters": schema}}
+
+
+async def _called(clients: dict[str, Any], call: dict[str, Any]) -> str:
+    name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+    if call["id"].startswith(FAILED_CALL):
+        return str(arguments["problem"])
+    result = await clients[name].call_tool(name, arguments)
+    parts = [part.text for part in result.content if getattr(part, "type", "") == "text"]
+    return "\n".join(parts)

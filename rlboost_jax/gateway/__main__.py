@@ -1,0 +1,108 @@
+"""`rlboost gateway --checkpoint=FOLDER | --workdir=RUN`: a policy behind OpenAI's protocol.
+
+    rlboost gateway --checkpoint=Qwen/Qwen3-0.6B --port=8000
+    rlboost gateway --workdir=runs/mine --step=40
+
+Serves chat completions and verifiers' generate endpoint from an engine of its own, without a run:
+to evaluate a policy with somebody else's harness, or to try a harness. What clients need is in
+the gateway's folder, RUN/gateway unless --folder says otherwise: `token` and `ca.pem`.
+"""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from absl import logging
+
+from rlboost_jax import exits, usage
+from rlboost_jax.gateway.limits import GatewayLimits
+from rlboost_jax.gateway.opening import DEFAULT_TOKENS, Wanted, opened
+from rlboost_jax.settings.errors import ConfigError, Mistake
+
+_FOLDER = "rlboost-gateway"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from rlboost_jax.gateway.serving import Place, serve
+
+    given = _parser().parse_args(arguments)
+    logging.set_verbosity(logging.INFO if given.verbose else logging.ERROR)
+    workdir = given.workdir.absolute() if given.workdir else None
+    folder = given.folder or (workdir / "gateway" if workdir else Path(_FOLDER).absolute())
+    limits = GatewayLimits(
+        max_sessions=given.max_sessions,
+        max_turns=given.max_turns,
+        turn_seconds=given.turn_seconds,
+        idle_seconds=given.idle_seconds,
+        concurrent="refuse" if given.refuse_concurrent else "queue",
+    )
+    place = Place(
+        host=given.host,
+        port=given.port,
+        folder=folder,
+        authorities=workdir / "authority" if workdir else folder / "authority",
+        plain=given.plain,
+    )
+    wanted = Wanted(
+        checkpoint=given.checkpoint or "",
+        workdir=workdir,
+        step=given.step,
+        name=given.name,
+        seed=given.seed,
+        slots=given.slots,
+        max_tokens=given.max_tokens,
+        temperature=given.temperature,
+        turn_tokens=given.turn_tokens,
+        dtype=given.dtype,
+    )
+    try:
+        place.check()
+        with opened(wanted) as served:
+            asyncio.run(serve(served, limits, place, say=lambda line: print(line, flush=True)))
+    except KeyboardInterrupt:
+        return 0
+    except (ConfigError, Mistake, OSError) as error:
+        print(f"error: {error}".replace("config.model.source", "--checkpoint"), file=sys.stderr)
+        return exits.MISTAKE
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = usage.parser("gateway", __doc__)
+    parser.add_argument("--checkpoint", help="folder, or a name on the hub")
+    parser.add_argument("--workdir", type=Path, help="folder of a run, finished or not")
+    parser.add_argument("--step", type=int, help="updates made; the newest checkpoint otherwise")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="to listen on; 0: a free one")
+    parser.add_argument("--folder", type=Path, help="for the token and the certificate")
+    parser.add_argument("--plain", action="store_true", help="no TLS; on a loopback address only")
+    parser.add_argument("--name", default="", help="of the model; the folder's if not given")
+    parser.add_argument("--seed", type=int, default=0, help="names the noise")
+    parser.add_argument("--slots", type=int, default=0, help="turns that are sampled side by side")
+    parser.add_argument(
+        "--max-tokens", type=int, help=f"of a conversation; the run's, or {DEFAULT_TOKENS}"
+    )
+    parser.add_argument("--turn-tokens", type=int, default=0, help="most of one turn; 0: any")
+    parser.add_argument("--temperature", type=float, help="where calls do not say; 0 is greedy")
+    parser.add_argument("--dtype", default="", help="of activations, such as bfloat16")
+    limits = GatewayLimits()
+    parser.add_argument("--max-sessions", type=int, default=limits.max_sessions, help="open ones")
+    parser.add_argument("--max-turns", type=int, default=limits.max_turns, help="of a session")
+    parser.add_argument(
+        "--turn-seconds", type=float, default=limits.turn_seconds, help="that a turn may take"
+    )
+    parser.add_argument(
+        "--idle-seconds", type=float, default=limits.idle_seconds, help="until a session is ended"
+    )
+    parser.add_argument(
+        "--refuse-concurrent",
+        action="store_true",
+        help="refuse a call while another of its session is under way; they wait otherwise",
+    )
+    parser.add_argument("--verbose", action="store_true", help="say what is compiled")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

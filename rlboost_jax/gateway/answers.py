@@ -1,0 +1,238 @@
+"""What a turn looks like on the wire: OpenAI's chat completions, verifiers' generate.
+
+Log-probabilities are float32 as the engine recorded them. JSON carries them as the shortest number
+that reads back as the same, so a client has them bit for bit.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from rlboost_jax.gateway.backend import Model, Piece
+from rlboost_jax.gateway.calls import ChatCall, TokenCall
+from rlboost_jax.gateway.session import Spoken, Told
+
+TokenText = Callable[[int], str | None]
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class ChatAnswer:
+    """How one call of chat completions is answered, whole or in chunks.
+
+    Args:
+        created: Unix seconds.
+        text_of: of a token.
+    """
+
+    def __init__(
+        self,
+        call: ChatCall,
+        *,
+        session: str,
+        turn: int,
+        model: Model,
+        created: int,
+        text_of: TokenText,
+    ) -> None:
+        self._call, self._text_of = call, text_of
+        self._head = {
+            "id": f"chatcmpl-{session}-{turn}",
+            "created": created,
+            "model": call.model or model.name,
+        }
+        self._sent = ""  # text, in chunks
+        self._told_tokens = 0
+
+    def whole(self, told: Told) -> dict[str, Any]:
+        spoken = told.spoken
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": spoken.text if spoken.text or not spoken.calls else None,
+            "refusal": None,
+        }
+        if spoken.thinking:
+            message["reasoning_content"] = spoken.thinking
+        if spoken.calls:
+            message["tool_calls"] = list(tool_calls(spoken))
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._logprobs(spoken.tokens, spoken.logprobs),
+            "finish_reason": finish_of(spoken),
+        }
+        body = {**self._head, "object": "chat.completion", "choices": [choice]}
+        if self._call.return_token_ids:
+            choice["token_ids"] = list(spoken.tokens)
+            body["prompt_token_ids"] = _listed(spoken.prompt)
+        return {**body, "usage": usage_of(spoken), "rlboost": note(told, self._call.ignored)}
+
+    def first(self) -> bytes:
+        """The chunk that a stream begins with."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def piece(self, piece: Piece) -> bytes:
+        """The chunk of some tokens; b"" where it would be empty."""
+        self._sent += piece.text
+        self._told_tokens += len(piece.tokens)
+        logprobs = self._logprobs(piece.tokens, piece.logprobs)
+        ids = list(piece.tokens) if self._call.return_token_ids else None
+        if not piece.text and logprobs is None and ids is None:
+            return b""
+        return self._chunk({"content": piece.text}, logprobs=logprobs, ids=ids)
+
+    def rest(self, told: Told) -> Iterator[bytes]:
+        """What is left when the turn is made, up to the mark of the end."""
+        spoken = told.spoken
+        if spoken.thinking:
+            yield self._chunk({"reasoning_content": spoken.thinking})
+        left, logprobs = spoken.tokens[self._told_tokens :], spoken.logprobs[self._told_tokens :]
+        # A backend is certain of the text it has let go of: the turn's begins with it.
+        if not spoken.text.startswith(self._sent):
+            yield event(
+                {"error": {"message": "the text changed as it ended", "type": "server_error"}}
+            )
+            return
+        text = spoken.text[len(self._sent) :]
+        if text or left:
+            ids = list(left) if self._call.return_token_ids else None
+            yield self._chunk({"content": text}, logprobs=self._logprobs(left, logprobs), ids=ids)
+        for index, call in enumerate(tool_calls(spoken)):
+            function = call["function"]
+            begun = {"name": function["name"], "arguments": ""}
+            yield self._chunk({"tool_calls": [{"index": index, **call, "function": begun}]})
+            arguments = {"index": index, "function": {"arguments": function["arguments"]}}
+            yield self._chunk({"tool_calls": [arguments]})
+        yield self._chunk(
+            {}, finish=finish_of(spoken), note=note(told, self._call.ignored), spoken=spoken
+        )
+        if self._call.include_usage:
+            usage = {**self._head, "object": "chat.completion.chunk", "choices": []}
+            yield event({**usage, "usage": usage_of(spoken)})
+        yield DONE
+
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        *,
+        finish: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+        ids: list[int] | None = None,
+        note: dict[str, Any] | None = None,
+        spoken: Spoken | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }
+        body = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        if ids is not None:
+            choice["token_ids"] = ids
+        if spoken is not None and self._call.return_token_ids:
+            body["prompt_token_ids"] = _listed(spoken.prompt)
+        if note is not None:
+            body["rlboost"] = note
+        return event(body)
+
+    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any] | None:
+        if not self._call.logprobs or len(logprobs) != len(tokens):
+            return None
+        content = []
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            entry = self._entry(token, logprob)
+            alternatives = [entry] if self._call.top_logprobs else []
+            content.append({**entry, "top_logprobs": alternatives})
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = None if self._call.tokens_as_ids else self._text_of(token)
+        if text is None:
+            return {"token": f"token_id:{token}", "logprob": logprob, "bytes": None}
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def generated(call: TokenCall, told: Told, *, session: str, model: Model) -> dict[str, Any]:
+    """Answer of verifiers' generate endpoint: each token by its id."""
+    spoken = told.spoken
+    entries: list[Any] = [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(spoken.tokens, spoken.logprobs, strict=True)
+    ]
+    body: dict[str, Any] = {
+        "request_id": f"{session}-{told.turn}",
+        "model": call.model or model.name,
+        "choices": [
+            {
+                "index": 0,
+                "token_ids": list(spoken.tokens),
+                "logprobs": {"content": entries},
+                "finish_reason": spoken.finish,
+            }
+        ],
+        "usage": usage_of(spoken),
+        "rlboost": note(told, call.ignored),
+    }
+    if call.return_token_ids:
+        body["prompt_token_ids"] = list(call.tokens)
+    return body
+
+
+def models(model: Model, created: int) -> dict[str, Any]:
+    """`/v1/models`."""
+    card: dict[str, Any] = {
+        "id": model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "rlboost-jax",
+        "root": model.name,
+        "parent": None,
+    }
+    if model.max_tokens:
+        card["max_model_len"] = model.max_tokens
+    return {"object": "list", "data": [card]}
+
+
+def finish_of(spoken: Spoken) -> str:
+    return "tool_calls" if spoken.calls and spoken.finish == "stop" else spoken.finish
+
+
+def tool_calls(spoken: Spoken) -> Iterator[dict[str, Any]]:
+    for call in spoken.calls:
+        function = {"name": call.name, "arguments": call.arguments}
+        yield {"id": call.id, "type": "function", "function": function}
+
+
+def usage_of(spoken: Spoken) -> dict[str, Any] | None:
+    if spoken.prompt is None:
+        return None
+    before, sampled = len(spoken.prompt), len(spoken.tokens)
+    return {
+        "prompt_tokens": before,
+        "completion_tokens": sampled,
+        "total_tokens": before + sampled,
+    }
+
+
+def note(told: Told, ignored: Iterable[str]) -> dict[str, Any]:
+    """What OpenAI's protocol has no field for."""
+    spoken = told.spoken
+    return {
+        "turn": told.turn,
+        "sequence": spoken.sequence,
+        "version": spoken.version,
+        "ignored": list(ignored),
+    }
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """A server-sent event. JSON has no line break within it."""
+    return b"data: " + encoded(body) + b"\n\n"
+
+
+def encoded(body: Any) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()  # ASCII: half a pair is escaped
+
+
+def _listed(tokens: Sequence[int] | None) -> list[int] | None:
+    return None if tokens is None else list(tokens)

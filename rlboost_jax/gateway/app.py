@@ -1,0 +1,291 @@
+"""The gateway's application: decode, ask, encode.
+
+GET    /v1/models                 what is served
+POST   /v1/chat/completions       a turn, as OpenAI's protocol has it
+POST   /inference/v1/generate     a turn, token ids in and out, as verifiers has it
+POST   /sessions                  open a session; its answer has the token
+GET    /sessions/{id}             how far it is
+POST   /sessions/{id}/reward      what the episode was worth
+DELETE /sessions/{id}             it is over
+
+A session's token opens that session. The gateway's own opens all: a call with it belongs to the
+session that the header X-Session-ID names, or is a session by itself.
+"""
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from rlboost_jax.gateway.answers import ChatAnswer, encoded, generated, models
+from rlboost_jax.gateway.calls import Call, chat_call, decode, reward_of, token_call
+from rlboost_jax.gateway.errors import ApiError, invalid, unauthorized
+from rlboost_jax.gateway.limits import MAX_BODY_BYTES, MAX_KEY
+from rlboost_jax.gateway.progress import Progress
+from rlboost_jax.gateway.sessions import OpenSession, Sessions
+
+log: Final = logging.getLogger(__name__)
+
+SESSION_HEADER: Final = "X-Session-ID"
+KEY_HEADER: Final = "Idempotency-Key"
+BODY_SECONDS: Final = 60.0  # for a body to arrive
+WRITE_SECONDS: Final = 30.0  # a client that takes nothing for longer is hung up on
+BEAT_SECONDS: Final = 10.0  # between signs of life of a stream
+_NAME: Final = re.compile(r"[A-Za-z0-9._:-]{1,256}")
+
+
+def make_app(
+    sessions: Sessions, *, token: str | None, admit: Callable[[Any], None] = lambda _: None
+) -> web.Application:
+    """
+    Args:
+        token: the gateway's own; None: sessions are opened by this process alone.
+        admit: called for each connection that has shown a token.
+    """
+    gateway = _Gateway(sessions, token)
+    app = web.Application(
+        middlewares=[_errors, _guard(gateway, admit)], client_max_size=MAX_BODY_BYTES
+    )
+    app.router.add_get("/v1/models", gateway.models)
+    app.router.add_post("/v1/chat/completions", gateway.chat)
+    app.router.add_post("/inference/v1/generate", gateway.generate)
+    app.router.add_post("/sessions", gateway.open)
+    app.router.add_get("/sessions/{id}", gateway.status)
+    app.router.add_post("/sessions/{id}/reward", gateway.reward)
+    app.router.add_delete("/sessions/{id}", gateway.end)
+    return app
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong is said in OpenAI's form."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        refused = error
+    except web.HTTPException as error:
+        reason = f"{request.method} {request.path[:100]}: {error.reason}"
+        if isinstance(error, web.HTTPRequestEntityTooLarge):
+            reason = f"the body is too large; at most {MAX_BODY_BYTES:,} bytes are taken"
+        refused = ApiError(error.status, error.reason.lower().replace(" ", "_"), reason)
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path[:100])
+        refused = ApiError(500, "internal_error", "the gateway's log says why", kind="server_error")
+    return _json(refused.body(), refused.status)
+
+
+def _guard(gateway: "_Gateway", admit: Callable[[Any], None]) -> Any:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if gateway.session_of(request) is None and not gateway.is_own(_bearer(request)):
+            raise unauthorized()
+        admit(request.protocol)
+        return await handler(request)
+
+    return guard
+
+
+class _Gateway:
+    """The handlers."""
+
+    def __init__(self, sessions: Sessions, token: str | None) -> None:
+        self.sessions, self._token = sessions, token
+        self._created = int(time.time())
+
+    def is_own(self, bearer: str) -> bool:
+        if self._token is None:
+            return False
+        return hmac.compare_digest(bearer.encode("utf-8", "surrogateescape"), self._token.encode())
+
+    def session_of(self, request: web.Request) -> OpenSession | None:
+        """That the request's token opens."""
+        return self.sessions.of_token(_bearer(request))
+
+    async def models(self, request: web.Request) -> web.Response:
+        return _json(models(self.sessions.backend.model, self._created))
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        call = chat_call(decode(await _body(request)))
+
+        async def answered(session: OpenSession, progress: Progress) -> web.StreamResponse:
+            backend = self.sessions.backend
+            answer = ChatAnswer(
+                call,
+                session=session.id,
+                turn=progress.turn,
+                model=backend.model,
+                created=progress.created,
+                text_of=backend.token_text,
+            )
+            if call.stream:
+                return await _stream(request, answer, progress)
+            return _json(answer.whole(await progress.told()))
+
+        return await self._call(request, call, answered)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        call = token_call(decode(await _body(request)))
+
+        async def answered(session: OpenSession, progress: Progress) -> web.StreamResponse:
+            told, model = await progress.told(), self.sessions.backend.model
+            return _json(generated(call, told, session=session.id, model=model))
+
+        return await self._call(request, call, answered)
+
+    async def open(self, request: web.Request) -> web.Response:
+        if self.session_of(request) is not None:
+            raise ApiError(403, "session_token", "a session's token opens no other session")
+        value = decode(await _body(request) or b"{}")
+        session = self.sessions.open(_name(value.get("id"), "id"))
+        try:
+            more = await self.sessions.backend.opened(session.id)
+        except BaseException:
+            await self.sessions.end(session, "it was not opened")
+            raise
+        scheme = "https" if request.secure else "http"
+        said = {
+            "id": session.id,
+            "token": session.token,
+            "base_url": f"{scheme}://{request.host}/v1",
+            "model": self.sessions.backend.model.name,
+        }
+        return _json({**said, **more}, 201)
+
+    async def status(self, request: web.Request) -> web.Response:
+        session = self._named(request)
+        state = session.state
+        said = {"id": session.id, "turns": state.turns, "over": state.over or None}
+        return _json({**said, "reward": session.reward})
+
+    async def reward(self, request: web.Request) -> web.Response:
+        """The last that is posted counts. With it the episode is over."""
+        session = self._named(request)
+        session.reward, session.metrics = reward_of(decode(await _body(request)))
+        await self.sessions.end(session, "its reward was posted")
+        return _json({"id": session.id, "reward": session.reward})
+
+    async def end(self, request: web.Request) -> web.Response:
+        session = self._named(request)
+        await self.sessions.end(session, "its client ended it")
+        return _json({"id": session.id, "turns": session.state.turns})
+
+    async def _call(
+        self,
+        request: web.Request,
+        call: Call,
+        answered: Callable[[OpenSession, Progress], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        self._check_model(call.model)
+        session: OpenSession | None = self.session_of(request)
+        name = _name(request.headers.get(SESSION_HEADER), SESSION_HEADER)
+        key = request.headers.get(KEY_HEADER, "")
+        if len(key) > MAX_KEY:
+            raise invalid(f"{KEY_HEADER} has {len(key)} characters; at most {MAX_KEY} are taken")
+        alone = session is None and not name
+        if session is None:
+            session = self.sessions.named(name) if name else self.sessions.open()
+        try:
+            return await answered(session, await self.sessions.ask(session, call, key))
+        finally:
+            if alone:
+                await self.sessions.end(session, "it was of one call")
+
+    def _named(self, request: web.Request) -> OpenSession:
+        own: OpenSession | None = self.session_of(request)
+        name = request.match_info["id"]
+        if own is not None and own.id != name:
+            raise ApiError(403, "session_token", "the token is another session's")
+        return self.sessions.find(name)
+
+    def _check_model(self, name: str) -> None:
+        model = self.sessions.backend.model
+        if name and name != model.name and not model.any_name:
+            raise ApiError(
+                404,
+                "model_not_found",
+                f"the model {name!r} does not exist; this gateway serves {model.name!r}",
+                param="model",
+            )
+
+
+def _bearer(request: web.Request) -> str:
+    """The token that is shown; "" opens nothing."""
+    given = request.headers.get("Authorization", "")
+    return given.removeprefix("Bearer ") if given.startswith("Bearer ") else ""
+
+
+async def _body(request: web.Request) -> bytes:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise ApiError(415, "unsupported_encoding", "bodies are taken as they are, not compressed")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(
+            408, "request_timeout", f"the body took more than {BODY_SECONDS:g} s"
+        ) from None
+
+
+async def _stream(
+    request: web.Request, answer: ChatAnswer, progress: Progress
+) -> web.StreamResponse:
+    """Chunks as they come. The turn goes on though its client has gone; it may ask again.
+
+    What is refused before the first chunk is an error of HTTP, as without a stream.
+    """
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+    )
+
+    async def write(data: bytes) -> None:
+        if not response.prepared:
+            await response.prepare(request)
+            await asyncio.wait_for(response.write(answer.first()), WRITE_SECONDS)
+        if data:
+            await asyncio.wait_for(response.write(data), WRITE_SECONDS)
+
+    try:
+        async for piece in progress.pieces(BEAT_SECONDS):
+            await write(b": wait\n\n" if piece is None else answer.piece(piece))
+        try:
+            told = await progress.told()
+        except ApiError as error:
+            if not response.prepared:
+                raise
+            await write(b"data: " + encoded(error.body()) + b"\n\n")
+        else:
+            for chunk in answer.rest(told):
+                await write(chunk)
+        await response.write_eof()
+    except TimeoutError:
+        raise ConnectionResetError("the client takes nothing") from None
+    return response
+
+
+def _name(value: Any, field: str) -> str:
+    """Of a session; "" where none is given."""
+    if value is None or value == "":
+        return ""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise invalid(
+            f"{field} must be 1 to {MAX_KEY} letters, digits, dots, colons, dashes and underlines",
+            field,
+        )
+    return value
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=encoded(value),
+        status=status,
+        content_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )

@@ -1,0 +1,62 @@
+"""What samples for a gateway: the seam between HTTP and an engine, or a run."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlboost_jax.gateway.session import Ask, Spoken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Tokens of a turn as they come, and the text that has become certain with them."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What `/v1/models` says.
+
+    Attributes:
+        name: that calls name; "" in a call is taken for it.
+        max_tokens: of prompt and response together; 0: not known.
+        any_name: calls may name any other, and get this one.
+    """
+
+    name: str
+    max_tokens: int
+    any_name: bool = False
+
+
+class Backend(Protocol):
+    """Samples turns of sessions, each of which it knows by its id.
+
+    `turn` yields pieces as they come, or none, and last of all the turn. It raises `ApiError` for
+    what can only be known with tokens, such as a context that is full. A caller that stops early
+    closes the iterator, and then the turn was not made.
+    """
+
+    model: Model
+
+    def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | Spoken]: ...
+
+    async def opened(self, session: str) -> Mapping[str, Any]:
+        """A client asks for a session. Returns what else it is told, such as an example.
+
+        Raises:
+            ApiError: there is none.
+        """
+        ...
+
+    async def ended(
+        self, session: str, reward: float | None, metrics: Mapping[str, float], reason: str
+    ) -> None:
+        """A session is over, with the reward that was posted, if one was."""
+        ...
+
+    def token_text(self, token: int) -> str | None:
+        """Of one token, special ones included; None: unknown here."""
+        ...

@@ -1,0 +1,318 @@
+"""What a client asks for, as its JSON says it: checked, and in one form.
+
+Three kinds of fields: those that are followed, those that would change what is asked for and are
+refused, and all others, which are ignored and named in the answer.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from rlboost_jax.environments.protocol import Message
+from rlboost_jax.gateway.errors import invalid
+from rlboost_jax.gateway.limits import MAX_DEPTH, MAX_STOP_CHARS, MAX_STOPS
+from rlboost_jax.gateway.messages import canonical_messages, canonical_tools
+from rlboost_jax.settings.limits import MAX_STOP_IDS
+
+_UNSET: Final[tuple[Any, ...]] = (None, [], {}, "")
+# Of chat completions: what is followed. `top_logprobs` has the sampled token only.
+_TURN: Final = ("n", "max_tokens", "temperature", "top_p", "top_k", "stop", "stop_token_ids")
+_CHAT: Final = frozenset(
+    (
+        *_TURN,
+        *("messages", "model", "tools", "tool_choice", "parallel_tool_calls", "stream"),
+        *("stream_options", "logprobs", "top_logprobs", "return_token_ids"),
+        *("return_tokens_as_token_ids", "max_completion_tokens", "response_format"),
+    )
+)
+_SAMPLING: Final = frozenset(
+    (*_TURN, "logprobs", "skip_special_tokens", "routed_experts_prompt_start")
+)
+# What would change what is sampled, with the only values that it may have.
+_FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logit_bias": (),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "min_p": (0, 0.0),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "functions": (),
+    "function_call": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "prompt_logprobs": (0,),
+    "echo": (False,),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": (),
+    "features": (),
+    "content_parts": (),
+    "structured_outputs": (),
+    "bad_words": (),
+    "allowed_token_ids": (),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSampling:
+    """How a turn is sampled; None: as the gateway does by itself."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatCall:
+    """A call of chat completions."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    sampling: CallSampling
+    model: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False  # "token_id:5" in place of text
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Equal for calls that ask for the same turn."""
+        return _digest("chat", self.messages, self.tools, msgspec.to_builtins(self.sampling))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCall:
+    """A call of verifiers' generate endpoint: token ids in, token ids out."""
+
+    tokens: tuple[int, ...]
+    sampling: CallSampling
+    model: str = ""
+    return_token_ids: bool = False
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return _digest("tokens", self.tokens, msgspec.to_builtins(self.sampling))
+
+
+Call = ChatCall | TokenCall
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises ApiError."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"the body is no JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise invalid("the body must be a JSON object")
+    if _deeper(value, MAX_DEPTH):
+        raise invalid(f"the body has lists in lists deeper than {MAX_DEPTH}")
+    return value
+
+
+def _deeper(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        level = [
+            each
+            for parent in level
+            for each in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(each, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def chat_call(value: Mapping[str, Any]) -> ChatCall:
+    """Raises ApiError."""
+    _refuse(value)
+    ignored = _ignored(value, _CHAT)
+    kind = value.get("response_format")
+    if kind is not None and (not isinstance(kind, dict) or kind.get("type") != "text"):
+        raise invalid("response_format can be text only", "response_format")
+    tools = canonical_tools(value.get("tools"))
+    choice = value.get("tool_choice")
+    if choice == "none":
+        tools = ()
+    elif choice not in (None, "auto"):
+        raise invalid(
+            "tool_choice can be auto or none: what is sampled is not constrained", "tool_choice"
+        )
+    top = _integer(value, "top_logprobs", 0, 20)
+    if top is not None and top > 1:
+        ignored = (*ignored, "top_logprobs")
+    options = value.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise invalid("stream_options must be an object", "stream_options")
+    return ChatCall(
+        messages=canonical_messages(value.get("messages")),
+        tools=tools,
+        sampling=_sampling(value),
+        model=_word(value, "model"),
+        stream=_flag(value, "stream"),
+        include_usage=_flag(options, "include_usage"),
+        logprobs=_flag(value, "logprobs"),
+        top_logprobs=min(1, top or 0),
+        return_token_ids=_flag(value, "return_token_ids"),
+        tokens_as_ids=_flag(value, "return_tokens_as_token_ids"),
+        ignored=ignored,
+    )
+
+
+def token_call(value: Mapping[str, Any]) -> TokenCall:
+    """Raises ApiError."""
+    sampling = value.get("sampling_params") or {}
+    if not isinstance(sampling, dict):
+        raise invalid("sampling_params must be an object", "sampling_params")
+    _refuse(value)
+    _refuse(sampling)
+    if _flag(value, "stream"):
+        raise invalid("token calls are not streamed; leave stream out", "stream")
+    tokens = value.get("token_ids")
+    if not isinstance(tokens, list) or not tokens:
+        raise invalid("token_ids must be a list of at least one id", "token_ids")
+    known = ("token_ids", "sampling_params", "model", "stream", "return_token_ids")
+    return TokenCall(
+        tokens=_ids(tokens, "token_ids"),
+        sampling=_sampling(sampling),
+        model=_word(value, "model"),
+        return_token_ids=_flag(value, "return_token_ids"),
+        ignored=_ignored(value, known) + _ignored(sampling, _SAMPLING),
+    )
+
+
+def reward_of(value: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+    """Reward and metrics that are posted for a session. Raises ApiError."""
+    reward = _number(value, "reward", -1e9, 1e9)
+    if reward is None:
+        raise invalid("reward must be a number", "reward")
+    metrics = value.get("metrics") or {}
+    if not isinstance(metrics, dict) or len(metrics) > 100:
+        raise invalid("metrics must be an object of at most 100 numbers", "metrics")
+    found = {}
+    for name in metrics:
+        number = _number(metrics, name, -1e12, 1e12)
+        if number is None or len(name) > 100:
+            raise invalid(f"metrics.{name[:100]} must be a number", "metrics")
+        found[name] = number
+    return reward, found
+
+
+def _refuse(value: Mapping[str, Any]) -> None:
+    for name, allowed in _FIXED.items():
+        given = value.get(name)
+        if given in _UNSET or any(given == each for each in allowed):
+            continue
+        only = f"only {allowed[0]!r} is taken" if allowed else "leave it out"
+        raise invalid(f"{name} is not supported; {only}", name, code="unsupported_parameter")
+
+
+def _ignored(value: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
+    names = (n for n, given in value.items() if given not in _UNSET and n not in known)
+    return tuple(name[:100] for name in names if name not in _FIXED)[:100]
+
+
+def _sampling(value: Mapping[str, Any]) -> CallSampling:
+    longest = _integer(value, "max_completion_tokens", 1, 2**31 - 1)
+    if longest is None:
+        longest = _integer(value, "max_tokens", 1, 2**31 - 1)
+    top_k = _integer(value, "top_k", -1, 2**31 - 1)
+    stop = value.get("stop")
+    stops = [stop] if isinstance(stop, str) else ([] if stop is None else stop)
+    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
+        raise invalid("stop must be text or a list of texts", "stop")
+    if len(stops) > MAX_STOPS or any(not 0 < len(each) <= MAX_STOP_CHARS for each in stops):
+        raise invalid(
+            f"stop has {len(stops)} texts; at most {MAX_STOPS} of 1 to {MAX_STOP_CHARS} "
+            "characters are taken",
+            "stop",
+        )
+    stop_ids = value.get("stop_token_ids")
+    if stop_ids is not None:
+        stop_ids = tuple(sorted(set(_ids(stop_ids, "stop_token_ids"))))
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise invalid(
+                f"stop_token_ids has {len(stop_ids)} ids; at most {MAX_STOP_IDS} are held",
+                "stop_token_ids",
+            )
+    return CallSampling(
+        temperature=_number(value, "temperature", 0.0, 100.0),
+        top_p=_number(value, "top_p", 1e-9, 1.0),
+        top_k=max(0, top_k) if top_k is not None else None,
+        max_tokens=longest,
+        stop=tuple(stops),
+        stop_ids=stop_ids or None,
+    )
+
+
+def _ids(value: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise invalid(f"{name} must be a list of ids", name)
+    for each in value:
+        if type(each) is not int or not 0 <= each < 2**31:
+            raise invalid(f"{name} has {str(each)[:40]}; ids are whole numbers from 0 on", name)
+    return tuple(value)
+
+
+def _number(value: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
+    given = value.get(name)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise invalid(f"{name} is {str(given)[:40]!r}; it must be a number", name)
+    if not least <= given <= most or not math.isfinite(given):
+        raise invalid(f"{name} is {str(given)[:40]}; it must be from {least:g} to {most:g}", name)
+    return float(given)
+
+
+def _integer(value: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    given = value.get(name)
+    if given is None:
+        return None
+    if type(given) is not int or not least <= given <= most:
+        raise invalid(
+            f"{name} is {str(given)[:40]!r}; it must be a whole number from {least} to {most}", name
+        )
+    return given
+
+
+def _flag(value: Mapping[str, Any], name: str) -> bool:
+    given = value.get(name)
+    if given is None:
+        return False
+    if not isinstance(given, bool):
+        raise invalid(f"{name} is {str(given)[:40]!r}; it must be true or false", name)
+    return given
+
+
+def _word(value: Mapping[str, Any], name: str) -> str:
+    given = value.get(name)
+    if given is None:
+        return ""
+    if not isinstance(given, str):
+        raise invalid(f"{name} is {str(given)[:40]!r}; it must be text", name)
+    return given[:200]
+
+
+def _digest(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=list)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,110 @@
+"""Between a session's calls and the environment that answers them, in one event loop.
+
+A call becomes what the environment observes; the next turn of the policy becomes its answer.
+"""
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlboost_jax.gateway.backend import Model, Piece
+from rlboost_jax.gateway.errors import exhausted, failed
+from rlboost_jax.gateway.session import Ask, Spoken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Over:
+    """The session is over.
+
+    Attributes:
+        reward: that was posted; None: none was.
+    """
+
+    reward: float | None
+    metrics: Mapping[str, float]
+    reason: str
+
+
+@dataclass(eq=False)
+class Channel:
+    """One episode's.
+
+    Attributes:
+        more: what a client that asks for the session is told.
+    """
+
+    more: Mapping[str, Any]
+    _asked: "asyncio.Queue[Ask | Over]" = field(default_factory=asyncio.Queue)
+    _answer: "asyncio.Future[Spoken] | None" = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is there for `next`."""
+        return not self._asked.empty()
+
+    async def next(self) -> Ask | Over:
+        """The next call, or how the session ended."""
+        return await self._asked.get()
+
+    def answer(self, spoken: Spoken) -> None:
+        """To the newest call; nothing where nobody waits for it any more."""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(spoken)
+
+    async def ask(self, ask: Ask) -> Spoken:
+        self._answer = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait(ask)
+        return await self._answer
+
+    def end(self, over: Over) -> None:
+        self._asked.put_nowait(over)
+
+
+class Channels:
+    """A `Backend`: the policy of a run, as its environment speaks for it."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._channels: dict[str, Channel] = {}
+        self._waiting: collections.deque[tuple[Channel, asyncio.Future[str]]] = collections.deque()
+
+    def bind(self, session: str, channel: Channel) -> None:
+        """The session is this episode's."""
+        self._channels[session] = channel
+
+    async def wait_for_client(self, channel: Channel) -> str:
+        """Until a client asks for a session; returns its id."""
+        entry = channel, asyncio.get_running_loop().create_future()
+        self._waiting.append(entry)
+        try:
+            return await entry[1]
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+
+    async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | Spoken]:
+        channel = self._channels.get(session)
+        if channel is None:
+            raise failed("the session has no episode any more", "session_over")
+        yield await channel.ask(ask)
+
+    async def opened(self, session: str) -> Mapping[str, Any]:
+        while self._waiting:
+            channel, found = self._waiting.popleft()
+            if not found.done():
+                self.bind(session, channel)
+                found.set_result(session)
+                return channel.more
+        raise exhausted("no episode waits for a client now; ask again", "no_episode")
+
+    async def ended(
+        self, session: str, reward: float | None, metrics: Mapping[str, float], reason: str
+    ) -> None:
+        channel = self._channels.pop(session, None)
+        if channel is not None:
+            channel.end(Over(reward=reward, metrics=metrics, reason=reason))
+
+    def token_text(self, token: int) -> str | None:
+        return None

@@ -1,0 +1,136 @@
+"""The tokens of a session: what the policy has read and said, and what comes next.
+
+Nothing that was sampled is ever decoded and encoded again: what a call adds goes behind it, as the
+chat template writes it. A conversation that cannot go on so begins another sequence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlboost_jax.chat.conversation import Continuation, Given, NewSequence, ParsedTurn
+from rlboost_jax.environments.protocol import Message
+from rlboost_jax.gateway.calls import ChatCall
+from rlboost_jax.gateway.errors import CONTEXT_FULL, invalid
+from rlboost_jax.gateway.session import Ask
+
+
+class Chat(Protocol):
+    """What is needed of `rlboost_jax.chat.conversation.Conversation`."""
+
+    stop_ids: tuple[int, ...]
+
+    def first(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> NDArray[np.int32]: ...
+
+    def after(
+        self,
+        before: Sequence[Message],
+        turn: ParsedTurn,
+        new: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Continuation: ...
+
+    def parse(self, tokens: ArrayLike) -> ParsedTurn: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """One sequence up to where the policy speaks.
+
+    Attributes:
+        number: of the sequence in its episode.
+        runs: of the response, in turn sampled and given.
+        messages: before the newest turn, the policy's own as they were parsed; None where token
+            ids alone are known.
+        turn: the newest; None: there is none.
+    """
+
+    number: int
+    prompt: tuple[int, ...]
+    response: tuple[int, ...] = ()
+    runs: tuple[int, ...] = ()
+    messages: tuple[Message, ...] | None = None
+    turn: ParsedTurn | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.response)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(self.runs[::2])
+
+    def with_given(self, tokens: Sequence[int]) -> "Context":
+        """What follows a turn; nothing where the turn goes on."""
+        if not tokens:
+            return self
+        return replace(
+            self, response=(*self.response, *tokens), runs=(*self.runs, len(tokens)), turn=None
+        )
+
+    def with_sampled(self, tokens: Sequence[int], turn: ParsedTurn) -> "Context":
+        runs = self.runs
+        goes_on = len(runs) % 2  # a turn that was cut off
+        runs = (*runs[:-1], runs[-1] + len(tokens)) if goes_on else (*runs, len(tokens))
+        return replace(self, response=(*self.response, *tokens), runs=runs, turn=turn)
+
+
+def ahead_of(context: Context | None, ask: Ask, chat: Chat) -> Context:
+    """The sequence that a turn is sampled after.
+
+    Args:
+        context: up to the newest turn; None: there is none.
+
+    Raises:
+        ChatRefused: the template does not take these messages.
+    """
+    number = 0 if context is None else context.number + 1
+    call = ask.call
+    if not isinstance(call, ChatCall):
+        if ask.begins or context is None:
+            return Context(number=number, prompt=call.tokens)
+        return replace(context.with_given(ask.given), messages=None)
+    tools = call.tools or None
+    if not (ask.begins or context is None or context.turn is None or context.messages is None):
+        before = context.messages
+        messages = (*before, context.turn.message, *ask.new)
+        match chat.after(before, context.turn, ask.new, tools):
+            case Given(tokens):
+                return replace(context.with_given(tokens.tolist()), messages=messages)
+            case NewSequence(prompt):
+                return _begun(number, prompt, messages)
+    return _begun(number, chat.first(call.messages, tools), call.messages)
+
+
+def room_for(context: Context, slot_tokens: int, *, asked: int | None, most: int) -> int:
+    """Tokens that a turn may have.
+
+    Args:
+        asked: by the call.
+        most: by the gateway; 0: no limit of its own.
+
+    Raises:
+        ApiError: there is room for none.
+    """
+    room = slot_tokens - context.length
+    if room < 1:
+        raise invalid(
+            f"the conversation has {context.length} tokens; this model's maximum context length "
+            f"is {slot_tokens}, with the response",
+            "messages",
+            code=CONTEXT_FULL,
+        )
+    return min(room, asked or room, most or room)
+
+
+def _begun(number: int, prompt: NDArray[np.int32], messages: tuple[Message, ...]) -> Context:
+    return Context(number=number, prompt=tuple(prompt.tolist()), messages=messages)

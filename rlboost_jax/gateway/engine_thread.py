@@ -1,0 +1,149 @@
+"""An engine in a thread of its own, with continuous batching over all who ask.
+
+The engine is not thread-safe: this thread alone touches it. Requests and cancellations wait in an
+inbox and are taken between two dispatches. What is yielded goes to the event loop of who asked.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rlboost_jax.engine.dispatches import Dispatch
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.requests import RequestRejected
+from rlboost_jax.messages import GenerateRequest
+
+
+class Yield(NamedTuple):
+    """What a dispatch has for one request."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]  # of float32, which they are exactly
+    last: bool
+
+
+class EngineFailed(RuntimeError):
+    """The engine's thread has ended; nothing is sampled any more."""
+
+
+@dataclass(eq=False)
+class Stream:
+    """What one request yields, as its event loop reads it."""
+
+    request: GenerateRequest
+    loop: asyncio.AbstractEventLoop
+    queue: "asyncio.Queue[Yield | Exception]" = field(default_factory=asyncio.Queue)
+
+    def put(self, item: "Yield | Exception") -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads it
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+
+
+class EngineThread:
+    """Use as a context manager, or `close` it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._changed = threading.Condition()
+        self._arrived: list[Stream] = []
+        self._cancelled: set[int] = set()
+        self._streams: dict[int, Stream] = {}
+        self._closed = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="gateway engine", daemon=True)
+        self._thread.start()
+
+    def begin(self, request: GenerateRequest) -> Stream:
+        """Sample from now on. Called in an event loop, which gets all that is yielded.
+
+        Raises:
+            EngineFailed.
+        """
+        stream = Stream(request, asyncio.get_running_loop())
+        with self._changed:
+            if self._failure is not None or self._closed:
+                raise EngineFailed(f"the engine has ended: {self._failure or 'closed'}")
+            self._arrived.append(stream)
+            self._changed.notify()
+        return stream
+
+    def cancel(self, request_id: int) -> None:
+        """Stop, if it still runs. Whatever it yields later is for nobody."""
+        with self._changed:
+            self._cancelled.add(request_id)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def __enter__(self) -> "EngineThread":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            while self._take():
+                if self._engine.begin():
+                    self._deliver(self._engine.finish())
+        except Exception as error:
+            self._failure = error
+        finally:
+            with self._changed:
+                self._closed = True
+                left = [*self._streams.values(), *self._arrived]
+            reason = self._failure or "closed"
+            for stream in left:
+                stream.put(EngineFailed(f"the engine has ended: {reason}"))
+
+    def _take(self) -> bool:
+        """Wait for something to do; False: there is nothing more ever."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._arrived or self._cancelled or self._streams
+            )
+            if self._closed:
+                return False
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = self._cancelled, set()
+        for stream in arrived:
+            request_id = stream.request.request_id
+            if request_id in cancelled:
+                continue
+            try:
+                self._engine.submit([stream.request])
+            except RequestRejected as error:
+                stream.put(error)
+            else:
+                self._streams[request_id] = stream
+        gone = [request_id for request_id in cancelled if request_id in self._streams]
+        self._engine.release(gone)
+        for request_id in gone:
+            del self._streams[request_id]
+        return True
+
+    def _deliver(self, dispatch: Dispatch) -> None:
+        finished = set(dispatch.finished)
+        for request_id, found in _rows(dispatch):
+            last = request_id in finished
+            stream = self._streams.pop(request_id) if last else self._streams[request_id]
+            stream.put(Yield(*found, last))
+
+
+def _rows(
+    dispatch: Dispatch,
+) -> Iterator[tuple[int, tuple[tuple[int, ...], tuple[float, ...]]]]:
+    ends = np.cumsum(dispatch.counts, dtype=np.int64)
+    for request_id, count, end in zip(dispatch.request_ids, dispatch.counts, ends, strict=True):
+        part = slice(int(end) - int(count), int(end))
+        tokens = tuple(dispatch.tokens[part].tolist())
+        yield int(request_id), (tokens, tuple(dispatch.logprobs[part].tolist()))

@@ -1,0 +1,117 @@
+"""Somebody's program that drives an episode: one process, and all that it starts.
+
+It knows an address and a token. It gets no more of our environment than any program needs, and
+ends with its episode: its process group is killed.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax.rewards.calls import prctl
+
+KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "VIRTUAL_ENV", "PYTHONPATH")
+_PR_SET_PDEATHSIG: Final = 1
+_SHOWN: Final = 2000  # last characters of what it wrote to stderr
+_PART: Final = 2**16
+_MOST_VARIABLE: Final = 100_000  # characters; Linux takes 128 KiB
+
+
+class Harness:
+    """Made by `start`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: str) -> None:
+        self._process, self._folder = process, folder
+        self._errors = ""
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        *,
+        base_url: str,
+        token: str,
+        session_url: str,
+        model: str,
+        example: Mapping[str, Any],
+        seed: int,
+        variables: Mapping[str, str],
+        inside: bool,
+    ) -> "Harness":
+        """
+        Args:
+            inside: it runs in the folder that is made for it, else where this process does.
+
+        Raises:
+            OSError: there is no such program.
+        """
+        folder = tempfile.mkdtemp(prefix="rlboost-harness-")
+        text = json.dumps(example)
+        path = Path(folder) / "example.json"
+        path.write_text(text, encoding="utf-8")
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        environment |= {
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_BASE": base_url,
+            "OPENAI_API_KEY": token,
+            "OPENAI_MODEL": model,
+            "RLBOOST_SESSION_URL": session_url,
+            "RLBOOST_FOLDER": folder,
+            "RLBOOST_EXAMPLE_FILE": str(path),
+            "RLBOOST_SEED": str(seed),
+            **variables,
+        }
+        if len(text) < _MOST_VARIABLE:
+            environment["RLBOOST_EXAMPLE"] = text
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env=environment,
+                cwd=folder if inside else None,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return cls(process, folder)
+
+    async def ended(self) -> int:
+        """Wait for its end; returns its exit code."""
+        code = await self._process.wait()
+        with contextlib.suppress(TimeoutError):  # a child of its own may hold the pipe
+            await asyncio.wait_for(asyncio.shield(self._reading), 1.0)
+        return code
+
+    @property
+    def said(self) -> str:
+        """The end of what it wrote to stderr."""
+        return self._errors.strip()
+
+    async def close(self) -> None:
+        """End it and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        self._reading.cancel()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _read(self) -> None:
+        assert self._process.stderr is not None
+        while part := await self._process.stderr.read(_PART):
+            self._errors = (self._errors + part.decode(errors="replace"))[-_SHOWN:]
+
+
+def _end_with_parent() -> None:
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,87 @@
+"""Where the harnesses of one environment process come to: one socket for all of its episodes.
+
+Programs that this process starts come by loopback, without TLS: each holds the token of one
+session, and nothing else is to be had there. Clients from outside come to a port of their own with
+the gateway's token, by TLS unless they are on this host.
+"""
+
+import asyncio
+import contextlib
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax.gateway import certificate
+from rlboost_jax.gateway.backend import Model
+from rlboost_jax.gateway.channel import Channels
+from rlboost_jax.gateway.limits import GatewayLimits
+from rlboost_jax.gateway.serving import is_loopback, listening
+from rlboost_jax.gateway.sessions import Sessions
+from rlboost_jax.manager.service.addresses import names
+from rlboost_jax.manager.service.file_server.process import listening_socket
+from rlboost_jax.manager.service.run_files import token_of
+
+# A run is in no hurry: a turn waits while the learner is busy. A harness that gives up waiting and
+# asks again gets the same turn.
+_LIMITS: Final = GatewayLimits(
+    max_sessions=8192, turn_seconds=7 * 86_400.0, idle_seconds=7 * 86_400.0, concurrent="refuse"
+)
+
+
+@dataclass(eq=False)
+class Listener:
+    url: str
+    channels: Channels
+    sessions: Sessions
+    _open: contextlib.AsyncExitStack
+
+    async def forget(self, session: str) -> None:
+        """The session of an episode that is over."""
+        with contextlib.suppress(Exception):  # it ended itself
+            await self.sessions.end(self.sessions.find(session), "its episode is over")
+
+
+_listeners: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]]"
+_listeners = weakref.WeakKeyDictionary()
+
+
+async def listener_of(host: str, port: int, folder: str, *, model: str, outside: bool) -> Listener:
+    """The one of this event loop; it listens from the first call on.
+
+    Args:
+        outside: clients come by themselves, with the gateway's own token.
+
+    Raises:
+        OSError: the address cannot be had. With a port of its own, environment.workers must be 1.
+    """
+    here = _listeners.setdefault(asyncio.get_running_loop(), {})
+    key = host, port, folder, model, outside
+    if key not in here:
+        here[key] = asyncio.ensure_future(_listener(host, port, folder, model, outside))
+    listener: Listener = await asyncio.shield(here[key])
+    return listener
+
+
+async def _listener(host: str, port: int, folder: str, model: str, outside: bool) -> Listener:
+    channels = Channels(Model(name=model, max_tokens=0, any_name=True))
+    sessions = Sessions(channels, _LIMITS)
+    opened = contextlib.AsyncExitStack()
+    if not outside:
+        socket = listening_socket("127.0.0.1", 0)
+        await opened.enter_async_context(listening(sessions, socket, token=None))
+        return Listener(f"http://127.0.0.1:{socket.getsockname()[1]}", channels, sessions, opened)
+    try:
+        socket = listening_socket(host, port)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen at {host}:{port} (environment.options): {error.strerror or error}; "
+            "with a port of its own, environment.workers must be 1 and isolation 'shared'"
+        ) from None
+    place = Path(folder).absolute()
+    token = token_of(place)
+    plain = is_loopback(host)
+    tls = None if plain else certificate.prepare(place, place / "authority", names(host))
+    await opened.enter_async_context(listening(sessions, socket, token=token, tls=tls))
+    scheme = "http" if plain else "https"
+    return Listener(f"{scheme}://{host}:{socket.getsockname()[1]}", channels, sessions, opened)

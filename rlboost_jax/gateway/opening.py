@@ -1,0 +1,154 @@
+"""What a gateway without a run serves: a checkpoint of Hugging Face's format, or a run's own."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from absl import logging
+
+from rlboost_jax.gateway.engine_thread import EngineThread
+from rlboost_jax.gateway.served import Policy, Served
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.run import RunConfig
+
+DEFAULT_TOKENS: Final = 2048  # of a conversation, where nothing says
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What of a policy is served; see the options of `rlboost gateway`.
+
+    Attributes:
+        slots: sessions that are sampled side by side; more wait their turn.
+        max_tokens: longest conversation, with its responses. None: the run's.
+    """
+
+    checkpoint: str = ""
+    workdir: Path | None = None
+    step: int | None = None
+    name: str = ""
+    seed: int = 0
+    slots: int = 0
+    max_tokens: int | None = None
+    temperature: float | None = None
+    turn_tokens: int = 0
+    dtype: str = ""
+
+
+@contextlib.contextmanager
+def opened(wanted: Wanted) -> Iterator[Served]:
+    """The engine, warm, in a thread of its own.
+
+    Raises:
+        ConfigError, CheckpointNotFound, CheckpointUnusable, NotEnoughMemory: one line.
+    """
+    from rlboost_jax import compile_cache
+    from rlboost_jax.chat.opening import conversation_of
+    from rlboost_jax.data.tokenizers import open_tokenizer
+    from rlboost_jax.messages import Sampling
+    from rlboost_jax.qualification.start import reader_run
+    from rlboost_jax.rollout.instance import engine_of
+    from rlboost_jax.sequences.identities import Version
+
+    run, step = _run(wanted)
+    run = reader_run(run, say=logging.info)  # before the first device is touched
+    tokenizer = open_tokenizer(run.data)
+    # What one session's template does is no mistake of a setting: it begins another sequence.
+    chat = conversation_of(tokenizer, unstable="new_sequence")
+    params = _params(run, wanted, step)
+    compile_cache.enable(run.compile_cache_dir)
+    engine = engine_of(run, logging.info, build=_built)
+    engine.load(params, Version(step))
+    temperature = run.sampling.temperature if wanted.temperature is None else wanted.temperature
+    policy = Policy(
+        name=wanted.name or _name(wanted),
+        version=Version(step),
+        seed=wanted.seed,
+        slot_tokens=run.slot_tokens,
+        sampling=Sampling(
+            temperature=temperature,
+            top_p=run.sampling.top_p,
+            top_k=run.sampling.top_k,
+            max_tokens=1,
+            stop_ids=chat.stop_ids,
+        ),
+        turn_tokens=wanted.turn_tokens,
+    )
+    with EngineThread(engine) as thread:
+        yield Served(thread, policy, chat, tokenizer)
+
+
+def _built(*arguments: Any, **options: Any) -> Any:
+    """Calls may ask for top-p and top-k, whatever the run does."""
+    from rlboost_jax.engine.engine import Engine
+
+    return Engine(*arguments, **{**options, "truncated_sampling": True})
+
+
+def _run(wanted: Wanted) -> tuple[RunConfig, int]:
+    """The run, as it is or as one of the checkpoint would be, and the number of its updates."""
+    from rlboost_jax.learner.checkpoint_reading import newest_step
+    from rlboost_jax.settings.load import read_run_config
+    from rlboost_jax.settings.validate import check
+
+    if (wanted.workdir is None) == (not wanted.checkpoint):
+        raise ConfigError("name what is served: --checkpoint=FOLDER or --workdir=RUN, one of them")
+    if wanted.workdir is None:
+        return _run_of_checkpoint(wanted), 0
+    run = read_run_config(wanted.workdir)
+    if wanted.slots:
+        run = replace(run, engine=replace(run.engine, slots=wanted.slots))
+    if wanted.max_tokens:
+        run = _with_slot(run, wanted.max_tokens)
+    check(run)
+    step = wanted.step
+    return run, newest_step(wanted.workdir / "checkpoints") if step is None else step
+
+
+def _run_of_checkpoint(wanted: Wanted) -> RunConfig:
+    """As one would train it: its data set is never opened, and has no say."""
+    from rlboost_jax.configs import base
+    from rlboost_jax.settings.load import run_config_from_dict
+    from rlboost_jax.settings.sources import source_fields
+
+    tokens = wanted.max_tokens or DEFAULT_TOKENS
+    values = base.get_config().to_dict()
+    values["model"] |= {"source": wanted.checkpoint, **source_fields(wanted.checkpoint)}
+    values["model"]["dtype"] = wanted.dtype or values["model"]["dtype"]
+    values["task"]["name"] = "dataset"
+    values["data"] |= {"source": "none", "prompt_column": "prompt", "tokenizer": wanted.checkpoint}
+    values["rewards"]["functions"] = ({"name": "math"},)
+    values["warmup"]["max_updates"] = 0
+    values["engine"] |= {
+        "slots": wanted.slots or values["engine"]["slots"],
+        "max_prompt_tokens": tokens - tokens // 2,
+    }
+    values["sampling"]["max_response_tokens"] = tokens // 2
+    return run_config_from_dict(values)
+
+
+def _with_slot(run: RunConfig, tokens: int) -> RunConfig:
+    response = min(run.sampling.max_response_tokens, tokens // 2)
+    return replace(
+        run,
+        engine=replace(run.engine, max_prompt_tokens=tokens - response),
+        sampling=replace(run.sampling, max_response_tokens=response),
+    )
+
+
+def _params(run: RunConfig, wanted: Wanted, step: int) -> dict[str, Any]:
+    from rlboost_jax.learner.base import read_policy
+    from rlboost_jax.models.checkpoint_reader import read_checkpoint
+    from rlboost_jax.settings.sources import WEIGHTS, source_folder
+
+    if wanted.workdir is None:
+        return read_checkpoint(run.model, source_folder(wanted.checkpoint, WEIGHTS))
+    return read_policy(run.model, wanted.workdir, wanted.workdir / "checkpoints", step)
+
+
+def _name(wanted: Wanted) -> str:
+    if wanted.workdir is not None:
+        return wanted.workdir.absolute().name
+    return Path(wanted.checkpoint).name or wanted.checkpoint

@@ -1,0 +1,240 @@
+"""Sessions of an engine in this process: a checkpoint, or a run's, that is served and not trained.
+
+A session's noise is named by its id: the same conversation in a session of the same id, on an
+engine of the same fingerprint, repeats bit for bit, whatever else is sampled.
+"""
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlboost_jax.chat.conversation import ParsedTurn
+from rlboost_jax.data.tokenizers import ChatRefused, Tokenizer
+from rlboost_jax.engine.requests import RequestRejected
+from rlboost_jax.environments.protocol import Message
+from rlboost_jax.gateway.backend import Model, Piece
+from rlboost_jax.gateway.calls import Call, ChatCall
+from rlboost_jax.gateway.context import Chat, Context, ahead_of, room_for
+from rlboost_jax.gateway.engine_thread import EngineFailed, EngineThread, Stream, Yield
+from rlboost_jax.gateway.errors import failed, invalid
+from rlboost_jax.gateway.session import Ask, Called, Finish, Spoken
+from rlboost_jax.gateway.stops import before_stop, certain, stopped_after
+from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.sequences.identities import Batch, Version, Work
+
+_UINT32: Final = 2**32
+_LOOKS: Final = 16  # at a turn's text, as often as it doubles, while it is streamed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What is served.
+
+    Attributes:
+        sampling: what calls do not say otherwise; its `max_tokens` is of no meaning here.
+        turn_tokens: that may be sampled in one turn; 0: what fits the slot.
+    """
+
+    name: str
+    version: Version
+    seed: int
+    slot_tokens: int
+    sampling: Sampling
+    turn_tokens: int = 0
+
+
+class Served:
+    """A `Backend`.
+
+    Args:
+        chat: the model's conversations.
+        tokenizer: of the same.
+    """
+
+    def __init__(
+        self, thread: EngineThread, policy: Policy, chat: Chat, tokenizer: Tokenizer
+    ) -> None:
+        self._thread, self._policy = thread, policy
+        self._chat, self._tokenizer = chat, tokenizer
+        self._contexts: dict[str, Context] = {}
+        self._requests = 0
+        self.model = Model(name=policy.name, max_tokens=policy.slot_tokens)
+
+    async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | Spoken]:
+        call = ask.call
+        try:
+            context = ahead_of(self._contexts.get(session), ask, self._chat)
+        except ChatRefused as error:
+            raise invalid(f"the chat template refuses the messages: {error}", "messages") from None
+        request = self._request(session, context, call)
+        turn = _Turn(self, call, frozenset(request.sampling.stop_ids))
+        try:
+            stream = self._thread.begin(request)
+        except EngineFailed as error:
+            raise failed(str(error)) from None
+        last = False
+        try:
+            while not (last or turn.ended_by_text):
+                found = await _next(stream)
+                last = found.last
+                yield turn.take(found)
+        finally:
+            if not last:  # a stop text, or nobody waits for it any more
+                self._thread.cancel(request.request_id)
+        spoken = turn.spoken(context, self._policy.version)
+        self._contexts[session] = context.with_sampled(spoken.tokens, turn.parsed)
+        yield spoken
+
+    async def opened(self, session: str) -> Mapping[str, Any]:
+        return {}
+
+    async def ended(
+        self, session: str, reward: float | None, metrics: Mapping[str, float], reason: str
+    ) -> None:
+        self._contexts.pop(session, None)
+
+    def token_text(self, token: int) -> str | None:
+        return self._tokenizer.text([token])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens)
+
+    def parse(self, tokens: Sequence[int]) -> ParsedTurn:
+        return self._chat.parse(tokens)
+
+    def _request(self, session: str, context: Context, call: Call) -> GenerateRequest:
+        policy, asked = self._policy, call.sampling
+        room = room_for(
+            context, policy.slot_tokens, asked=asked.max_tokens, most=policy.turn_tokens
+        )
+        self._requests = (self._requests + 1) % _UINT32
+        own = policy.sampling
+        return GenerateRequest(
+            request_id=self._requests,
+            work=Work(
+                seed=policy.seed,
+                batch=Batch(policy.version),
+                prompt=0,
+                sample=number_of(session),
+                sequence=context.number,
+            ),
+            version=policy.version,
+            prompt_tokens=pack_tokens(context.prompt),
+            response_tokens=pack_tokens(context.response),
+            runs=context.runs,
+            sampling=Sampling(
+                temperature=own.temperature if asked.temperature is None else asked.temperature,
+                top_p=own.top_p if asked.top_p is None else asked.top_p,
+                top_k=own.top_k if asked.top_k is None else asked.top_k,
+                max_tokens=context.num_sampled + room,
+                stop_ids=asked.stop_ids or own.stop_ids,
+            ),
+        )
+
+
+class _Turn:
+    """One turn in the making: its tokens, and what its text has come to."""
+
+    def __init__(self, served: Served, call: Call, stop_ids: frozenset[int]) -> None:
+        self._served, self._call, self._stop_ids = served, call, stop_ids
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._shown, self._look = "", 1
+        self.ended_by_text = False
+        self.parsed: ParsedTurn
+
+    def take(self, found: Yield) -> Piece:
+        """Add tokens, up to a stop text. Returns what can be shown of them."""
+        tokens, logprobs, stops = found.tokens, found.logprobs, self._call.sampling.stop
+        self._tokens += tokens
+        self._logprobs += logprobs
+        end = stopped_after(self._tokens, len(tokens), stops, self._served.decode)
+        if end is not None:
+            left = len(tokens) - (len(self._tokens) - end)
+            tokens, logprobs = tokens[:left], logprobs[:left]
+            del self._tokens[end:], self._logprobs[end:]
+            self.ended_by_text = True
+        return Piece(tokens=tokens, logprobs=logprobs, text=self._new_text())
+
+    def spoken(self, context: Context, version: Version) -> Spoken:
+        tokens, call = tuple(self._tokens), self._call
+        self.parsed = turn = self._served.parse(tokens)
+        text = before_stop(turn.text, call.sampling.stop)
+        if not text.startswith(self._shown):
+            text = self._shown  # such as before a stray end of thinking: what was streamed is said
+        finish: Finish = "length"
+        if self.ended_by_text or stopped(tokens, self._stop_ids):
+            finish = "stop"
+        calls = tuple(
+            Called(
+                id=each.id or f"call_{context.length}_{index}",
+                name=each.name,
+                arguments=json.dumps(dict(each.arguments)),
+            )
+            for index, each in enumerate(turn.calls)
+            if not each.problem
+        )
+        chat = isinstance(call, ChatCall)
+        return Spoken(
+            tokens=tokens,
+            logprobs=tuple(self._logprobs),
+            finish=finish,
+            text=text,
+            thinking=turn.thinking,
+            calls=calls,
+            message=message_of(text, turn.thinking, calls) if chat else None,
+            prompt=context.tokens,
+            sequence=context.number,
+            version=version,
+        )
+
+    def _new_text(self) -> str:
+        """What may be streamed. With tools nothing before the turn is over: it may be a call."""
+        call = self._call
+        if not isinstance(call, ChatCall) or not call.stream or call.tools:
+            return ""
+        if len(self._tokens) < self._look:
+            return ""
+        self._look = len(self._tokens) + max(1, len(self._tokens) // _LOOKS)
+        turn = self._served.parse(self._tokens)
+        if turn.thinking or turn.calls:
+            return ""
+        text = certain(turn.text, call.sampling.stop)
+        if not text.startswith(self._shown):
+            return ""
+        new, self._shown = text[len(self._shown) :], text
+        return new
+
+
+def message_of(text: str, thinking: str, calls: Sequence[Called]) -> Message:
+    """A turn as a message of the conversation, as its client gives it back."""
+    message = Message(role="assistant", content=text)
+    if thinking:
+        message["reasoning_content"] = thinking
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def number_of(session: str) -> int:
+    """What names a session's noise: 32 bits of its id's digest."""
+    return int.from_bytes(hashlib.sha256(session.encode()).digest()[:4], "little")
+
+
+async def _next(stream: Stream) -> Yield:
+    found = await stream.queue.get()
+    if isinstance(found, RequestRejected):
+        raise invalid(str(found))
+    if isinstance(found, Exception):
+        raise failed(str(found))
+    return found

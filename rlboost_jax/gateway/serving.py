@@ -1,0 +1,118 @@
+"""A gateway at its port: sockets, certificates, signals."""
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from rlboost_jax.gateway import certificate
+from rlboost_jax.gateway.app import make_app
+from rlboost_jax.gateway.backend import Backend
+from rlboost_jax.gateway.limits import GatewayLimits
+from rlboost_jax.gateway.sessions import Sessions
+from rlboost_jax.manager.service.addresses import for_other_hosts, names
+from rlboost_jax.manager.service.file_server.process import listening_socket
+from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
+from rlboost_jax.manager.service.run_files import token_of
+from rlboost_jax.own_places import own_folder
+from rlboost_jax.settings.errors import ConfigError
+
+_LOOK_SECONDS: Final = 10.0  # for idle sessions, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a gateway listens.
+
+    Attributes:
+        folder: for its token and certificate.
+        authorities: folder of the authority that certifies it.
+        plain: without TLS.
+    """
+
+    host: str
+    port: int
+    folder: Path
+    authorities: Path
+    plain: bool = False
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        if self.plain and not is_loopback(self.host):
+            raise ConfigError(
+                f"--plain with --host={self.host}: tokens would cross the network as they are; "
+                "leave --plain out, or listen on 127.0.0.1"
+            )
+
+
+async def serve(
+    backend: Backend, limits: GatewayLimits, place: Place, *, say: Callable[[str], None]
+) -> None:
+    """Until this process is asked to end.
+
+    Raises:
+        ConfigError, OSError: nobody can listen there, or keep secrets.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    listener = listening_socket(place.host, place.port)
+    own_folder(place.folder, "--folder")
+    token = token_of(place.folder)
+    tls = None
+    if not place.plain:
+        tls = certificate.prepare(place.folder, place.authorities, names(place.host))
+    port = listener.getsockname()[1]
+    async with listening(Sessions(backend, limits), listener, token=token, tls=tls):
+        scheme = "http" if place.plain else "https"
+        address = (
+            f"{place.host}:{port}" if is_loopback(place.host) else for_other_hosts(place.host, port)
+        )
+        say(
+            f"serving {backend.model.name} at {scheme}://{address}/v1; its token is in "
+            f"{place.folder / 'token'}"
+            + ("" if place.plain else f", its authority is {place.folder / 'ca.pem'}")
+        )
+        await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def listening(  # type: ignore[no-untyped-def]
+    sessions: Sessions, listener: socket.socket, *, token: str | None, tls=None
+):
+    """Serve at a socket while the context lasts."""
+    gate = Gate(max_connections=max_connections())
+    app = make_app(sessions, token=token, admit=gate.admit)
+    runner = web.AppRunner(app, shutdown_timeout=0.5, **RUNNER_OPTIONS)
+    await runner.setup()
+    assert runner.server is not None
+    server = await gate.listen_on(runner.server, listener, tls)
+    ending = asyncio.create_task(_end_idle(sessions))
+    try:
+        yield
+    finally:
+        ending.cancel()
+        server.close()
+        await sessions.close()
+        await runner.cleanup()
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _end_idle(sessions: Sessions) -> None:
+    while True:
+        await asyncio.sleep(min(_LOOK_SECONDS, sessions.limits.idle_seconds / 4))
+        await sessions.end_idle()

@@ -1,0 +1,221 @@
+"""What a call of a session is: another turn, the same turn once more, or too much.
+
+A session is an episode. No socket, clock or random source in here: calls and turns go in, what is
+to be done comes out. Always:
+
+- At most one turn is under way. It is told once to each call that asks for it.
+- An answer is kept until a turn after it is made: a call that is repeated, because its connection
+  broke or its client did, gets the same turn again and never another sample.
+- Nothing changes by a turn that fails: the same call may come again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from rlboost_jax.environments.protocol import Message
+from rlboost_jax.gateway.calls import Call, ChatCall, TokenCall
+from rlboost_jax.gateway.errors import ApiError, invalid
+from rlboost_jax.gateway.limits import GatewayLimits
+from rlboost_jax.gateway.messages import grown
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Called:
+    """A tool call of a turn, as clients get it."""
+
+    id: str
+    name: str
+    arguments: str  # JSON, or what the policy wrote in its place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spoken:
+    """A turn as a backend made it.
+
+    Attributes:
+        text: without special tokens, thinking and calls, and before a stop text.
+        message: the same as the conversation goes on with it; None after a call with token ids.
+        prompt: all tokens before it; None where the backend does not know them.
+        logprobs: nats, one for each token; () where the backend does not know them.
+        sequence: of the episode.
+        version: that sampled it.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Finish
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[Called, ...] = ()
+    message: Message | None = None
+    prompt: tuple[int, ...] | None = None
+    sequence: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A turn that is to be made.
+
+    Attributes:
+        new: messages since the newest turn; all of them where the sequence begins.
+        begins: a sequence begins: the first, or because the conversation was rewritten.
+        given: token ids since the newest turn, or all, of a call with token ids.
+    """
+
+    turn: int
+    call: Call
+    begins: bool
+    new: tuple[Message, ...] = ()
+    given: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A turn that was made: what each call that asked for it is answered."""
+
+    turn: int
+    call: Call
+    spoken: Spoken
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnderWay:
+    """The call is that of the turn under way: wait for the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Busy:
+    """Another call is under way."""
+
+
+Decision = Ask | Told | UnderWay | Busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A conversation up to the end of a turn; None: not known in that form."""
+
+    messages: tuple[Message, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tokens: tuple[int, ...] | None = None
+    cut: bool = False  # the turn was cut off, and could go on
+
+
+class Session:
+    """One episode. Its owner carries out what `receive` says, and calls `spoken` or `failed`."""
+
+    def __init__(self, limits: GatewayLimits) -> None:
+        self._limits = limits
+        self._said: Said | None = None
+        self._turns = 0
+        self._asked: tuple[str, Ask] | None = None  # under way, by the call's key
+        self._told: tuple[str, Told] | None = None  # the newest
+        self._over = ""
+
+    @property
+    def turns(self) -> int:
+        """That were made."""
+        return self._turns
+
+    @property
+    def over(self) -> str:
+        """Why; "": it is open."""
+        return self._over
+
+    def receive(self, call: Call, key: str = "") -> Decision:
+        """What a call is.
+
+        Args:
+            key: that names it; "": what it says names it.
+
+        Raises:
+            ApiError: no such turn can be made.
+        """
+        if (known := self.known(call, key)) is not None:
+            return known
+        if self._asked is not None:
+            return Busy()
+        if self._over:
+            raise ApiError(410, "session_over", f"the session is over: {self._over}")
+        if self._turns >= self._limits.max_turns:
+            raise invalid(
+                f"the session has made {self._turns} turns; max_turns is {self._limits.max_turns}",
+                code="too_many_turns",
+            )
+        ask = self._ask(call)
+        self._asked = _key(call, key), ask
+        return ask
+
+    def known(self, call: Call, key: str = "") -> Told | UnderWay | None:
+        """The turn that a call asks for, if it is the one under way or the newest."""
+        key = _key(call, key)
+        if self._asked is not None and self._asked[0] == key:
+            return UnderWay()
+        if self._asked is None and self._told is not None and self._told[0] == key:
+            return self._told[1]
+        return None
+
+    def spoken(self, spoken: Spoken) -> Told:
+        """The turn under way was made."""
+        assert self._asked is not None, "no turn is under way"
+        (key, ask), self._asked = self._asked, None
+        told = Told(turn=ask.turn, call=ask.call, spoken=spoken)
+        self._told, self._turns = (key, told), self._turns + 1
+        self._said = _said(ask, spoken)
+        return told
+
+    def failed(self) -> None:
+        """The turn under way was not made."""
+        assert self._asked is not None, "no turn is under way"
+        self._asked = None
+
+    def end(self, reason: str) -> None:
+        """No turn follows. The newest answer can still be had."""
+        self._over = self._over or reason
+
+    def _ask(self, call: Call) -> Ask:
+        ask = Ask(turn=self._turns, call=call, begins=True)
+        if isinstance(call, ChatCall):
+            new = self._grown(call)
+            if new is not None:
+                return replace(ask, begins=False, new=new)
+            return replace(ask, new=call.messages)
+        given = self._extended(call)
+        if given is not None:
+            return replace(ask, begins=False, given=given)
+        return replace(ask, given=call.tokens)
+
+    def _grown(self, call: ChatCall) -> tuple[Message, ...] | None:
+        said = self._said
+        if said is None or said.messages is None or said.tools != call.tools:
+            return None
+        return grown(said.messages, call.messages)
+
+    def _extended(self, call: TokenCall) -> tuple[int, ...] | None:
+        said = self._said
+        if said is None or said.tokens is None:
+            return None
+        length = len(said.tokens)
+        if len(call.tokens) < length + (not said.cut) or call.tokens[:length] != said.tokens:
+            return None
+        return call.tokens[length:]
+
+
+def _key(call: Call, key: str) -> str:
+    return f"key {key}" if key else call.key
+
+
+def _said(ask: Ask, spoken: Spoken) -> Said:
+    tokens = None if spoken.prompt is None else (*spoken.prompt, *spoken.tokens)
+    cut = spoken.finish == "length"
+    call = ask.call
+    if isinstance(call, TokenCall):
+        return Said(tokens=(*call.tokens, *spoken.tokens), cut=cut)
+    before: Sequence[Message] = call.messages
+    if spoken.message is None:
+        return Said(tokens=tokens, cut=cut)
+    return Said(messages=(*before, spoken.message), tools=call.tools, tokens=tokens, cut=cut)

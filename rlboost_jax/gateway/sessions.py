@@ -1,0 +1,230 @@
+"""All sessions of a gateway: who may use which, and one turn of each at a time.
+
+A token opens one session. It is `<id>.<secret>`: the id finds the session, and the secret is
+compared in a time that does not depend on it.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rlboost_jax.gateway.backend import Backend, Piece
+from rlboost_jax.gateway.calls import Call
+from rlboost_jax.gateway.errors import ApiError, exhausted, failed, invalid
+from rlboost_jax.gateway.limits import MAX_QUEUED, GatewayLimits
+from rlboost_jax.gateway.progress import Progress
+from rlboost_jax.gateway.session import Ask, Session, Spoken, Told, UnderWay
+
+log: Final = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class OpenSession:
+    """
+    Attributes:
+        token: opens it; shown to nobody but who has asked for it.
+        touched: when it was last used, on the clock of `Sessions`.
+    """
+
+    id: str
+    token: str = field(repr=False)
+    state: Session
+    touched: float
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    progress: Progress | None = None
+    task: "asyncio.Task[None] | None" = None
+    queued: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a turn is made; FIFO
+
+
+class Sessions:
+    """
+    Args:
+        clock: seconds, of no matter which beginning.
+        now: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        limits: GatewayLimits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.backend, self.limits = backend, limits
+        self._clock, self._now = clock, now
+        self._open: dict[str, OpenSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, name: str = "") -> OpenSession:
+        """A session of its own.
+
+        Args:
+            name: that it is to have; "": one that is drawn.
+
+        Raises:
+            ApiError: there are too many, or one of that name.
+        """
+        if name in self._open:
+            raise ApiError(400, "session_exists", f"session {name!r} is open already")
+        if len(self._open) >= self.limits.max_sessions:
+            raise exhausted(
+                f"{len(self._open)} sessions are open; max_sessions is "
+                f"{self.limits.max_sessions}: end one, or wait",
+                "too_many_sessions",
+            )
+        name = name or secrets.token_hex(8)
+        session = OpenSession(
+            id=name,
+            token=f"{name}.{secrets.token_urlsafe(32)}",
+            state=Session(self.limits),
+            touched=self._clock(),
+        )
+        self._open[name] = session
+        return session
+
+    def named(self, name: str) -> OpenSession:
+        """The session of that name, opened if there is none. Raises ApiError."""
+        return self._open.get(name) or self.open(name)
+
+    def find(self, name: str) -> OpenSession:
+        """Raises ApiError."""
+        session = self._open.get(name)
+        if session is None:
+            raise ApiError(404, "no_such_session", f"no session {name[:100]!r} is open")
+        return session
+
+    def of_token(self, token: str) -> OpenSession | None:
+        name, _, _ = token.rpartition(".")
+        session = self._open.get(name)
+        expected = session.token if session is not None else f"{name}.{'-' * 43}"
+        same = hmac.compare_digest(token.encode("utf-8", "surrogateescape"), expected.encode())
+        return session if same else None
+
+    async def ask(self, session: OpenSession, call: Call, key: str = "") -> Progress:
+        """The turn that a call asks for: another, the one under way, or the newest once more.
+
+        Raises:
+            ApiError: none can be made. What goes wrong later is raised by `Progress.told`.
+        """
+        session.touched = self._clock()
+        if (progress := self._known(session, call, key)) is not None:
+            return progress
+        if session.lock.locked():
+            self._check_queue(session)
+        with _queued(session):
+            await session.lock.acquire()
+        try:
+            decision = session.state.receive(call, key)
+            if not isinstance(decision, Ask):  # an equal call was made while this one waited
+                assert isinstance(decision, Told), "who has the lock finds no turn under way"
+                session.lock.release()
+                return session.progress or _finished(decision, int(self._now()))
+            progress = session.progress = Progress(decision.turn, int(self._now()))
+            session.task = asyncio.create_task(self._make(session, decision, progress))
+        except BaseException:
+            session.lock.release()
+            raise
+        return progress
+
+    async def end(self, session: OpenSession, reason: str) -> None:
+        """No turn follows; what is under way is given up."""
+        if self._open.pop(session.id, None) is None:
+            return
+        session.state.end(reason)
+        if session.task is not None:
+            session.task.cancel()
+            await asyncio.wait([session.task])
+        await self.backend.ended(session.id, session.reward, session.metrics, reason)
+
+    async def end_idle(self) -> None:
+        """Those that nobody has used for too long."""
+        before = self._clock() - self.limits.idle_seconds
+        for session in [s for s in self._open.values() if s.touched < before]:
+            if not session.lock.locked():
+                await self.end(session, f"idle for {self.limits.idle_seconds:g} s (idle_seconds)")
+
+    async def close(self) -> None:
+        for session in list(self._open.values()):
+            await self.end(session, "the gateway ends")
+
+    def _known(self, session: OpenSession, call: Call, key: str) -> Progress | None:
+        match session.state.known(call, key):
+            case None:
+                return None
+            case UnderWay():
+                return session.progress
+            case Told() as told:
+                return session.progress or _finished(told, int(self._now()))
+
+    def _check_queue(self, session: OpenSession) -> None:
+        if self.limits.concurrent == "refuse":
+            raise invalid(
+                "another call of this session is under way (concurrent = 'refuse'); open a session "
+                "for each conversation, or make one call at a time",
+                code="session_busy",
+            )
+        if session.queued >= MAX_QUEUED:
+            raise exhausted(
+                f"{session.queued} calls of this session wait; at most {MAX_QUEUED} may",
+                "session_busy",
+            )
+
+    async def _make(self, session: OpenSession, ask: Ask, progress: Progress) -> None:
+        """One turn. However it ends, who waits for it hears of it once, and the next may begin."""
+        end: Told | ApiError = failed("the gateway ends", "session_over")
+        try:
+            async with asyncio.timeout(self.limits.turn_seconds):
+                spoken = await self._sampled(session, ask, progress)
+            end = session.state.spoken(spoken)
+        except ApiError as error:
+            end = error
+        except TimeoutError:
+            end = failed(
+                f"the turn took more than {self.limits.turn_seconds:g} s (turn_seconds)",
+                "turn_timeout",
+            )
+        except Exception:
+            log.exception("turn %d of session %s failed", ask.turn, session.id)
+            end = failed("the turn failed; the gateway's log says why")
+        finally:
+            if not isinstance(end, Told):
+                session.state.failed()
+            session.touched = self._clock()
+            progress.finish(end)
+            session.lock.release()
+
+    async def _sampled(self, session: OpenSession, ask: Ask, progress: Progress) -> Spoken:
+        turn = self.backend.turn(session.id, ask)
+        async with contextlib.aclosing(turn) as items:  # type: ignore[type-var]
+            async for item in items:
+                if isinstance(item, Piece):
+                    progress.add(item)
+                else:
+                    return item
+        raise AssertionError("a backend ended a turn without saying it")
+
+
+def _finished(told: Told, created: int) -> Progress:
+    progress = Progress(told.turn, created)
+    progress.finish(told)
+    return progress
+
+
+@contextlib.contextmanager
+def _queued(session: OpenSession) -> Iterator[None]:
+    session.queued += 1
+    try:
+        yield
+    finally:
+        session.queued -= 1

@@ -1,0 +1,265 @@
+"""HTTP in and out, with a backend that says what it is told to."""
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from rlboost_jax.gateway.app import make_app
+from rlboost_jax.gateway.limits import MAX_BODY_BYTES, MAX_QUEUED, GatewayLimits
+from rlboost_jax.gateway.session import Called
+from rlboost_jax.gateway.sessions import Sessions
+from tests.gateway.fakes import Fake
+
+TOKEN = "own"
+USER = {"role": "user", "content": "a"}
+CALLS = (Called(id="call_0", name="add", arguments='{"x": 1}'),)
+
+
+class Client:
+    def __init__(self, client: TestClient, backend: Fake, sessions: Sessions) -> None:
+        self._client, self.backend, self.sessions = client, backend, sessions
+
+    async def ask(
+        self, method: str, path: str, body: Any = None, *, token: str = TOKEN, **headers: str
+    ) -> tuple[int, Any]:
+        found = {"Authorization": f"Bearer {token}", **headers}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self._client.request(method, path, data=data, headers=found) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text) if text.startswith("{") else text
+
+    async def chat(self, body: Any = None, **more: Any) -> tuple[int, Any]:
+        value = {"messages": [USER]} if body is None else body
+        return await self.ask("POST", "/v1/chat/completions", value, **more)
+
+    async def open(self, **body: Any) -> Any:
+        status, said = await self.ask("POST", "/sessions", body)
+        assert status == 201
+        return said
+
+
+def with_gateway(story: Any, **limits: Any) -> None:
+    async def tell() -> None:
+        backend = Fake()
+        sessions = Sessions(backend, GatewayLimits(**limits))
+        async with TestClient(TestServer(make_app(sessions, token=TOKEN))) as client:
+            await story(Client(client, backend, sessions))
+            await sessions.close()
+
+    asyncio.run(tell())
+
+
+def test_a_turn() -> None:
+    async def story(client: Client) -> None:
+        status, said = await client.chat({"messages": [USER], "logprobs": True, "top_logprobs": 1})
+        choice = said["choices"][0]
+        assert status == 200 and choice["message"]["content"] == "one two"
+        first = choice["logprobs"]["content"][0]
+        assert (first["token"], first["logprob"]) == ("<1>", -0.5)
+        assert [each["logprob"] for each in first["top_logprobs"]] == [-0.5]  # the sampled one
+        usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        assert said["usage"] == usage and choice["finish_reason"] == "stop"
+        assert len(client.sessions) == 0  # it was a session by itself
+
+    with_gateway(story)
+
+
+def test_tool_calls_whole_and_in_chunks() -> None:
+    async def story(client: Client) -> None:
+        client.backend.calls = CALLS
+        _, said = await client.chat()
+        (call,) = said["choices"][0]["message"]["tool_calls"]
+        assert call["function"] == {"name": "add", "arguments": '{"x": 1}'}
+        assert said["choices"][0]["finish_reason"] == "tool_calls"
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        _, text = await client.chat({"messages": [USER], **options})
+        *events, done = [line[6:] for line in text.split("\n\n") if line.startswith("data: ")]
+        assert done == "[DONE]"
+        chunks = [json.loads(each) for each in events]
+        assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["total_tokens"] == 5
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+        parts = [part for delta in deltas for part in delta.get("tool_calls", ())]
+        assert parts[0]["id"] == "call_0" and parts[0]["function"]["name"] == "add"
+        assert "".join(part["function"]["arguments"] for part in parts) == '{"x": 1}'
+        assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+    with_gateway(story)
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "ownn", "a.b", "\xff"])
+def test_without_a_token_nothing_is_said(token: str) -> None:
+    async def story(client: Client) -> None:
+        session = await client.open(id="mine")
+        assert session["token"].startswith("mine.")
+        for path in ("/v1/models", "/sessions/mine", "/nothing"):
+            status, said = await client.ask("GET", path, token=token)
+            assert status == 401 and said["error"]["code"] == "invalid_api_key"
+        for near in (session["token"][:-1], f"{session['token']}x", "mine.", "mine"):
+            assert (await client.chat(token=near))[0] == 401
+
+    with_gateway(story)
+
+
+def test_a_sessions_token_opens_that_session() -> None:
+    async def story(client: Client) -> None:
+        one, two = await client.open(), await client.open()
+        assert one["example"] == {"question": "?"}
+        await client.chat(token=one["token"], **{"X-Session-ID": two["id"]})
+        assert [session for session, _ in client.backend.asked] == [one["id"]]
+        refused = [
+            await client.ask("GET", f"/sessions/{two['id']}", token=one["token"]),
+            await client.ask("DELETE", f"/sessions/{two['id']}", token=one["token"]),
+            await client.ask("POST", "/sessions", {}, token=one["token"]),
+        ]
+        assert {status for status, _ in refused} == {403}
+
+    with_gateway(story)
+
+
+def test_a_call_that_is_repeated_gets_the_same_turn() -> None:
+    """Its connection broke before the answer; the turn went on."""
+
+    async def story(client: Client) -> None:
+        token = (await client.open())["token"]
+        client.backend.go.clear()
+        first = asyncio.create_task(client.chat(token=token))
+        while not client.backend.asked:
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        again = asyncio.create_task(client.chat(token=token))
+        client.backend.go.set()
+        status, said = await again
+        later = await client.chat(token=token)
+        assert (status, said) == later and status == 200
+        assert len(client.backend.asked) == 1
+
+    with_gateway(story)
+
+
+def test_calls_of_one_session_wait_their_turn() -> None:
+    async def story(client: Client) -> None:
+        token = (await client.open())["token"]
+        client.backend.go.clear()
+        bodies = [
+            {"messages": [{"role": "user", "content": str(i)}]} for i in range(MAX_QUEUED + 1)
+        ]
+        tasks = []
+        for number, body in enumerate(bodies):
+            tasks.append(asyncio.create_task(client.chat(body, token=token)))
+            session = client.sessions.find(client.sessions.of_token(token).id)
+            while session.queued < number or not client.backend.asked:
+                await asyncio.sleep(0)
+        status, said = await client.chat({"messages": [USER]}, token=token)
+        assert status == 429 and str(MAX_QUEUED) in said["error"]["message"]
+        client.backend.go.set()
+        assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+        order = [ask.new[0]["content"] for _, ask in client.backend.asked]
+        assert order == [str(i) for i in range(MAX_QUEUED + 1)]
+
+    with_gateway(story)
+
+
+def test_or_are_refused() -> None:
+    async def story(client: Client) -> None:
+        token = (await client.open())["token"]
+        client.backend.go.clear()
+        first = asyncio.create_task(client.chat(token=token))
+        while not client.backend.asked:
+            await asyncio.sleep(0)
+        other = {"messages": [{"role": "user", "content": "b"}]}
+        status, said = await client.chat(other, token=token)
+        assert (status, said["error"]["code"]) == (400, "session_busy")
+        client.backend.go.set()
+        assert (await first)[0] == 200
+
+    with_gateway(story, concurrent="refuse")
+
+
+def test_a_turn_that_fails_can_be_asked_for_again() -> None:
+    async def story(client: Client) -> None:
+        token = (await client.open())["token"]
+        client.backend.error = RuntimeError("secret detail")
+        status, said = await client.chat(token=token)
+        assert status == 503 and "secret" not in json.dumps(said)
+        client.backend.error = None
+        status, said = await client.chat(token=token)
+        assert status == 200 and said["rlboost"]["turn"] == 0
+
+    with_gateway(story)
+
+
+def test_a_turn_has_a_time_limit() -> None:
+    async def story(client: Client) -> None:
+        client.backend.go.clear()
+        status, said = await client.chat()
+        assert (status, said["error"]["code"]) == (503, "turn_timeout")
+
+    with_gateway(story, turn_seconds=0.01)
+
+
+def test_rewards_and_ends() -> None:
+    async def story(client: Client) -> None:
+        session = await client.open(id="s")
+        await client.chat(token=session["token"])
+        _, said = await client.ask("GET", "/sessions/s", token=session["token"])
+        assert said["turns"] == 1 and said["over"] is None
+        reward = {"reward": 0.5, "metrics": {"solved": 1}}
+        status, _ = await client.ask("POST", "/sessions/s/reward", reward, token=session["token"])
+        assert status == 200
+        assert [(name, reward) for name, reward, _ in client.backend.over] == [("s", 0.5)]
+        assert (await client.ask("GET", "/sessions/s"))[0] == 404
+
+    with_gateway(story)
+
+
+def test_limits_are_named() -> None:
+    async def story(client: Client) -> None:
+        await client.open()
+        status, said = await client.ask("POST", "/sessions", {})
+        assert status == 429 and "max_sessions is 1" in said["error"]["message"]
+        status, said = await client.ask("POST", "/v1/chat/completions", b"x" * (MAX_BODY_BYTES + 1))
+        assert status == 413 and f"{MAX_BODY_BYTES:,}" in said["error"]["message"]
+        status, said = await client.ask("GET", "/v2")
+        assert status == 404 and said["error"]["type"] == "invalid_request_error"
+        status, said = await client.chat({"messages": [USER], "model": "other"})
+        assert status == 404 and "'fake'" in said["error"]["message"]
+        status, _ = await client.chat(b"{}", **{"Content-Encoding": "gzip"})
+        assert status in (400, 415)
+
+    with_gateway(story, max_sessions=1)
+
+
+def test_what_nobody_uses_is_ended() -> None:
+    async def story() -> None:
+        now = [0.0]
+        backend = Fake()
+        limits = GatewayLimits(idle_seconds=10)
+        sessions = Sessions(backend, limits, clock=lambda: now[0])
+        sessions.open("old")
+        now[0] = 6
+        sessions.open("new")
+        now[0] = 11
+        await sessions.end_idle()
+        assert [name for name, _, _ in backend.over] == ["old"] and len(sessions) == 1
+
+    asyncio.run(story())
+
+
+def test_no_secret_is_shown() -> None:
+    session = Sessions(Fake(), GatewayLimits()).open("s")
+    assert session.token.partition(".")[2] not in repr(session)
+
+
+async def test_models_say_how_long_a_conversation_may_be() -> None:
+    sessions = Sessions(Fake(), GatewayLimits())
+    async with TestClient(TestServer(make_app(sessions, token=TOKEN))) as client:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with client.get("/v1/models", headers=headers) as answer:
+            (card,) = (await answer.json())["data"]
+        assert (card["id"], card["max_model_len"]) == ("fake", 100)
+    assert isinstance(client.session, aiohttp.ClientSession)
