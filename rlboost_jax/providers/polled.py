@@ -40,6 +40,7 @@ class _Instance:
     refused: bool = False  # said so: what appears of it is stopped
     granted: bool = False
     seen: bool = False  # a list had it
+    ran: bool = False  # and running
     end_at: float = math.inf  # its grace is over
     signalled: bool = False  # within its grace
     ended: bool = False  # asked to end at once, which goes on until no list has it
@@ -140,7 +141,7 @@ class PolledProvider:
         self._poke()
         try:
             async with asyncio.timeout(self._close_seconds):
-                while self._instances or self._starting or not await self._none_left():
+                while not await self._none_left():
                     await asyncio.sleep(self._quick)
         except TimeoutError:
             log.error(
@@ -153,11 +154,11 @@ class PolledProvider:
         self._events.close()
 
     async def _none_left(self) -> bool:
-        """Whether a list has no living job of this run."""
+        """Whether a list says so, of living jobs of this run."""
         if self._watcher is None and not self._nonces:
             return True  # nothing was ever begun or adopted
         with contextlib.suppress(LaunchFailed):
-            return not await self._look()
+            return not (await self._look() or self._instances or self._starting)
         return False
 
     def _poke(self) -> None:
@@ -209,8 +210,9 @@ class PolledProvider:
             unwanted = [job for job in living if not self._wanted(job)]
             for name, instance in list(self._instances.items()):
                 self._compare(name, instance, found, began)
-            for job in unwanted if self._adopted or self._closing else ():
-                await self._stop(job, 0.0)
+            for job in unwanted:
+                if self._adopted or self._closing or job.nonce in self._nonces:
+                    await self._stop(job, 0.0)
             for instance in list(self._instances.values()):
                 await self._stop_due(instance)
             return bool(living)
@@ -232,19 +234,24 @@ class PolledProvider:
     def _compare(self, name: str, instance: _Instance, found: Sequence[Job], began: float) -> None:
         own = [job for job in found if job.name == name and job.nonce == instance.nonce]
         instance.jobs = living = [job for job in own if job.state != "over"]
-        if living:
-            instance.seen = True
-            if any(job.state == "running" for job in living):
+        runs = any(job.state == "running" for job in living)
+        requeued = instance.ran and bool(living) and not runs  # its server is gone for good
+        if living and not requeued:
+            instance.seen, instance.ran = True, instance.ran or runs
+            if runs:
                 self._grant(name, instance)
             return
-        if instance.asked_at >= began:  # the list may be older than its start
+        if not requeued and instance.asked_at >= began:  # the list may be older than its start
             return
         if not instance.seen and not own and began < instance.asked_at + self._settle_seconds:
             return  # the list lags
         del self._instances[name]
-        last = own[-1] if own else None
         if instance.refused:
             return
+        if requeued:
+            self._events.put(Exited(name, instance.nonce, "it went back to the queue"))
+            return
+        last = own[-1] if own else None
         reason = last.reason if last is not None and last.reason else ""
         if last is not None and last.code is not None:
             reason = f"exit code {last.code}" + (f": {reason}" if reason else "")

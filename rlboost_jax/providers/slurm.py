@@ -3,6 +3,9 @@
 A job's name is its tag, `rlboost/RUN/NAME/NONCE`: every squeue shows it, and no accounting database
 is needed. The job's shell becomes the server (`exec`), so that signals to the job reach it: SIGTERM
 from `terminate`, and ahead of a preemption or of the job's time limit `fleet.notice_signal`.
+
+Jobs are not requeued: Slurm would give one a new submit time and keep it waiting for two minutes,
+and a fresh job, for which the manager asks anyway, has neither against it.
 """
 
 import os
@@ -63,7 +66,7 @@ class SlurmLauncher:
             *([f"--partition={','.join(partitions)}"] if partitions else []),
             f"--time={slurm.minutes}",
             f"--output={self._logs / f'{name}.log'}",
-            *("--open-mode=append", "--requeue" if slurm.requeue else "--no-requeue"),
+            *("--open-mode=append", "--no-requeue"),
             *self._signal(),
             f"--export={','.join(names)}",  # their values are taken from sbatch's environment
             *shlex.split(slurm.options),
@@ -165,8 +168,7 @@ def _job(line: str) -> Job | None:
 
 
 def _exit_code(text: str) -> int | None:
-    """Of CODE:SIGNAL, or of the number that wait() gives; None of a signal."""
-    code, _, number = text.strip().partition(":")
-    if not code.isdecimal() or number.strip("0"):
+    """Of what wait() gives; None of a program that a signal ended, or that never began."""
+    if not text.strip().isdecimal() or not os.WIFEXITED(status := int(text)):
         return None
-    return int(code)
+    return os.WEXITSTATUS(status)

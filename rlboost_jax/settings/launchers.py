@@ -66,12 +66,6 @@ class SlurmConfig:
         note='"file": reads <workdir>/join, on a file system that nodes share. "environment": in '
         "the job's environment, which Slurm keeps for its administrators and the job's user.",
     )
-    requeue: bool = setting(
-        False,
-        "a preempted job goes back to the queue and joins again",
-        note="After 30 s without it the manager asks for another in its place. Slurm keeps a "
-        "requeued job waiting for two minutes (cred_expire) unless the cluster says else.",
-    )
     timeout_seconds: float = setting(60.0, "that sbatch, squeue or scancel may take", above=0)
     poll_seconds: float = setting(
         10.0, "from one squeue to the next, while there are jobs", above=0
