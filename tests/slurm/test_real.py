@@ -9,6 +9,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,19 +128,23 @@ def test_what_a_dead_run_has_left_is_found_and_reaped(slurm: dict[str, str], tmp
         pid = run.manager()["pid"]
         run.kill()
         os.kill(pid, signal.SIGKILL)
-        found = reap(run, slurm, "list")
+        found = reap(run, slurm, "list", code=1)
         assert found.count("slurm-") == 2, found
-        said = reap(run, slurm, "reap")
-        assert said.count("ended") == 2, said
+        said = reap(run, slurm, "reap", code=0)
+        assert "2 ended" in said, said
         wait_until(lambda: not jobs(slurm), "an empty queue")
-        assert "nothing" in reap(run, slurm, "list")
+        assert "nothing" in reap(run, slurm, "list", code=0)
 
 
-def reap(run: Run, environment: dict[str, str], what: str) -> str:
-    import sys
-
-    command = (sys.executable, "-m", "rlboost_jax.fleet", what, str(run.workdir))
-    return of_slurm(environment, *command)
+def reap(run: Run, environment: dict[str, str], what: str, *, code: int) -> str:
+    ran = subprocess.run(
+        (sys.executable, "-m", "rlboost_jax.fleet", what, str(run.workdir)),
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    return ran.stdout
 
 
 def assert_secrets_are_kept(run: Run, environment: dict[str, str]) -> None:
