@@ -77,7 +77,7 @@ class CommandLauncher:
 def _job(line: str) -> Job:
     """Of RUN NAME NONCE [STATE [REASON …]]."""
     words = line.split(maxsplit=4)
-    if not 3 <= len(words) or (len(words) > 3 and words[3] not in STATES):
+    if not len(words) >= 3 or (len(words) > 3 and words[3] not in STATES):
         raise LaunchFailed(
             f"fleet.command.list printed {line[:100]!r}; RUN NAME NONCE is a line of it, and "
             f"{' or '.join(STATES)} may follow"

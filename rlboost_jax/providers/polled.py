@@ -258,7 +258,9 @@ class PolledProvider:
         if instance.granted or last is not None:
             self._grant(name, instance)
             code = None if last is None else last.code
-            self._events.put(Exited(name, instance.nonce, reason or "it is not listed any more", code))
+            self._events.put(
+                Exited(name, instance.nonce, reason or "it is not listed any more", code)
+            )
         else:
             self._events.put(
                 Refused(name, instance.nonce, "it was started, and a list never had it")

@@ -31,24 +31,22 @@ async def run_program(
     Raises:
         LaunchFailed: with the last line that it wrote. It is `sure` where there is no such program.
     """
+    outputs = [_Output(), _Output()]
     try:
         process = await asyncio.create_subprocess_exec(
             *words,
             stdin=PIPE if given else DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
+            stdout=outputs[0].end,
+            stderr=outputs[1].end,
             env=dict(environment),
             start_new_session=True,  # it is ended with its children, and hears no interrupt
         )
     except (OSError, ValueError) as error:
+        for output in outputs:
+            output.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise LaunchFailed(f"cannot run {words[0]}: {reason}", sure=True) from None
-    assert process.stdout is not None and process.stderr is not None
-    outputs = [bytearray(), bytearray()]
-    readers = [
-        asyncio.create_task(_read(stream, kept))
-        for stream, kept in zip((process.stdout, process.stderr), outputs, strict=True)
-    ]
+    readers = [asyncio.create_task(output.read()) for output in outputs]
     try:
         async with asyncio.timeout(timeout_seconds):
             if given:
@@ -66,11 +64,12 @@ async def run_program(
         await asyncio.wait(readers, timeout=REST_SECONDS)
         for reader in readers:
             reader.cancel()
-    out, err = (bytes(kept).decode(errors="replace") for kept in outputs)
+        await asyncio.wait(readers)
+    out, err = (bytes(output.kept).decode(errors="replace") for output in outputs)
     if code != 0:
         said = last_line(err) or last_line(out) or "it said nothing"
         raise LaunchFailed(f"{words[0]} ended with code {code}: {said}")
-    if len(outputs[0]) >= MAX_BYTES:
+    if len(outputs[0].kept) >= MAX_BYTES:
         raise LaunchFailed(f"{words[0]} printed more than {MAX_BYTES:,} bytes")
     return out
 
@@ -80,10 +79,34 @@ def last_line(text: str) -> str:
     return lines[-1][:LINE] if lines else ""
 
 
-async def _read(stream: asyncio.StreamReader, kept: bytearray) -> None:
-    """All of it, of which the first `MAX_BYTES` are kept."""
-    while part := await stream.read(2**16):
-        kept += part[: MAX_BYTES - len(kept)]
+class _Output:
+    """A pipe of our own: asyncio would take a program to run for as long as any child holds its.
+
+    Attributes:
+        end: that the program writes to.
+        kept: the first `MAX_BYTES`.
+    """
+
+    def __init__(self) -> None:
+        self._source, self.end = os.pipe()
+        self.kept = bytearray()
+
+    def close(self) -> None:
+        os.close(self._source)
+        os.close(self.end)
+
+    async def read(self) -> None:
+        """Until nobody can write any more."""
+        os.close(self.end)
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), open(self._source, "rb", buffering=0)
+        )
+        try:
+            while part := await stream.read(2**16):
+                self.kept += part[: MAX_BYTES - len(self.kept)]
+        finally:
+            transport.close()
 
 
 async def _end(process: Process) -> None:

@@ -26,7 +26,9 @@ class CommandConfig:
     list: str = setting("", "prints a line RUN NAME NONCE for each that is there")
     pools: str = setting("", "names of pools for {pool}, with commas between them")
     timeout_seconds: float = setting(60.0, "that a command may take", above=0)
-    poll_seconds: float = setting(5.0, "from one list to the next, while there are servers", above=0)
+    poll_seconds: float = setting(
+        5.0, "from one list to the next, while there are servers", above=0
+    )
     settle_seconds: float = setting(
         30.0, "after a start until list has it, or it has failed", at_least=0
     )
@@ -107,4 +109,6 @@ def _check_word(word: str, place: str) -> None:
             continue
         if name not in PLACEHOLDERS or spec or conversion:
             known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
-            raise ValueError(f"{{{name}}} is no placeholder; there are {known}, and {{{{ for a brace")
+            raise ValueError(
+                f"{{{name}}} is no placeholder; there are {known}, and {{{{ for a brace"
+            )

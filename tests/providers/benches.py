@@ -160,7 +160,9 @@ class SlurmBench(CommandBench):
             provider="slurm",
             chaos=ChaosConfig(),
             slurm=SlurmConfig(
-                partitions="spot, spare", program=str(self.cloud.script("server")), options="--mem=1"
+                partitions="spot, spare",
+                program=str(self.cloud.script("server")),
+                options="--mem=1",
             ),
         )
         launcher = SlurmLauncher(fleet, place, programs=self.cloud.folder)

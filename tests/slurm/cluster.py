@@ -103,7 +103,9 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     try:
         for command in (munged, ["slurmctld", "-D"], ["slurmd", "-D", "-N", "localhost"]):
             started.append(
-                subprocess.Popen(command, env=every, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+                subprocess.Popen(
+                    command, env=every, stdout=said, stderr=said, stdin=subprocess.DEVNULL
+                )
             )
             if command is munged:
                 _until(lambda: (folder / "munge.socket").exists(), folder)

@@ -49,7 +49,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 def of_slurm(environment: dict[str, str], *words: str, given: str = "") -> str:
     return subprocess.run(
-        words, env={**os.environ, **environment}, input=given, capture_output=True, text=True, check=True
+        words,
+        env={**os.environ, **environment},
+        input=given,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
 
 
@@ -57,9 +62,7 @@ def jobs(environment: dict[str, str]) -> dict[str, tuple[str, str]]:
     """Number and state of each job of a run that is not over, by the name of its instance."""
     found = of_slurm(environment, "squeue", "--noheader", "-O", "JobID:|,State:|,Name:|")
     rows = [line.split("|") for line in found.splitlines()]
-    return {
-        row[2].split("/")[2]: (row[0], row[1]) for row in rows if row[2].startswith("rlboost/")
-    }
+    return {row[2].split("/")[2]: (row[0], row[1]) for row in rows if row[2].startswith("rlboost/")}
 
 
 def joined(run: Run) -> list[str]:
@@ -120,7 +123,9 @@ def test_jobs_come_and_go_and_change_no_bit(
     assert not jobs(slurm)
 
 
-def test_what_a_dead_run_has_left_is_found_and_reaped(slurm: dict[str, str], tmp_path: Path) -> None:
+def test_what_a_dead_run_has_left_is_found_and_reaped(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
     """Trainer and manager are killed at once, as with a host: nobody is left to end the jobs."""
     with running(tmp_path / "run", *SETTINGS, "fleet.max_instances=2", environment=slurm) as run:
         run.wait_until(lambda: len(jobs(slurm)) == 2, "two jobs")
@@ -156,7 +161,8 @@ def assert_secrets_are_kept(run: Run, environment: dict[str, str]) -> None:
     numbers = [number for number, _ in jobs(environment).values()]
     shown += [of_slurm(environment, "scontrol", "show", "job", number) for number in numbers]
     shown += [
-        of_slurm(environment, "scontrol", "write", "batch_script", number, "-") for number in numbers
+        of_slurm(environment, "scontrol", "write", "batch_script", number, "-")
+        for number in numbers
     ]
     files = ["config.json", "events.jsonl", "manager.json", "metrics.jsonl"]
     paths = [run.workdir / name for name in files] + sorted((run.workdir / "logs").iterdir())
