@@ -42,7 +42,10 @@ class Job:
 class Launcher(Protocol):
     """Bounded in time: each method returns or raises `LaunchFailed`."""
 
-    pools: Sequence[str]  # that it knows besides `ANY_POOL`
+    @property
+    def pools(self) -> Sequence[str]:
+        """That it knows besides `ANY_POOL`."""
+        ...
 
     async def start(self, name: str, nonce: str, pool: str) -> None:
         """Have a server of this run started, tagged; it is listed from some moment on."""

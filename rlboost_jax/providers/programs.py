@@ -100,7 +100,7 @@ class _Output:
         os.close(self.end)
         stream = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), open(self._source, "rb", buffering=0)
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self._source, "rb", 0)
         )
         try:
             while part := await stream.read(2**16):

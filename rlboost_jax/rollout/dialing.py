@@ -42,7 +42,7 @@ def dial_problem(error: BaseException, address: str) -> str:
             f"<workdir>/manager.json has its address; if another host must use another: {REMEDY}"
         )
     if number in _NO_WAY:
-        return f"there is no way from this host to {address} ({cause.strerror}); {REMEDY}"
+        return f"there is no way from this host to {address} ({cause}); {REMEDY}"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return f"{address} hung up; is it a rlboost-jax manager?"
     return f"no manager answers ({error}); is the run alive? <workdir>/manager.json has its address"

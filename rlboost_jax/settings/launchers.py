@@ -84,7 +84,7 @@ def command_mistakes(command: CommandConfig) -> Iterator[str]:
     for what in ("start", "stop", "list"):
         template, place = getattr(command, what), f"fleet.command.{what}"
         if not template.strip():
-            yield f"{place} is ''; fleet.provider 'command' needs it, see docs/how-to/fleet-command.md"
+            yield f"{place} is ''; name a command, docs/how-to/fleet-command.md has examples"
             continue
         try:
             words = shlex.split(template)

@@ -20,6 +20,7 @@ from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.providers.slurm import SlurmLauncher
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
+from tests.docs_blocks import blocks_of
 from tests.providers.fake import Cloud, FakeProvider
 from tests.providers.shell_cloud import CODE, ShellCloud
 
@@ -151,6 +152,38 @@ class CommandBench:
         self.cloud.end(name)
 
 
+class PageBench(CommandBench):
+    """The file that docs/how-to/fleet-command.md has for copying, with folders for hosts."""
+
+    def open(self) -> PolledProvider:
+        (text,) = (b.text for b in blocks_of("docs/how-to/fleet-command.md") if b.language == "text")
+        script, hosts = self.folder / "hosts.sh", [f"host{number}" for number in range(4)]
+        script.write_text(text)
+        script.chmod(0o700)
+        (self.folder / "hosts.txt").write_text("".join(f"{host}\n" for host in hosts))
+        for host in hosts:
+            (self.cloud.folder / host).mkdir(exist_ok=True)
+        settings = CommandConfig(
+            start=f"{self.with_path} {script} start",
+            stop=f"{self.with_path} {script} stop {{name}} {{grace}}",
+            list=f"{self.with_path} {script} list",
+        )
+        place = rendezvous(self.folder)
+        launcher = CommandLauncher(settings, place, price_per_hour=1.0)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+
+    @property
+    def with_path(self) -> str:
+        """Where `ssh` is the cloud's, and `rlboost` a server in place of ours."""
+        return f"env PATH={self.cloud.folder}/bin:{os.environ['PATH']}"
+
+    async def end(self, provider: Provider, name: str) -> None:
+        for note in self.cloud.folder.glob("host*/.rlboost/taken/server"):
+            words = note.read_text().split()
+            if words[1] == name:
+                os.kill(int(words[3]), signal.SIGUSR1)
+
+
 class SlurmBench(CommandBench):
     """sbatch, squeue and scancel are scripts over that folder; tests/slurm has real ones."""
 
@@ -212,4 +245,4 @@ def rendezvous(folder: Path) -> Rendezvous:
     )
 
 
-BENCHES: tuple[type[Bench], ...] = (LocalBench, FakeBench, CommandBench, SlurmBench, NoBench)
+BENCHES: tuple[type[Bench], ...] = (LocalBench, FakeBench, CommandBench, PageBench, SlurmBench, NoBench)

@@ -83,7 +83,15 @@ done
 kill -"$signal" "$word" 2>"@/logs/scancel"
 exit 0
 """
+# A host is a folder.
+SSH = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+cd "@/$1" || exit 255
+exec sh -c "$2"
+"""
 SCRIPTS = {
+    "bin/ssh": SSH,
+    "bin/rlboost": SERVER,
     "server": SERVER,
     **{"start": START, "stop": STOP, "list": LIST},
     **{"sbatch": SBATCH, "squeue": SQUEUE, "scancel": SCANCEL},
@@ -99,7 +107,7 @@ class ShellCloud:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "cloud"
-        for name in ("machines", "logs", "pipes"):
+        for name in ("machines", "logs", "pipes", "bin"):
             (self.folder / name).mkdir(parents=True)
         for name, text in SCRIPTS.items():
             path = self.script(name)

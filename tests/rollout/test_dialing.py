@@ -28,7 +28,7 @@ def test_a_name_that_nobody_knows() -> None:
 def test_a_port_where_nobody_listens() -> None:
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:%d" % bound.getsockname()[1]
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
         said = asyncio.run(dialled(address))
     assert said.startswith(f"nothing listens at {address}")
 
@@ -38,7 +38,7 @@ def test_one_that_never_answers() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        address = "127.0.0.1:%d" % listening.getsockname()[1]
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
         said = asyncio.run(dialled(address, 0.05))
     assert said.startswith(f"no answer from {address}: a firewall drops it")
 

@@ -2,9 +2,9 @@
 
     python -m tests.slurm.cluster FOLDER        until it is interrupted
 
-For root. Ports, sockets, keys, states and logs are the folder's own: a cluster that the host is part
-of is not touched. The node claims eight processors whatever there are, so that eight jobs of one
-processor run at a time.
+For root. Ports, sockets, keys, states and logs are the folder's own: a cluster that the host is
+part of is not touched. The node claims eight processors whatever there are, so that eight jobs of
+one processor run at a time.
 """
 
 import contextlib
