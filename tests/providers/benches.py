@@ -246,3 +246,4 @@ def rendezvous(folder: Path) -> Rendezvous:
 
 
 BENCHES: tuple[type[Bench], ...] = (LocalBench, FakeBench, CommandBench, PageBench, SlurmBench, NoBench)
+TROUBLED: tuple[type[CommandBench], ...] = (CommandBench, SlurmBench)

@@ -11,7 +11,7 @@ import pytest
 
 from rlboost_jax.credentials import CredentialsUnusable, packed, read_credentials
 from rlboost_jax.providers import programs
-from rlboost_jax.providers.base import ANY_POOL, Exited, Refused, Started
+from rlboost_jax.providers.base import ANY_POOL, Refused
 from rlboost_jax.providers.command import CommandLauncher
 from rlboost_jax.providers.launcher import Job, LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
@@ -20,7 +20,7 @@ from rlboost_jax.settings.launchers import CommandConfig, command_mistakes
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import living
-from tests.providers.benches import SECRET, CommandBench, made_join, rendezvous
+from tests.providers.benches import SECRET, made_join, rendezvous
 from tests.providers.test_contract import Ear, play
 
 NAMED = Job(handle="a", run="run", name="a", nonce="n", state="running")
@@ -118,21 +118,6 @@ def test_a_line_that_is_none_is_a_list_that_failed(tmp_path: Path, line: str) ->
         asyncio.run(launcher(tmp_path, list=f"echo {line}").list())
 
 
-def test_a_start_that_fails_is_refused_with_its_last_line(tmp_path: Path) -> None:
-    async def story() -> None:
-        bench = CommandBench(tmp_path)
-        (bench.cloud.folder / "fail").write_text("asking for a machine\nquota exceeded\n\n")
-        provider = bench.open()
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
-        refused = await ear.of("a", Refused)
-        assert isinstance(refused, Refused)
-        assert refused.reason.endswith("ended with code 1: quota exceeded")
-        await provider.close()
-
-    play(story)
-
-
 def test_a_start_that_hangs_is_refused_and_ended_with_its_children(tmp_path: Path) -> None:
     async def story() -> None:
         mark = f"{tmp_path}/hangs"
@@ -147,26 +132,6 @@ def test_a_start_that_hangs_is_refused_and_ended_with_its_children(tmp_path: Pat
         assert isinstance(refused, Refused) and refused.reason.endswith("did not end in 0.3 s")
         assert not [each for each in living() if mark in each.command]
         await provider.close()
-
-    play(story)
-
-
-def test_a_list_that_fails_ends_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        bench = CommandBench(tmp_path)
-        provider = bench.open()
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
-        await ear.of("a", Started)
-        blind = bench.cloud.folder / "blind"
-        blind.write_text("the cloud does not answer\n")
-        while provider._problem == "":
-            await asyncio.sleep(0.01)
-        assert "the cloud does not answer" in provider._problem
-        assert not [event for event in ear.heard if isinstance(event, Exited)]
-        blind.unlink()
-        await provider.close()
-        assert isinstance((await ear.whole())["a"][-1], Exited)
 
     play(story)
 
