@@ -24,6 +24,7 @@ from tests.docs_blocks import blocks_of
 from tests.providers.fake import Cloud, FakeProvider
 from tests.providers.shell_cloud import CODE, ShellCloud
 
+PAGE = "docs/how-to/fleet-command.md"
 SECRET = "only-for-servers"  # in every file of credentials
 
 # In place of a server: one that says its nonce through a pipe, if it has one, and waits.
@@ -156,7 +157,9 @@ class PageBench(CommandBench):
     """The file that docs/how-to/fleet-command.md has for copying, with folders for hosts."""
 
     def open(self) -> PolledProvider:
-        (text,) = (b.text for b in blocks_of("docs/how-to/fleet-command.md") if b.language == "text")
+        (text,) = (
+            b.text for b in blocks_of("docs/how-to/fleet-command.md") if b.language == "text"
+        )
         script, hosts = self.folder / "hosts.sh", [f"host{number}" for number in range(4)]
         script.write_text(text)
         script.chmod(0o700)
@@ -189,17 +192,15 @@ class SlurmBench(CommandBench):
 
     def open(self) -> PolledProvider:
         place = rendezvous(self.folder)
-        fleet = FleetConfig(
-            provider="slurm",
-            chaos=ChaosConfig(),
-            slurm=SlurmConfig(
-                partitions="spot, spare",
-                program=str(self.cloud.script("server")),
-                options="--mem=1",
-            ),
-        )
-        launcher = SlurmLauncher(fleet, place, programs=self.cloud.folder)
+        launcher = SlurmLauncher(self.fleet, place, programs=self.cloud.folder)
         return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+
+    @property
+    def fleet(self) -> FleetConfig:
+        slurm = SlurmConfig(
+            partitions="spot, spare", program=str(self.cloud.script("server")), options="--mem=1"
+        )
+        return FleetConfig(provider="slurm", chaos=ChaosConfig(), slurm=slurm)
 
 
 class NoBench:
@@ -245,5 +246,12 @@ def rendezvous(folder: Path) -> Rendezvous:
     )
 
 
-BENCHES: tuple[type[Bench], ...] = (LocalBench, FakeBench, CommandBench, PageBench, SlurmBench, NoBench)
+BENCHES: tuple[type[Bench], ...] = (
+    LocalBench,
+    FakeBench,
+    CommandBench,
+    PageBench,
+    SlurmBench,
+    NoBench,
+)
 TROUBLED: tuple[type[CommandBench], ...] = (CommandBench, SlurmBench)

@@ -10,20 +10,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.processes import living
-from tests.slurm.cluster import cluster, missing
 from tests.system.conftest import short_and_calm  # noqa: F401
 from tests.system.harness import PATIENT, SHORT, Run, running, wait_until
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(bool(missing()), reason=f"no Slurm here: {missing()}"),
-]
+pytestmark = pytest.mark.system
 
 JOBS = 6
 SETTINGS = (
@@ -39,12 +34,6 @@ SETTINGS = (
     # Of the tests, besides what jobs get by default.
     "fleet.slurm.export=PATH,HOME,PYTHONPATH,RLBOOST_TEST_WORKDIR,RLBOOST_TEST_PACE",
 )
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with cluster(tmp_path_factory.mktemp("slurm") / "cluster") as environment:
-        yield environment
 
 
 def of_slurm(environment: dict[str, str], *words: str, given: str = "") -> str:
