@@ -410,3 +410,27 @@ def test_one_that_goes_back_to_the_queue_is_over_and_does_not_come_again() -> No
         await provider.close()
 
     play(story)
+
+
+def test_what_is_terminated_before_its_turn_is_never_started() -> None:
+    """Starts wait for each other, a few at a time."""
+
+    async def story() -> None:
+        desk = Desk(held=asyncio.Event())
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        first = [asyncio.create_task(provider.request(f"{n}", f"n{n}", ANY_POOL)) for n in range(8)]
+        await asyncio.sleep(0)
+        last = asyncio.create_task(provider.request("last", "n", ANY_POOL))
+        await asyncio.sleep(0)
+        await provider.terminate("last", 5.0)
+        assert desk.held is not None
+        desk.held.set()
+        await asyncio.gather(*first, last)
+        refused = await ear.of("last", Refused)
+        assert isinstance(refused, Refused) and "before it was started" in refused.reason
+        assert not [job for job in desk.jobs.values() if job.name == "last"]
+        assert not [handle for handle, _ in desk.stopped if handle.startswith("last")]
+        await provider.close()
+
+    play(story)
