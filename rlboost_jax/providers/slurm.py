@@ -10,6 +10,7 @@ and a fresh job, for which the manager asks anyway, has neither against it.
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,6 @@ class SlurmLauncher:
         except OSError as error:
             raise LaunchFailed(f"{error.filename}: {error.strerror}", sure=True) from None
         partitions = self.pools if pool == ANY_POOL else (pool,)
-        names = [*names_of(slurm.export), *own]
         words = [
             *("sbatch", "--parsable", f"--job-name={TAG}/{run}/{name}/{nonce}"),
             *([f"--partition={','.join(partitions)}"] if partitions else []),
@@ -68,10 +68,14 @@ class SlurmLauncher:
             f"--output={self._logs / f'{name}.log'}",
             *("--open-mode=append", "--no-requeue"),
             *self._signal(),
-            f"--export={','.join(names)}",  # their values are taken from sbatch's environment
+            # All of sbatch's own environment, which is what a job is to have: with a list of names
+            # Slurm would start a login shell of the user on the node, and add what that sets.
+            "--export=ALL",
             *shlex.split(slurm.options),
         ]
-        await self._run(words, more=own, given=self._script(name))
+        kept = (*names_of(slurm.export), "SLURM_CONF")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        await self._run(words, environment={**environment, **own}, given=self._script(name))
 
     async def stop(self, job: Job, grace_seconds: float) -> None:
         if grace_seconds > 0 and job.state == "running":
@@ -128,13 +132,13 @@ class SlurmLauncher:
         )
 
     async def _run(
-        self, words: Sequence[str], more: Mapping[str, str] | None = None, given: str = ""
+        self, words: Sequence[str], environment: Mapping[str, str] = os.environ, given: str = ""
     ) -> str:
-        program = words[0] if self._programs is None else str(self._programs / words[0])
+        found = shutil.which(words[0], path=self._programs)
         return await run_program(
-            (program, *words[1:]),
+            (found or words[0], *words[1:]),
             timeout_seconds=self._slurm.timeout_seconds,
-            environment={**os.environ, **(more or {})},
+            environment=environment,
             given=given,
         )
 

@@ -85,11 +85,22 @@ def test_credentials_are_on_no_command_line_and_in_no_script(tmp_path: Path, joi
     argv, text = started(tmp_path, slurm=replace(SLURM, join_by=join_by))  # type: ignore[arg-type]
     environment = (tmp_path / "sbatch.env").read_text()
     assert SECRET not in text + " ".join(argv)
-    (export,) = [word for word in argv if word.startswith("--export=")]
-    assert ("RLBOOST_JOIN" in export.split("=", 1)[1].split(",")) == (join_by == "environment")
-    assert ("\nRLBOOST_JOIN=" in environment) == (join_by == "environment")
+    assert "--export=ALL" in argv
+    assert ("RLBOOST_JOIN=" in environment) == (join_by == "environment")
     assert ("--join=" in text) == (join_by == "file")
-    assert "RLBOOST_NONCE" in export and "\nRLBOOST_NONCE=n-1\n" in environment
+    assert "RLBOOST_NONCE=n-1" in environment.splitlines()
+
+
+def test_a_job_gets_what_it_is_to_have_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch is given no more itself: a key of the trainer's, say, or a job that it runs in."""
+    for name in ("WANDB_API_KEY", "SLURM_JOB_ID", "SBATCH_EXPORT", "SLURM_CONF", "MINE"):
+        monkeypatch.setenv(name, f"the {name}")
+    started(tmp_path, slurm=replace(SLURM, export="PATH, MINE,NOT_THERE"))
+    lines = (tmp_path / "sbatch.env").read_text().splitlines()
+    found = {line.partition("=")[0] for line in lines} - {"PWD", "SHLVL", "_", "OLDPWD"}
+    assert found == {"PATH", "MINE", "SLURM_CONF", "RLBOOST_NONCE"}
 
 
 @pytest.mark.parametrize(
