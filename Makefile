@@ -7,6 +7,7 @@
 #   make soak                  the long fault tests
 #   make test-browser          the page of a run in Chromium (Debian's), with playwright and axe
 #   make test-adapters         environments of other packages, with these, in an environment of its own
+#   make test-slurm            six jobs of a real Slurm, Debian's, started in a folder; for root
 #   make h100                  what an H100's compiler makes of every program; no device needed
 #   make docs                  the site of docs/, in build/site; no network needed to read it
 #   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
@@ -29,7 +30,8 @@ COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compil
 METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test test-browser test-adapters soak h100 docs docs-commands experiments lint wheels-test lock clean
+.PHONY: quickstart hf-tiny test test-browser test-adapters test-slurm slurm soak h100 docs docs-commands \
+  experiments lint wheels-test lock clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
@@ -57,6 +59,15 @@ test-browser: $(VENV)/browser/.installed
 test-adapters: $(VENV)-adapters/.installed $(VENV)-tinker/.installed
 	$(VENV)-adapters/bin/python -m pytest -q -rs tests/environments/adapters
 	$(VENV)-tinker/bin/python -m pytest -q -rs tests/environments/adapters/test_tinker_cookbook.py
+
+test-slurm: $(VENV)/.installed-dev slurm
+	$(VENV)/bin/python -m pytest -q -m system tests/slurm
+
+# Debian's packages. The tests start daemons of their own, in folders of their own.
+slurm:
+	@dpkg -s slurmctld slurmd slurm-client munge > /dev/null 2>&1 || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	  slurmctld slurmd slurm-client munge > /dev/null; }
 
 h100: $(VENV)/h100/.installed
 	$(VENV)/bin/python -m benchmarks.h100 --json=benchmarks/results/h100.json

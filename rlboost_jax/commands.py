@@ -48,6 +48,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         "configs": Command(
             "rlboost_jax.settings.shipped", "configurations that --config takes by name"
         ),
+        "fleet": Command("rlboost_jax.fleet", "find servers that runs have left, and end them"),
         "completion": Command("rlboost_jax.completion", "completion for bash, zsh or fish"),
         "manager": Command("rlboost_jax.manager", "a run's manager; its trainer starts it"),
     }

@@ -8,23 +8,31 @@ client.pem   what the manager asks a client for
 client.key
 seal.pub     a public key, by which manifests of weights are known to be the trainer's
 
+`RLBOOST_JOIN` in the environment holds such a folder in one piece, for hosts that see no folder.
+
 TLS is spoken and nothing else, on loopback too: any user of a host can listen at the port of a
 manager that has died. The manager proves itself in the handshake, before the token is sent.
 No secret is ever shown: not in a message, not in a `repr`, not on a command line.
 """
 
+import base64
+import json
 import os
 import ssl
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 TOKEN_VARIABLE: Final = "RLBOOST_TOKEN"
+JOIN_VARIABLE: Final = "RLBOOST_JOIN"
 TOKEN_FILE, CA_FILE = "token", "ca.pem"
 CLIENT_CERTIFICATE, CLIENT_KEY = "client.pem", "client.key"
 SEAL_CHECK: Final = "seal.pub"  # in hexadecimal digits
 SEAL_CHECK_BYTES: Final = 32
+
+JOIN_FILES: Final = (TOKEN_FILE, CA_FILE, CLIENT_CERTIFICATE, CLIENT_KEY, SEAL_CHECK)
 
 # A run's authority certifies one manager, by this name. Clients ask for it whatever address
 # they dialled, so a manager may be reached through any forwarded port or translated address.
@@ -86,20 +94,35 @@ class _ManagerContext(ssl.SSLContext):
 def read_credentials(
     folder: Path | None, environment: Mapping[str, str] = os.environ
 ) -> Credentials:
-    """The credentials of a folder; the token may be the environment's.
+    """The credentials of a folder; the token may be the environment's, and so may all of it.
 
     Args:
-        folder: None where none was named, which is a mistake.
+        folder: None where none was named: then the environment has them.
 
     Raises:
         CredentialsUnusable: something is missing, unreadable or not what it should be.
     """
     if folder is None:
-        raise CredentialsUnusable(
-            "no credentials given; name a copy of the manager's <workdir>/join with --join=FOLDER"
-        )
+        if JOIN_VARIABLE not in environment:
+            raise CredentialsUnusable(
+                "no credentials given; name a copy of the manager's <workdir>/join with "
+                f"--join=FOLDER, or have {JOIN_VARIABLE} in the environment"
+            )
+        with tempfile.TemporaryDirectory(prefix="rlboost-join-") as made:  # of mode 700
+            _unpack(environment[JOIN_VARIABLE], Path(made))
+            return read_credentials(Path(made), environment)
     token = _token(folder, environment)
     return Credentials(token=token, tls=_client_tls(folder), seal=_seal_check(folder))
+
+
+def packed(folder: Path) -> str:
+    """A folder of credentials as one word, for `JOIN_VARIABLE`; as secret as the folder is.
+
+    Raises:
+        OSError: a file is missing or unreadable.
+    """
+    files = {name: (folder / name).read_text(encoding="ascii") for name in JOIN_FILES}
+    return base64.b64encode(json.dumps(files).encode()).decode()
 
 
 def explain(error: BaseException) -> str:
@@ -141,6 +164,18 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
             yield cause
             wrapped = ("certificate_error", "os_error", "reason", "__cause__", "__context__")
             ahead += [getattr(cause, name, None) for name in wrapped]
+
+
+def _unpack(word: str, folder: Path) -> None:
+    try:
+        files = json.loads(base64.b64decode(word.strip(), validate=True))
+        for name in JOIN_FILES:
+            (folder / name).write_text(str(files[name]), encoding="ascii")
+    except (ValueError, KeyError, TypeError):
+        raise CredentialsUnusable(
+            f"{JOIN_VARIABLE} (environment) is not what a provider puts there; it was cut off, or "
+            "is of another release"
+        ) from None
 
 
 def _token(folder: Path, environment: Mapping[str, str]) -> str:

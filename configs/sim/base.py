@@ -144,5 +144,7 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.policy.sizing = "fixed"  # "paper": to N_prem of Algorithm 1; "marginal": by dollars
     config.policy.worth_per_hour = 0.0  # dollars that an hour sooner is worth, for "marginal"
     config.policy.merge_tail = False  # let instances rest that have no work left in a step
+    config.policy.max_dollars = 0.0  # of a run, as fleet.max_dollars; 0: no limit
+    config.policy.max_dollars_per_hour = 0.0  # of all instances together; 0: no limit
     config.policy.max_instances = 100_000
     return config

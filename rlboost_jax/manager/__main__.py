@@ -41,6 +41,7 @@ from rlboost_jax.manager.service.addresses import (
     for_other_hosts,
     for_this_host,
     names,
+    public,
     settings_of,
 )
 from rlboost_jax.manager.service.app import make_app
@@ -295,7 +296,7 @@ async def _manage(
     rendezvous = Rendezvous(
         run_id=record.run_id,
         workdir=workdir,
-        address=record.address,
+        address=public(record.address, run.fleet.public_address),
         local_address=record.local_address,
         join=join_folder(workdir),
     )

@@ -3,9 +3,15 @@
 from typing import assert_never
 
 from rlboost_jax.providers.base import Provider, Rendezvous
+from rlboost_jax.providers.command import CommandLauncher
+from rlboost_jax.providers.launcher import Launcher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
+from rlboost_jax.providers.polled import PolledProvider
+from rlboost_jax.providers.slurm import SlurmLauncher
 from rlboost_jax.settings.fleet import FleetConfig
+
+SLURM_SETTLE_SECONDS = 30.0  # until squeue has what sbatch took, at the latest
 
 
 def open_provider(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
@@ -15,5 +21,32 @@ def open_provider(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
             return LocalProvider(rendezvous, price_per_hour=fleet.price_per_hour)
         case "none":
             return NoProvider()
+        case "command":
+            return PolledProvider(
+                open_launcher(fleet, rendezvous),
+                rendezvous.run_id,
+                poll_seconds=fleet.command.poll_seconds,
+                settle_seconds=fleet.command.settle_seconds,
+            )
+        case "slurm":
+            return PolledProvider(
+                open_launcher(fleet, rendezvous),
+                rendezvous.run_id,
+                poll_seconds=fleet.slurm.poll_seconds,
+                settle_seconds=SLURM_SETTLE_SECONDS,
+            )
         case _ as never:
             assert_never(never)
+
+
+def open_launcher(fleet: FleetConfig, rendezvous: Rendezvous) -> Launcher:
+    """Of a provider that has one.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if fleet.provider == "command":
+        return CommandLauncher(fleet.command, rendezvous, price_per_hour=fleet.price_per_hour)
+    if fleet.provider == "slurm":
+        return SlurmLauncher(fleet, rendezvous)
+    raise ValueError(f"fleet.provider {fleet.provider!r} has no launcher")

@@ -40,6 +40,7 @@ from rlboost_jax.providers.base import NONCE_VARIABLE
 from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
+from rlboost_jax.rollout.dialing import dial_problem
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.narration import Narrator, narrate
 from rlboost_jax.rollout.notices.metadata import ADDRESS, CloudNotice
@@ -136,11 +137,7 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
                 explanation = explain(error)
                 if loop.time() >= deadline:
-                    raise CannotServe(
-                        explanation
-                        or f"no manager answers ({error}); is the run alive? "
-                        "<workdir>/manager.json has its address"
-                    ) from None
+                    raise CannotServe(explanation or dial_problem(error, manager.address)) from None
                 await asyncio.sleep(FIRST_BACKOFF_SECONDS)
             except ValueError:
                 raise CannotServe("/config is not JSON; is this a rlboost-jax manager?") from None

@@ -1,12 +1,13 @@
 """Settings of preemptible instances: who starts them, how many, what they cost."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
+from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
 from rlboost_jax.settings.setting import setting
 
-Provider = Literal["local", "none"]
+Provider = Literal["local", "none", "command", "slurm"]
 Sizing = Literal["fixed", "paper", "marginal"]
 Notices = Literal["auto", "none", "aws", "gcp", "azure"]
 NoticeSignal = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
@@ -77,4 +78,26 @@ class FleetConfig:
         at_least=0,
         at_most=MAX_NOTICE_SECONDS,
     )
+    public_address: str = setting(
+        "",
+        "HOST or HOST:PORT at which servers of other hosts reach the manager",
+        note='Behind a translated address or a forwarded port; "": the address that leads out of '
+        "the manager's host.",
+    )
+    max_dollars: float = setting(
+        0.0,
+        "that the run may cost, reserved devices included; 0: no limit",
+        note="From there on no preemptible instance is started, and those there are let go: the "
+        "run goes on with its reserved devices, which cost what they cost.",
+        unit="$",
+        at_least=0,
+    )
+    max_dollars_per_hour: float = setting(
+        0.0,
+        "for preemptible instances; 0: no limit",
+        note="No more are started than price_per_hour allows within it, or their own prices.",
+        at_least=0,
+    )
     chaos: ChaosConfig
+    command: CommandConfig = field(default_factory=CommandConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from rlboost_jax.settings.algorithm import AlgorithmConfig
+from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.memory import (
     BYTES,
     activation_bytes_per_device,
@@ -97,7 +98,7 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
     yield (
         "cost",
         f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
-        f"${reserved + each * fleet.max_instances:.2f} an hour",
+        f"${_most(config):.2f} an hour{_budget(fleet)}",
     )
 
 
@@ -114,6 +115,20 @@ def _environment(config: RunConfig) -> str:
         f"{environment.max_given_tokens} given tokens, in {where}; {environment.attempts} "
         f"attempts, then {environment.on_failure.replace('_', ' ')}"
     )
+
+
+def _most(config: RunConfig) -> float:
+    """Dollars an hour."""
+    fleet = config.fleet
+    preemptible = fleet.price_per_hour * fleet.max_instances
+    limit = fleet.max_dollars_per_hour
+    return fleet.reserved_price_per_hour + (min(preemptible, limit) if limit else preemptible)
+
+
+def _budget(fleet: FleetConfig) -> str:
+    if not fleet.max_dollars:
+        return ""
+    return f"; preemptible instances go once the run has cost ${fleet.max_dollars:.2f}"
 
 
 def _lag(versions: int) -> str:
@@ -174,7 +189,18 @@ def _fleet(config: RunConfig) -> str:
             f"{chaos.joins_per_minute:g} joins a minute"
         )
     change = ", ".join(changes) or "nothing is taken away"
-    return f"provider {fleet.provider}, at most {fleet.max_instances}; {change}"
+    return f"provider {fleet.provider}, at most {fleet.max_instances}; {change}{_reach(config)}"
+
+
+def _reach(config: RunConfig) -> str:
+    """Said where servers of other hosts could not dial in."""
+    elsewhere = config.fleet.provider in ("command", "slurm") and not config.fleet.public_address
+    if not elsewhere or config.manager.host not in ("127.0.0.1", "localhost", "::1"):
+        return ""
+    return (
+        f"; the manager listens on {config.manager.host}, which servers of other hosts cannot "
+        "reach: set manager.host to 0.0.0.0"
+    )
 
 
 def _memory(parts: dict[str, int]) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 
 from rlboost_jax.sequences.identities import MOST_TRAINED
 from rlboost_jax.settings.errors import ConfigError, install, suggestion
+from rlboost_jax.settings.launchers import command_mistakes, slurm_mistakes
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import TRACKERS
 from rlboost_jax.settings.ranges import out_of_range
@@ -183,6 +184,10 @@ def _fleet(config: RunConfig) -> Iterator[str]:
             "fleet.trace and fleet.chaos need servers that the run started itself; "
             "set fleet.provider to 'local', or trace to '' and chaos.enabled to False"
         )
+    if fleet.provider == "command":
+        yield from command_mistakes(fleet.command)
+    if fleet.provider == "slurm":
+        yield from slurm_mistakes(fleet.slurm)
 
 
 def _observe(config: RunConfig) -> Iterator[str]:

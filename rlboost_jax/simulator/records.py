@@ -170,6 +170,8 @@ class PolicyConfig:
     worth_per_hour: float
     merge_tail: bool
     max_instances: int
+    max_dollars: float = 0.0  # that a run may cost, as `fleet.max_dollars`; 0: no limit
+    max_dollars_per_hour: float = 0.0  # for all instances together; 0: no limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,3 +63,18 @@ def test_an_address_of_another_host_names_the_setting():
         addresses.settings_of("192.0.2.1", 0, "manager.port", first=True),
     ):
         socket.create_server(("192.0.2.1", 0))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "given"),
+    [
+        ("", "10.0.0.1:77"),
+        ("head.example.org", "head.example.org:77"),
+        ("head.example.org:443", "head.example.org:443"),
+        ("203.0.113.9", "203.0.113.9:77"),
+        ("2001:db8::5", "[2001:db8::5]:77"),
+        ("[2001:db8::5]:443", "[2001:db8::5]:443"),
+    ],
+)
+def test_a_public_address_goes_before_what_is_found(chosen: str, given: str) -> None:
+    assert addresses.public("10.0.0.1:77", chosen) == given

@@ -11,12 +11,21 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from rlboost_jax.credentials import JOIN_FILES
 from rlboost_jax.providers.base import Provider, Rendezvous
+from rlboost_jax.providers.command import CommandLauncher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
+from rlboost_jax.providers.polled import PolledProvider
+from rlboost_jax.providers.slurm import SlurmLauncher
+from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
+from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
+from tests.docs_blocks import blocks_of
 from tests.providers.fake import Cloud, FakeProvider
+from tests.providers.shell_cloud import CODE, ShellCloud
 
-CODE = 7  # with which a server ends by itself
+PAGE = "docs/how-to/fleet-command.md"
+SECRET = "only-for-servers"  # in every file of credentials
 
 # In place of a server: one that says its nonce through a pipe, if it has one, and waits.
 SERVERS = f"""
@@ -114,6 +123,86 @@ class FakeBench:
         provider.end(name, CODE)
 
 
+class CommandBench:
+    """Shell scripts over a folder of process ids: the cloud of a user who has none."""
+
+    grants = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cloud = ShellCloud(folder)
+        made_join(folder)
+
+    def open(self) -> PolledProvider:
+        settings = CommandConfig(
+            start=f"{self.cloud.script('start')} {{name}} {{nonce}} {{run}}",
+            stop=f"{self.cloud.script('stop')} {{name}} {{grace}}",
+            list=str(self.cloud.script("list")),
+        )
+        place = rendezvous(self.folder)
+        launcher = CommandLauncher(settings, place, price_per_hour=1.0)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+
+    async def lose(self, provider: Provider) -> None:
+        await killed(provider)
+
+    async def nonce(self, provider: Provider, name: str) -> str:
+        return await self.cloud.nonce(name)
+
+    async def end(self, provider: Provider, name: str) -> None:
+        self.cloud.end(name)
+
+
+class PageBench(CommandBench):
+    """The file that docs/how-to/fleet-command.md has for copying, with folders for hosts."""
+
+    def open(self) -> PolledProvider:
+        (text,) = (
+            b.text for b in blocks_of("docs/how-to/fleet-command.md") if b.language == "text"
+        )
+        script, hosts = self.folder / "hosts.sh", [f"host{number}" for number in range(4)]
+        script.write_text(text)
+        script.chmod(0o700)
+        (self.folder / "hosts.txt").write_text("".join(f"{host}\n" for host in hosts))
+        for host in hosts:
+            (self.cloud.folder / host).mkdir(exist_ok=True)
+        settings = CommandConfig(
+            start=f"{self.with_path} {script} start",
+            stop=f"{self.with_path} {script} stop {{name}} {{grace}}",
+            list=f"{self.with_path} {script} list",
+        )
+        place = rendezvous(self.folder)
+        launcher = CommandLauncher(settings, place, price_per_hour=1.0)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+
+    @property
+    def with_path(self) -> str:
+        """Where `ssh` is the cloud's, and `rlboost` a server in place of ours."""
+        return f"env PATH={self.cloud.folder}/bin:{os.environ['PATH']}"
+
+    async def end(self, provider: Provider, name: str) -> None:
+        for note in self.cloud.folder.glob("host*/.rlboost/taken/server"):
+            words = note.read_text().split()
+            if words[1] == name:
+                os.kill(int(words[3]), signal.SIGUSR1)
+
+
+class SlurmBench(CommandBench):
+    """sbatch, squeue and scancel are scripts over that folder; tests/slurm has real ones."""
+
+    def open(self) -> PolledProvider:
+        place = rendezvous(self.folder)
+        launcher = SlurmLauncher(self.fleet, place, programs=self.cloud.folder)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+
+    @property
+    def fleet(self) -> FleetConfig:
+        slurm = SlurmConfig(
+            partitions="spot, spare", program=str(self.cloud.script("server")), options="--mem=1"
+        )
+        return FleetConfig(provider="slurm", chaos=ChaosConfig(), slurm=slurm)
+
+
 class NoBench:
     grants = False
 
@@ -133,6 +222,20 @@ class NoBench:
         raise AssertionError("it has no servers")
 
 
+async def killed(provider: Provider) -> None:
+    """Its manager was: nothing watches any more, what is there goes on."""
+    assert isinstance(provider, PolledProvider) and provider._watcher is not None
+    provider._watcher.cancel()
+    await asyncio.wait([provider._watcher])
+
+
+def made_join(folder: Path) -> None:
+    """Credentials that open nothing."""
+    (folder / "join").mkdir(exist_ok=True)
+    for name in JOIN_FILES:
+        (folder / "join" / name).write_text(f"{SECRET} {name}")
+
+
 def rendezvous(folder: Path) -> Rendezvous:
     return Rendezvous(
         run_id="run",
@@ -143,4 +246,12 @@ def rendezvous(folder: Path) -> Rendezvous:
     )
 
 
-BENCHES: tuple[type[Bench], ...] = (LocalBench, FakeBench, NoBench)
+BENCHES: tuple[type[Bench], ...] = (
+    LocalBench,
+    FakeBench,
+    CommandBench,
+    PageBench,
+    SlurmBench,
+    NoBench,
+)
+TROUBLED: tuple[type[CommandBench], ...] = (CommandBench, SlurmBench)

@@ -18,7 +18,7 @@ from rlboost_jax.providers.base import (
     Withdrawn,
 )
 from tests.patience import PATIENCE_SECONDS
-from tests.providers.benches import BENCHES, CODE, Bench
+from tests.providers.benches import BENCHES, CODE, TROUBLED, Bench, CommandBench
 
 ENDS = Refused | Exited
 
@@ -32,6 +32,13 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
 @pytest.fixture(params=[b for b in BENCHES if b.grants], ids=lambda bench: bench.__name__)
 def granting(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     made: Bench = request.param(tmp_path)
+    return made
+
+
+@pytest.fixture(params=TROUBLED, ids=lambda bench: bench.__name__)
+def troubled(request: pytest.FixtureRequest, tmp_path: Path) -> CommandBench:
+    """One whose machines are elsewhere, behind programs that may fail."""
+    made: CommandBench = request.param(tmp_path)
     return made
 
 
@@ -257,5 +264,60 @@ def test_the_end_of_the_run_leaves_nothing(bench: Bench) -> None:
         assert (await ear.whole()).keys() == {"stubborn", "b"}
         await provider.request("late", "n-3", ANY_POOL)
         assert await bench.open().list() == ()
+
+    play(story)
+
+
+def test_a_start_that_fails_is_refused_with_its_last_line(troubled: CommandBench) -> None:
+    async def story() -> None:
+        (troubled.cloud.folder / "fail").write_text("asking for a machine\nquota exceeded\n\n")
+        provider = troubled.open()
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        refused = await ear.of("a", Refused)
+        assert isinstance(refused, Refused)
+        assert refused.reason.endswith("ended with code 1: quota exceeded")
+        await provider.close()
+        assert (await ear.whole()).keys() == {"a"}
+
+    play(story)
+
+
+def test_who_cannot_be_listed_has_not_ended(troubled: CommandBench) -> None:
+    async def story() -> None:
+        provider = troubled.open()
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await ear.of("a", Started)
+        blind = troubled.cloud.folder / "blind"
+        blind.write_text("the cloud does not answer\n")
+        while not provider._problem:
+            await asyncio.sleep(0.01)
+        assert "the cloud does not answer" in provider._problem
+        assert not [event for event in ear.heard if isinstance(event, Exited)]
+        blind.unlink()
+        await provider.close()
+        assert isinstance((await ear.whole())["a"][-1], Exited)
+
+    play(story)
+
+
+def test_the_next_manager_waits_for_what_does_not_answer(troubled: CommandBench) -> None:
+    async def story() -> None:
+        first = troubled.open()
+        ear = Ear(first)
+        await first.request("a", "n", ANY_POOL)
+        await ear.of("a", Started)
+        await troubled.lose(first)
+        blind = troubled.cloud.folder / "blind"
+        blind.write_text("the cloud does not answer\n")
+        second = troubled.open()
+        asking = asyncio.create_task(second.list())
+        while not second._problem:
+            await asyncio.sleep(0.01)
+        assert not asking.done()
+        blind.unlink()
+        assert await asking == (Listed("a", "n"),)
+        await second.close()
 
     play(story)

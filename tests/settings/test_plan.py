@@ -41,12 +41,22 @@ def test_a_lag_is_said(config: RunConfig) -> None:
     assert "lag 2 (0)" in text and "older version" in text
 
 
+def test_whom_others_reach_is_not_warned(config: RunConfig) -> None:
+    manager = dataclasses.replace(config.manager, host="0.0.0.0")
+    fleet = dataclasses.replace(config.fleet, provider="slurm")
+    text = plan.plan_text(dataclasses.replace(config, fleet=fleet, manager=manager))
+    assert "cannot reach" not in text and "provider slurm, at most" in text
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"provider": "none"}, "servers join by hand"),
         ({"trace": "synthetic"}, "trace synthetic at 60x (mean life 1200 s"),
         ({"trace": "spot.csv"}, "trace spot.csv at 60x"),
+        ({"provider": "slurm"}, "which servers of other hosts cannot reach: set manager.host"),
+        ({"price_per_hour": 2.0, "max_instances": 9, "max_dollars_per_hour": 8.0}, "most $18.47"),
+        ({"max_dollars": 50.0}, "; preemptible instances go once the run has cost $50.00"),
     ],
 )
 def test_the_fleet_in_words(config: RunConfig, changes: dict[str, str], says: str) -> None:

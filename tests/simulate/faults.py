@@ -15,7 +15,7 @@ import msgspec
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved, Stalled
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.providers.base import Withdrawn
+from rlboost_jax.providers.base import Exited, Granted, Refused, Started, Withdrawn
 from rlboost_jax.settings.fleet import Sizing
 from rlboost_jax.settings.manager import Routing, Window
 from tests.computing import limited
@@ -99,6 +99,11 @@ def schedule_of(seed: int) -> Schedule:
     if seed % 5 == 2:
         apart = random.Random(f"provider {seed}")
         for kind in ("refuse", "refuse", "withdraw", "withdraw"):
+            moment, amount = round(apart.uniform(0.0, FAULTS_END), 3), round(apart.random(), 3)
+            faults.append(Fault(moment, kind, apart.randrange(8), amount))
+    if seed % 5 == 4:
+        apart = random.Random(f"false provider {seed}")
+        for kind in ("misreport", "misreport", "delay", "forget", "double"):
             moment, amount = round(apart.uniform(0.0, FAULTS_END), 3), round(apart.random(), 3)
             faults.append(Fault(moment, kind, apart.randrange(8), amount))
     if seed % 3 == 1:
@@ -261,7 +266,8 @@ class Run:
         self._next.clear()
         self.world.trainer.environments.habits.clear()
         self.world.journal.full = False
-        self.world.refusals = 0
+        self.world.refusals = self.world.forgotten = self.world.doubled = 0
+        self.world.delayed.clear()
         for server in self.world.servers:
             server.thaw()
             server.slow = 1.0
@@ -475,6 +481,43 @@ class Run:
         self.world.later(seconds * (1.0, 0.5, 1.5)[fault.target % 3], server.kill)
         return True
 
+    def misreport(self, fault: Fault) -> bool:
+        """The provider says what is not so: that a server has ended, which goes on; what it has
+        said before; or something of an instance that nobody asked for."""
+        granted = [s for s in self.world.servers if s.alive and s.granted]
+        nobody = Exited("local-77", "nobody's", "a lie"), Granted("local-77", "nobody's")
+        said: tuple[Event, ...] = nobody
+        if granted and fault.target % 4:
+            server = granted[fault.target % len(granted)]
+            tag = server.name, server.nonce
+            said = (
+                (Exited(*tag, "a lie"),),
+                (Granted(*tag), Started(*tag)),
+                (Refused(*tag, "a lie"),),
+            )[fault.target % 4 - 1]
+        for event in said:
+            self.world.deliver(event)
+        return True
+
+    def delay(self, fault: Fault) -> bool:
+        """What is asked for next comes later than anybody waits for it."""
+        self.world.delayed.append(6.0 * fault.amount)
+        return True
+
+    def forget(self, fault: Fault) -> bool:
+        """Of what is asked for next nothing is ever heard; or of what is there no end is."""
+        granted = [s for s in self.world.servers if s.alive and s.granted]
+        if granted and fault.target % 2:
+            granted[fault.target % len(granted)].granted = False
+        else:
+            self.world.forgotten += 1
+        return True
+
+    def double(self, fault: Fault) -> bool:
+        """Two servers come of what is asked for next, and both say that they are it."""
+        self.world.doubled += 1
+        return True
+
     def twice(self, fault: Fault) -> bool:
         return self._on_frame("twice", fault)
 
@@ -558,6 +601,10 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "dismiss": (Run.dismiss, 0),  # this and the others drawn apart
     "refuse": (Run.refuse, 0),
     "withdraw": (Run.withdraw, 0),
+    "misreport": (Run.misreport, 0),
+    "delay": (Run.delay, 0),
+    "forget": (Run.forget, 0),
+    "double": (Run.double, 0),
     "neighbour": (Run.neighbour, 0),
     "power": (Run.power, 0),
     "line": (Run.line, 0),

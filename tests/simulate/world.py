@@ -78,6 +78,9 @@ class World:
         self.measured = chosen.manager.longest_lease_seconds > 0  # leases follow lines
         self.leases: dict[str, float] = {}  # instance → seconds, at the last check
         self.refusals = 0  # requests that the provider will refuse
+        self.delayed: list[float] = []  # seconds by which it will be late with the next ones
+        self.forgotten = 0  # requests of which nothing will be heard or seen
+        self.doubled = 0  # requests of which two servers will come
         self.seen: set[str] = set()  # faults that came about
         self.checked = 0  # records that the invariants have seen
         self.named: dict[str, int] = {}  # instance → its stream, at the last check
@@ -310,10 +313,16 @@ class World:
                 self.refusals -= 1
                 refused = Refused(name, nonce, "no capacity")
                 self.later(self.random.uniform(0.0, 0.5), lambda: self.deliver(refused))
+            case Request() if self.forgotten:
+                self.forgotten -= 1
             case Request(name, nonce):
+                late = self.delayed.pop() if self.delayed else 0.0
                 server = Server(self, name=name, nonce=nonce)
-                self.later(0.2, server.connect)
-                self.later(self.random.uniform(0.1, 0.25), lambda: self._grant(server))
+                self.later(0.2 + late, server.connect)
+                self.later(self.random.uniform(0.1, 0.25) + late, lambda: self._grant(server))
+                if self.doubled:
+                    self.doubled -= 1
+                    self.later(0.3 + late, Server(self, name=name, nonce=nonce).connect)
             case Terminate(name, grace_seconds):
                 for server in self.servers:
                     if server.name == name and server.alive:

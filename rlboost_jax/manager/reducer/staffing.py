@@ -4,6 +4,7 @@ import math
 from typing import assert_never
 
 from rlboost_jax.manager.events import MachineRemoved
+from rlboost_jax.manager.policies.budget import affordable, spent
 from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.fleet import victim
@@ -18,6 +19,8 @@ class Staffing:
     """The provider's servers: as many as there are machines and as are worth having."""
 
     def __init__(self, settings: Settings, owners: Owners, control: WindowControl) -> None:
+        self._budget = settings.fleet
+        self._spent = False  # the run has cost what it may
         self._grace = settings.fleet.notice_seconds + GRACE_SECONDS
         self._outbox = owners.outbox
         self._roster = owners.roster
@@ -70,6 +73,21 @@ class Staffing:
         for name in self._fleet.give_up(now):
             self._outbox.terminate(name)
 
+    def keep_to_budget(self, now: float) -> None:
+        """Let all servers go, once, when the run has cost what it may. None comes after them."""
+        most = self._budget.max_dollars
+        if self._spent or not most:
+            return
+        dollars = self._roster.cost.total(now)
+        self._spent = spent(dollars=dollars, most=most)
+        if not self._spent:
+            return
+        standing = self._fleet.standing
+        self._outbox.record("budget", dollars=dollars, max_dollars=most, released=len(standing))
+        for name in standing:
+            self._terminate(name, notice=True)
+            self._fleet.dismiss(self._fleet.servers[name])
+
     def start(self, resting: int | None, now: float, *, anew: bool) -> None:
         """Ask for what is missing, unless the last one failed just now.
 
@@ -91,7 +109,17 @@ class Staffing:
     def _missing(self, resting: int | None) -> int:
         if self._fleet.full:  # nearly always, and asked three times at every event
             return 0
-        return self._fleet.missing(self._control.instance_cap, resting)
+        missing = self._fleet.missing(self._control.instance_cap, resting)
+        if not missing or self._spent:
+            return 0
+        starting = sum(not (each.joined or each.doomed) for each in self._fleet.servers.values())
+        return affordable(
+            per_hour=self._budget.max_dollars_per_hour,
+            joined=self._roster.index.hourly,
+            starting=starting,
+            price_per_hour=self._budget.price_per_hour,
+            wanted=missing,
+        )
 
     def _terminate(self, name: str, notice: bool) -> None:
         """End a server. Under notice it gets no more work."""

@@ -75,6 +75,21 @@ def for_other_hosts(
         return _joined(probe.getsockname()[0], port)
 
 
+def public(address: str, chosen: str) -> str:
+    """HOST:PORT that servers of other hosts are given.
+
+    Args:
+        address: at which they would find the manager by itself.
+        chosen: `fleet.public_address`, HOST or HOST:PORT; "" for that address.
+    """
+    if not chosen:
+        return address
+    host, colon, port = chosen.rpartition(":")
+    if colon and port.isdecimal() and (":" not in host or host.startswith("[")):
+        return chosen
+    return _joined(chosen.strip("[]"), int(address.rpartition(":")[2]))
+
+
 def names(host: str) -> tuple[str, ...]:
     """Names and addresses at which a listener on `host` may be reached, without ports."""
     given = (for_this_host(host, 0), for_other_hosts(host, 0), f"{socket.gethostname()}:0")

@@ -30,7 +30,7 @@ LOOKS: Final = 16  # of one poll, at files that are long already
 # Of the fleet and the run; the others are numbers of steps, and many.
 NEWS: Final = frozenset(
     ("joined", "ready", "notice", "lost", "drained", "rejected", "quarantined", "resumed")
-) | {"manager", "ended", "journal", "file_server", "page", "ordered"}
+) | {"manager", "ended", "journal", "file_server", "page", "ordered", "budget"}
 TROUBLE: Final = frozenset(("quarantined", "journal", "file_server", "page"))
 
 

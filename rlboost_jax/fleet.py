@@ -1,0 +1,147 @@
+"""Find rollout servers that runs have left, and end them.
+
+    rlboost fleet list runs/gsm8k runs/other      of these runs: who still runs, or waits to
+    rlboost fleet reap runs/gsm8k                 end them; not those of a run that is alive
+    rlboost fleet reap runs/gsm8k --all           and those of all other runs in the same place
+
+A run ends its servers itself, killed or not: its next manager finds them, and without one they end
+after fleet.orphan_seconds. This is for what is left where nobody comes back: jobs that wait in a
+queue, machines whose server never came up. Asks the provider of each run, as its config.json has
+it. Exit status: 0 where nothing is left, or all of it ended; 1 where something is, 2 on a mistake.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlboost_jax import usage
+from rlboost_jax.manager.service.run_files import AlreadyManaged, join_folder, only_manager
+from rlboost_jax.providers.base import Provider, Rendezvous
+from rlboost_jax.providers.choice import open_launcher, open_provider
+from rlboost_jax.providers.launcher import Job, Launcher, LaunchFailed
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.load import read_run_config, read_run_id
+
+ANSWER_SECONDS = 90.0  # for a provider to list what there is
+END_SECONDS = 150.0  # for what is ended to be gone
+LOOK_SECONDS = 0.5
+LEFT = 1  # exit code
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run, and where its servers are started."""
+
+    workdir: Path
+    run_id: str
+    fleet: FleetConfig
+
+    @property
+    def rendezvous(self) -> Rendezvous:
+        """With no address: nothing is started with it."""
+        return Rendezvous(
+            run_id=self.run_id,
+            workdir=self.workdir,
+            address="",
+            local_address="",
+            join=join_folder(self.workdir),
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = usage.parser("fleet", __doc__)
+    parser.add_argument("action", choices=("list", "reap"))
+    parser.add_argument("workdirs", nargs="+", type=Path, metavar="WORKDIR", help="of a run")
+    parser.add_argument(
+        "--all", action="store_true", help="reap what runs that are not named have left, too"
+    )
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    try:
+        places = [_place(workdir) for workdir in args.workdirs]
+        with contextlib.ExitStack() as locks:
+            if args.action == "reap":  # and no manager can come while they are ended
+                for place in places:
+                    locks.enter_context(only_manager(place.workdir))
+            return asyncio.run(_look(places, reap=args.action == "reap", others=args.all))
+    except AlreadyManaged as error:
+        print(f"{error}; end the run first, it takes its servers with it", file=sys.stderr)
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+async def _look(places: Iterable[Place], *, reap: bool, others: bool) -> int:
+    places, left = tuple(places), 0
+    for place in places:
+        provider = open_provider(place.fleet, place.rendezvous)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                listed = await provider.list()
+        except TimeoutError:
+            print(f"{place.workdir}: its provider ({place.fleet.provider}) does not answer")
+            left += 1
+            continue
+        for each in listed:
+            print(f"{place.workdir}  {each.name}")
+        if not listed:
+            print(f"{place.workdir}  nothing is left ({place.fleet.provider})")
+        elif reap:
+            left += await _end(place, provider, len(listed))
+        else:
+            left += len(listed)
+    return LEFT if left + await _others(places, reap=reap and others) else 0
+
+
+async def _end(place: Place, provider: Provider, count: int) -> int:
+    """End what the provider has adopted; returns how many cannot be seen to be gone."""
+    await provider.close()
+    left = await open_provider(place.fleet, place.rendezvous).list()
+    print(f"{place.workdir}  {count - len(left)} ended")
+    return len(left)
+
+
+async def _others(places: Sequence[Place], *, reap: bool) -> int:
+    """Servers of runs that were not named, in the same places."""
+    known, seen, left = {place.run_id for place in places}, set[tuple[str, str]](), 0
+    for place in places:
+        if place.fleet.provider not in ("command", "slurm"):
+            continue
+        launcher = open_launcher(place.fleet, place.rendezvous)
+        try:
+            found = await _living(launcher, known)
+            for job in found:
+                if (job.run, job.handle) not in seen:
+                    seen.add((job.run, job.handle))
+                    print(f"of another run, {job.run}  {job.name} ({job.handle})")
+            if reap and found:
+                for job in found:
+                    await launcher.stop(job, 0.0)
+                async with asyncio.timeout(END_SECONDS):
+                    while await _living(launcher, known):
+                        await asyncio.sleep(LOOK_SECONDS)
+                print(f"of other runs  {len(found)} ended")
+        except (LaunchFailed, TimeoutError) as error:
+            print(f"of other runs: {error or 'they do not end'}")
+            left += 1
+    return left
+
+
+async def _living(launcher: Launcher, known: Container[str]) -> list[Job]:
+    """Of runs other than those known."""
+    found = await launcher.list()
+    return [job for job in found if job.run not in known and job.state != "over"]
+
+
+def _place(workdir: Path) -> Place:
+    workdir = workdir.absolute()
+    return Place(workdir, read_run_id(workdir), read_run_config(workdir).fleet)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

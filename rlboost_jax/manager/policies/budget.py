@@ -1,0 +1,26 @@
+"""What a budget leaves room for."""
+
+import math
+
+EPSILON = 1e-9  # of an instance: prices are sums of binary fractions
+
+
+def affordable(
+    *, per_hour: float, joined: float, starting: int, price_per_hour: float, wanted: int
+) -> int:
+    """Instances of those wanted that may be asked for.
+
+    Args:
+        per_hour: dollars for all preemptible instances together; 0: no limit.
+        joined: dollars per hour of those that have joined, by the prices that they announced.
+        starting: instances asked for that have not; each is taken to cost `price_per_hour`.
+    """
+    if per_hour <= 0 or price_per_hour <= 0:
+        return wanted
+    room = (per_hour - joined) / price_per_hour - starting
+    return max(0, min(wanted, math.floor(room + EPSILON)))
+
+
+def spent(*, dollars: float, most: float) -> bool:
+    """Whether a run has cost what it may; `most` 0: it may cost anything."""
+    return 0 < most <= dollars

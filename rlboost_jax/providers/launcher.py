@@ -1,0 +1,63 @@
+"""The seam between `polled` and what starts servers elsewhere: start one, stop one, list them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+JobState = Literal["waiting", "running", "over"]
+
+
+class LaunchFailed(RuntimeError):
+    """A launcher refused, failed or did not answer in time. One line, for a person.
+
+    Attributes:
+        sure: nothing came of it; False: it may have been done all the same.
+    """
+
+    def __init__(self, reason: str, *, sure: bool = False) -> None:
+        super().__init__(reason)
+        self.sure = sure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One machine as its launcher lists it: the tag that it was started with, and its state.
+
+    Attributes:
+        handle: the launcher's own name of it: a job number, a machine's id.
+        run, name, nonce: the tag.
+        code: of the server's program, once it is over; None: not known.
+        reason: why it is over or waits; "" where nobody says.
+    """
+
+    handle: str
+    run: str
+    name: str
+    nonce: str
+    state: JobState
+    code: int | None = None
+    reason: str = ""
+
+
+class Launcher(Protocol):
+    """Bounded in time: each method returns or raises `LaunchFailed`."""
+
+    @property
+    def pools(self) -> Sequence[str]:
+        """That it knows besides `ANY_POOL`."""
+        ...
+
+    async def start(self, name: str, nonce: str, pool: str) -> None:
+        """Have a server of this run started, tagged; it is listed from some moment on."""
+        ...
+
+    async def stop(self, job: Job, grace_seconds: float) -> None:
+        """Signal its server, for it to be gone after the grace; 0: end it at once.
+
+        It is called again with 0 once the grace is over. What is not there any more is no mistake.
+        """
+        ...
+
+    async def list(self) -> Sequence[Job]:
+        """All with a tag, of all runs; those that are over as long as the launcher knows them."""
+        ...

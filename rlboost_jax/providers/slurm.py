@@ -1,0 +1,178 @@
+"""Servers as batch jobs of a Slurm cluster: sbatch, squeue and scancel.
+
+A job's name is its tag, `rlboost/RUN/NAME/NONCE`: every squeue shows it, and no accounting database
+is needed. The job's shell becomes the server (`exec`), so that signals to the job reach it: SIGTERM
+from `terminate`, and ahead of a preemption or of the job's time limit `fleet.notice_signal`.
+
+Jobs are not requeued: Slurm would give one a new submit time and keep it waiting for two minutes,
+and a fresh job, for which the manager asks anyway, has neither against it.
+"""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rlboost_jax.credentials import JOIN_VARIABLE, packed
+from rlboost_jax.providers.base import ANY_POOL, NONCE_VARIABLE, Rendezvous
+from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
+from rlboost_jax.providers.programs import last_line, run_program
+from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.launchers import names_of
+
+TAG: Final = "rlboost"
+COLUMNS: Final = ("JobID", "State", "exit_code", "Reason", "Name")
+SEPARATOR: Final = "|"
+TAIL_BYTES: Final = 4096  # of a server's log, for its last line
+# All other states are of jobs that are over.
+STATES: Final[Mapping[str, JobState]] = {
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "waiting"),
+    **dict.fromkeys(("RESV_DEL_HOLD", "SPECIAL_EXIT"), "waiting"),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING"), "running"),
+    **dict.fromkeys(("STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"), "running"),
+}
+
+
+class SlurmLauncher:
+    """Logs are `<workdir>/logs/<name>.log`, where nodes see the workdir.
+
+    Args:
+        programs: folder of Slurm's; None: where the PATH has them.
+    """
+
+    def __init__(
+        self, fleet: FleetConfig, rendezvous: Rendezvous, *, programs: Path | None = None
+    ) -> None:
+        self._programs = programs
+        self._slurm, self._fleet, self._rendezvous = fleet.slurm, fleet, rendezvous
+        self.pools = names_of(fleet.slurm.partitions)
+        self._logs = rendezvous.workdir / "logs"
+
+    async def start(self, name: str, nonce: str, pool: str) -> None:
+        slurm, run = self._slurm, self._rendezvous.run_id
+        own = {NONCE_VARIABLE: nonce}
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            if slurm.join_by == "environment":
+                own[JOIN_VARIABLE] = packed(self._rendezvous.join)
+        except OSError as error:
+            raise LaunchFailed(f"{error.filename}: {error.strerror}", sure=True) from None
+        partitions = self.pools if pool == ANY_POOL else (pool,)
+        words = [
+            *("sbatch", "--parsable", f"--job-name={TAG}/{run}/{name}/{nonce}"),
+            *([f"--partition={','.join(partitions)}"] if partitions else []),
+            f"--time={slurm.minutes}",
+            f"--output={self._logs / f'{name}.log'}",
+            *("--open-mode=append", "--no-requeue"),
+            *self._signal(),
+            # All of sbatch's own environment, which is what a job is to have: with a list of names
+            # Slurm would start a login shell of the user on the node, and add what that sets.
+            "--export=ALL",
+            *shlex.split(slurm.options),
+        ]
+        kept = (*names_of(slurm.export), "SLURM_CONF")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        await self._run(words, environment={**environment, **own}, given=self._script(name))
+
+    async def stop(self, job: Job, grace_seconds: float) -> None:
+        if grace_seconds > 0 and job.state == "running":
+            await self._run(("scancel", "--signal=TERM", "--batch", job.handle))
+            return
+        if job.state == "running":
+            # Alone scancel would wait for KillWait, half a minute, between its two signals.
+            await self._run(("scancel", "--quiet", "--signal=KILL", "--full", job.handle))
+        await self._run(("scancel", "--quiet", job.handle))
+
+    async def list(self) -> Sequence[Job]:
+        format_ = ",".join(f"{column}:{SEPARATOR}" for column in COLUMNS)
+        out = await self._run(
+            ("squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", "-O", format_)
+        )
+        jobs = (_job(line) for line in out.splitlines())
+        return tuple(self._with_last_words(job) for job in jobs if job is not None)
+
+    def _signal(self) -> Sequence[str]:
+        """Sent to the job's shell, which is the server, ahead of its end."""
+        if not self._fleet.notice_seconds:
+            return []
+        name = self._fleet.notice_signal.removeprefix("SIG")
+        return [f"--signal=B:{name}@{max(1, round(self._fleet.notice_seconds))}"]
+
+    def _script(self, name: str) -> str:
+        slurm = self._slurm
+        program = shlex.split(slurm.program) or [sys.executable, "-m", "rlboost_jax.rollout"]
+        words = [
+            *program,
+            f"--manager={self._rendezvous.address}",
+            f"--name={name}",
+            f"--price={self._fleet.price_per_hour:g}",
+        ]
+        if slurm.join_by == "file":
+            words.append(f"--join={self._rendezvous.join}")
+        zone = '--zone="${SLURM_JOB_PARTITION:-slurm}"'
+        return f"#!/bin/sh\n{slurm.setup}\nexec {shlex.join(words)} {zone}\n"
+
+    def _with_last_words(self, job: Job) -> Job:
+        """Of a job that is over the reason, with the last line of its log."""
+        if job.state != "over" or job.run != self._rendezvous.run_id:
+            return job
+        line = last_line_of(self._logs / f"{job.name}.log")
+        reason = "; ".join(filter(None, (job.reason, line)))
+        return Job(
+            handle=job.handle,
+            run=job.run,
+            name=job.name,
+            nonce=job.nonce,
+            state=job.state,
+            code=job.code,
+            reason=reason,
+        )
+
+    async def _run(
+        self, words: Sequence[str], environment: Mapping[str, str] = os.environ, given: str = ""
+    ) -> str:
+        found = shutil.which(words[0], path=self._programs)
+        return await run_program(
+            (found or words[0], *words[1:]),
+            timeout_seconds=self._slurm.timeout_seconds,
+            environment=environment,
+            given=given,
+        )
+
+
+def last_line_of(path: Path) -> str:
+    """Of a log; "" where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return last_line(file.read().decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def _job(line: str) -> Job | None:
+    """Of a line of squeue; None of a job that is none of ours."""
+    handle, state, code, reason, name, *_ = (*line.split(SEPARATOR), "", "", "", "", "")
+    tag = name.strip().split("/")
+    if len(tag) != 4 or tag[0] != TAG:
+        return None
+    found = STATES.get(state.strip(), "over")
+    return Job(
+        handle=handle.strip(),
+        run=tag[1],
+        name=tag[2],
+        nonce=tag[3],
+        state=found,
+        code=_exit_code(code) if found == "over" else None,
+        reason=f"{state.strip().lower()} ({reason.strip()})" if found == "over" else reason.strip(),
+    )
+
+
+def _exit_code(text: str) -> int | None:
+    """Of what wait() gives; None of a program that a signal ended, or that never began."""
+    if not text.strip().isdecimal() or not os.WIFEXITED(status := int(text)):
+        return None
+    return os.WEXITSTATUS(status)

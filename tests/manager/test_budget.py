@@ -1,0 +1,99 @@
+"""Dollars an hour bound what is started; dollars in all end the preemptible fleet, not the run."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlboost_jax.manager.events import MachineAdded, Record, Request, Terminate
+from rlboost_jax.manager.policies.budget import affordable, spent
+from tests.manager.desk import Desk, hello, nonce_of
+from tests.manager.fakes import settings
+
+
+@given(
+    per_hour=st.integers(0, 40),
+    joined=st.integers(0, 40),
+    starting=st.integers(0, 6),
+    price=st.integers(0, 9),
+    wanted=st.integers(0, 6),
+)
+def test_as_many_as_fit_one_by_one(
+    per_hour: int, joined: int, starting: int, price: int, wanted: int
+) -> None:
+    """Counted up in whole cents."""
+    count = 0
+    while count < wanted and (
+        not per_hour or not price or joined + (starting + count + 1) * price <= per_hour
+    ):
+        count += 1
+    found = affordable(
+        per_hour=per_hour / 100,
+        joined=joined / 100,
+        starting=starting,
+        price_per_hour=price / 100,
+        wanted=wanted,
+    )
+    assert found == count
+
+
+@pytest.mark.parametrize(
+    ("dollars", "most", "over"), [(5.0, 0.0, False), (4.9, 5.0, False), (5.0, 5.0, True)]
+)
+def test_nothing_is_no_limit(dollars: float, most: float, over: bool) -> None:
+    assert spent(dollars=dollars, most=most) is over
+
+
+def lend(desk: Desk, count: int) -> list[str]:
+    """Names that the provider was asked for."""
+    asked = []
+    for number in range(count):
+        actions = desk(MachineAdded(f"m{number}"))
+        asked += [a.instance for a in actions if isinstance(a, Request)]
+    return asked
+
+
+def test_no_more_are_started_than_an_hour_may_cost() -> None:
+    """At 3600 $ an hour each, 8000 leave room for two; one that is cheaper makes room."""
+    desk = Desk(settings(fleet__max_dollars_per_hour=8000.0))
+    desk.open_run()
+    assert lend(desk, 3) == ["local-1", "local-2"]
+    cheap = hello(instance="local-1", nonce=nonce_of("local-1"), price_per_hour=600.0)
+    actions = desk.server(5, cheap)
+    assert [a.instance for a in actions if isinstance(a, Request)] == ["local-3"]
+
+
+def test_a_run_that_has_cost_what_it_may_goes_on_without_its_fleet() -> None:
+    """Reserved devices cost 2 $ a second and each of two instances 1 $."""
+    desk = Desk(settings(fleet__max_dollars=30.0, fleet__max_instances=2))
+    desk.open_run()
+    assert lend(desk, 2) == ["local-1", "local-2"]
+    desk.grant("local-1")
+    desk.join_granted(5, "local-1")
+    desk.grant("local-2")  # has not joined yet
+    assert not [a for a in desk.tick(7.0) if isinstance(a, Terminate)]
+    actions = desk.tick(8.0)
+    ended = {a.instance: a.grace_seconds for a in actions if isinstance(a, Terminate)}
+    assert ended.keys() == {"local-1", "local-2"} and min(ended.values()) > 0
+    told = [a for a in actions if isinstance(a, Record) and a.kind == "budget"]
+    assert len(told) == 1 and told[0].detail["released"] == 2
+    assert 30.0 <= told[0].detail["dollars"] <= 32.0  # 4 $ a second, from 0 s or from 1 s on
+    for name in ended:
+        actions = desk.exit(name, "asked to leave")
+        assert not [a for a in actions if isinstance(a, Request)]
+    actions = desk.tick(100.0)
+    assert not [a for a in actions if isinstance(a, Request | Terminate)]
+    assert not [a for a in actions if isinstance(a, Record) and a.kind == "budget"]
+    assert not desk.manager.over
+
+
+def test_the_next_manager_knows_what_was_spent() -> None:
+    desk = Desk(settings(fleet__max_dollars=30.0, fleet__max_instances=1))
+    desk.open_run()
+    lend(desk, 1)
+    desk.grant("local-1")
+    desk.join_granted(5, "local-1")
+    desk.tick(20.0)
+    desk.crash(21.0)
+    desk.open_run()
+    assert not [a for a in desk.actions if isinstance(a, Request)]
+    assert lend(desk, 2) == []

@@ -1,0 +1,436 @@
+"""What a list of jobs says becomes events, whatever launchers do: lie, lag, forget, start twice."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Listed, Refused, Started
+from rlboost_jax.providers.launcher import Job, LaunchFailed
+from rlboost_jax.providers.polled import PolledProvider
+from tests.patience import PATIENCE_SECONDS
+from tests.providers.test_contract import Ear
+
+
+@dataclass
+class Desk:
+    """A launcher that does as the test says.
+
+    Attributes:
+        state: of jobs as they are started.
+        loses: starts come to nothing, and are reported as done.
+        held: while it is not set, starts are under way.
+        ignores: stops are taken, and nothing ends.
+        stubborn: servers do not leave within their grace.
+        stopped: handle and grace of each stop.
+    """
+
+    pools: tuple[str, ...] = ("big",)
+    state: str = "running"
+    loses: bool = False
+    held: asyncio.Event | None = None
+    start_fails: LaunchFailed | None = None
+    list_fails: str = ""
+    stop_fails: str = ""
+    ignores: bool = False
+    stubborn: bool = False
+    copies: int = 1
+    jobs: dict[str, Job] = field(default_factory=dict)
+    stopped: list[tuple[str, float]] = field(default_factory=list)
+    lists: int = 0
+
+    async def start(self, name: str, nonce: str, pool: str) -> None:
+        if self.held is not None:
+            await self.held.wait()
+        if not self.loses:
+            for copy in range(self.copies):
+                self.put(f"{name}.{copy}", name, nonce)
+        if self.start_fails is not None:
+            raise self.start_fails
+
+    def put(self, handle: str, name: str, nonce: str, run: str = "run") -> None:
+        self.jobs[handle] = Job(handle=handle, run=run, name=name, nonce=nonce, state=self.state)
+
+    def set(self, handle: str, **values: object) -> None:
+        self.jobs[handle] = replace(self.jobs[handle], **values)  # type: ignore[arg-type]
+
+    async def stop(self, job: Job, grace_seconds: float) -> None:
+        self.stopped.append((job.handle, grace_seconds))
+        if self.stop_fails:
+            raise LaunchFailed(self.stop_fails)
+        if not self.ignores and not (self.stubborn and grace_seconds):
+            self.jobs.pop(job.handle, None)
+
+    async def list(self) -> tuple[Job, ...]:
+        self.lists += 1
+        await asyncio.sleep(0)
+        if self.list_fails:
+            raise LaunchFailed(self.list_fails)
+        return tuple(self.jobs.values())
+
+
+def provider_of(desk: Desk, **options: float) -> PolledProvider:
+    times = {"poll_seconds": 0.005, "settle_seconds": 0.0, **options}
+    return PolledProvider(desk, "run", **times)
+
+
+def play(story: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await story()
+
+    asyncio.run(limited())
+
+
+async def seen(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.001)
+
+
+def kinds(ear: Ear, name: str = "a") -> list[type]:
+    return [type(event) for event in ear.heard if event.name == name]
+
+
+def test_a_start_may_be_late() -> None:
+    async def story() -> None:
+        desk = Desk(state="waiting")
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", "big")
+        await seen(lambda: desk.lists > 3)
+        assert kinds(ear) == [] and await provider.list() == ()
+        desk.set("a.0", state="running")
+        await ear.of("a", Started)
+        assert await provider.list() == (Listed("a", "n"),)
+        await provider.close()
+        assert [*(await ear.whole())["a"]][-1] == Exited("a", "n", "it is not listed any more")
+
+    play(story)
+
+
+def test_one_that_waits_can_be_terminated() -> None:
+    async def story() -> None:
+        desk = Desk(state="waiting")
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await provider.terminate("a", 0.0)
+        await ear.of("a", Refused | Exited)
+        assert not desk.jobs
+        await provider.close()
+
+    play(story)
+
+
+@pytest.mark.parametrize("grace", [0.0, 5.0])
+def test_a_start_under_way_can_be_terminated(grace: float) -> None:
+    async def story() -> None:
+        desk = Desk(held=asyncio.Event())
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        request = asyncio.create_task(provider.request("a", "n", ANY_POOL))
+        await asyncio.sleep(0)
+        await provider.terminate("a", grace)
+        assert desk.held is not None
+        desk.held.set()
+        await request
+        await seen(lambda: bool(desk.stopped))
+        assert desk.stopped[0][0] == "a.0" and desk.stopped[0][1] <= grace
+        await provider.close()
+        await ear.whole()
+        assert not desk.jobs
+
+    play(story)
+
+
+def test_what_comes_of_a_start_that_timed_out_is_stopped_without_a_word() -> None:
+    async def story() -> None:
+        desk = Desk(start_fails=LaunchFailed("sbatch did not end in 60 s"))
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        assert await ear.of("a", Refused) == Refused("a", "n", "sbatch did not end in 60 s")
+        await seen(lambda: not desk.jobs)
+        await provider.close()
+        assert (await ear.whole()).keys() == {"a"} and kinds(ear) == [Refused]
+
+    play(story)
+
+
+def test_of_two_jobs_with_one_nonce_one_goes_on() -> None:
+    async def story() -> None:
+        desk = Desk(copies=3)
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await seen(lambda: len(desk.jobs) == 1)
+        assert kinds(ear) == [Granted, Started]
+        await provider.close()
+        assert kinds(ear) == [Granted, Started, Exited]
+
+    play(story)
+
+
+def test_a_start_that_no_list_ever_has_is_refused() -> None:
+    async def story() -> None:
+        provider = provider_of(Desk(loses=True), settle_seconds=0.02)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        refused = await ear.of("a", Refused)
+        assert isinstance(refused, Refused) and "a list never had it" in refused.reason
+        await provider.close()
+
+    play(story)
+
+
+def test_a_list_may_lag_behind_a_start() -> None:
+    async def story() -> None:
+        desk = Desk(loses=True)
+        provider = provider_of(desk, settle_seconds=1e6)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await seen(lambda: desk.lists > 3)
+        desk.put("a.0", "a", "n")
+        await ear.of("a", Started)
+        await provider.close()
+
+    play(story)
+
+
+def test_nothing_ends_because_a_list_fails(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await ear.of("a", Started)
+        desk.list_fails, before = "connection refused", desk.lists
+        await provider.terminate("a", 1e6)
+        await seen(lambda: desk.lists > before + 3)
+        assert kinds(ear) == [Granted, Started]
+        desk.list_fails = ""
+        await provider.close()
+        await ear.whole()
+
+    play(story)
+    assert sum("connection refused" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_a_list_waits_until_it_knows() -> None:
+    async def story() -> None:
+        desk = Desk(list_fails="away")
+        desk.put("7", "a", "n")
+        desk.put("8", "b", "m", run="of somebody else")
+        provider = provider_of(desk)
+        asking = asyncio.create_task(provider.list())
+        await seen(lambda: desk.lists > 3)
+        assert not asking.done()
+        desk.list_fails = ""
+        assert await asking == (Listed("a", "n"),)
+        await provider.close()
+        assert set(desk.jobs) == {"8"}
+
+    play(story)
+
+
+def test_one_that_waits_since_an_earlier_manager_is_adopted_too() -> None:
+    async def story() -> None:
+        desk = Desk(state="waiting")
+        desk.put("7", "a", "n")
+        provider = provider_of(desk)
+        assert await provider.list() == (Listed("a", "n"),)
+        ear = Ear(provider)
+        desk.set("7", state="running")
+        await provider.terminate("a", 0.0)
+        assert (await ear.of("a", Exited)).nonce == "n"
+        await provider.close()
+        assert kinds(ear) == [Exited]
+
+    play(story)
+
+
+def test_one_of_an_earlier_manager_that_comes_too_late_is_stopped() -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        assert await provider.list() == ()
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        desk.put("7", "x", "old")
+        await seen(lambda: "7" not in desk.jobs)
+        assert "a.0" in desk.jobs
+        await provider.close()
+        assert (await ear.whole()).keys() == {"a"}
+
+    play(story)
+
+
+def test_one_that_a_list_forgot_is_over_and_does_not_go_on() -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        await provider.list()
+        ear = Ear(provider)
+        for name in ("a", "b"):
+            await provider.request(name, f"nonce-{name}", ANY_POOL)
+            await ear.of(name, Started)
+        forgotten = desk.jobs.pop("a.0")
+        await ear.of("a", Exited)
+        desk.jobs["a.0"] = forgotten
+        await seen(lambda: "a.0" not in desk.jobs)
+        await provider.close()
+        assert kinds(ear) == [Granted, Started, Exited]
+
+    play(story)
+
+
+def test_an_end_says_what_the_launcher_knows() -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await ear.of("a", Started)
+        desk.set("a.0", state="over", code=3, reason="failed (NonZeroExitCode)")
+        over = await ear.of("a", Exited)
+        assert over == Exited("a", "n", "exit code 3: failed (NonZeroExitCode)", 3)
+        await provider.close()
+
+    play(story)
+
+
+def test_one_that_was_over_before_any_list_had_it_has_a_whole_story() -> None:
+    async def story() -> None:
+        desk = Desk(state="over")
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await ear.of("a", Exited)
+        await provider.close()
+        assert kinds(ear) == [Granted, Started, Exited]
+
+    play(story)
+
+
+def test_a_stop_that_fails_is_done_again() -> None:
+    async def story() -> None:
+        desk = Desk(stop_fails="busy")
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await ear.of("a", Started)
+        await provider.terminate("a", 0.0)
+        await seen(lambda: len(desk.stopped) > 3)
+        desk.stop_fails = ""
+        await ear.of("a", Exited)
+        await provider.close()
+
+    play(story)
+
+
+def test_a_grace_is_given_once_and_then_the_end() -> None:
+    async def story() -> None:
+        desk = Desk(stubborn=True)
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await ear.of("a", Started)
+        await provider.terminate("a", 0.03)
+        await ear.of("a", Exited)
+        graces = [grace for _, grace in desk.stopped]
+        assert len(graces) == 2 and 0 < graces[0] <= 0.03 and graces[1] == 0
+        await provider.close()
+
+    play(story)
+
+
+def test_whom_no_list_shows_gone_close_leaves_to_the_reaper(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story() -> None:
+        desk = Desk(ignores=True)
+        provider = provider_of(desk, close_seconds=0.02)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await ear.of("a", Started)
+        await provider.close()
+
+    play(story)
+    assert [r for r in caplog.records if r.levelno == logging.ERROR and "reap" in r.getMessage()]
+
+
+def test_a_mistake_of_a_launcher_reaches_the_reader() -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        await provider.request("a", "n", ANY_POOL)
+        desk.jobs = None  # type: ignore[assignment]
+        with pytest.raises(AttributeError):
+            async for _ in provider.events():
+                pass
+        await provider.close()
+
+    with pytest.raises(AttributeError):
+        play(story)
+
+
+def test_nobody_is_asked_while_there_are_no_instances() -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await ear.of("a", Started)
+        await provider.terminate("a", 0.0)
+        await ear.of("a", Exited)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        lists = desk.lists
+        for _ in range(100):
+            await asyncio.sleep(0.0002)
+        assert desk.lists == lists
+        await provider.close()
+
+    play(story)
+
+
+def test_one_that_goes_back_to_the_queue_is_over_and_does_not_come_again() -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        for name in ("a", "b"):
+            await provider.request(name, f"nonce-{name}", ANY_POOL)
+            await ear.of(name, Started)
+        desk.set("a.0", state="waiting")
+        assert await ear.of("a", Exited) == Exited("a", "nonce-a", "it went back to the queue")
+        await seen(lambda: "a.0" not in desk.jobs)
+        await provider.close()
+
+    play(story)
+
+
+def test_what_is_terminated_before_its_turn_is_never_started() -> None:
+    """Starts wait for each other, a few at a time."""
+
+    async def story() -> None:
+        desk = Desk(held=asyncio.Event())
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        first = [asyncio.create_task(provider.request(f"{n}", f"n{n}", ANY_POOL)) for n in range(8)]
+        await asyncio.sleep(0)
+        last = asyncio.create_task(provider.request("last", "n", ANY_POOL))
+        await asyncio.sleep(0)
+        await provider.terminate("last", 5.0)
+        assert desk.held is not None
+        desk.held.set()
+        await asyncio.gather(*first, last)
+        refused = await ear.of("last", Refused)
+        assert isinstance(refused, Refused) and "before it was started" in refused.reason
+        assert not [job for job in desk.jobs.values() if job.name == "last"]
+        assert not [handle for handle, _ in desk.stopped if handle.startswith("last")]
+        await provider.close()
+
+    play(story)

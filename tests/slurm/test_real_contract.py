@@ -1,0 +1,52 @@
+"""The contract of all providers over a real Slurm; 45 s, so it is among the long tests."""
+
+import dataclasses
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlboost_jax.providers.base import Provider
+from rlboost_jax.providers.polled import PolledProvider
+from rlboost_jax.providers.slurm import SlurmLauncher
+from tests.providers.benches import Bench, SlurmBench, rendezvous
+from tests.providers.test_contract import (  # noqa: F401
+    test_a_grace_is_a_bound,
+    test_a_nonce_is_good_for_one_machine,
+    test_a_pool_that_there_is_not_is_refused,
+    test_a_request_under_way_can_be_terminated,
+    test_a_server_echoes_what_it_was_asked_for_with,
+    test_a_server_may_end_by_itself,
+    test_each_request_is_answered_and_ends_once,
+    test_the_end_of_nobody_is_no_mistake,
+    test_the_end_of_the_run_leaves_nothing,
+    test_the_next_manager_finds_what_is_paid_for,
+)
+
+pytestmark = [pytest.mark.system, pytest.mark.soak]
+
+
+class RealBench(SlurmBench):
+    def open(self) -> PolledProvider:
+        place = dataclasses.replace(rendezvous(self.folder), run_id=self.folder.name)
+        launcher = SlurmLauncher(self.fleet, place)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.3, settle_seconds=5.0)
+
+    async def end(self, provider: Provider, name: str) -> None:
+        assert isinstance(provider, PolledProvider)
+        (job,) = provider._instances[name].jobs
+        subprocess.run(["scancel", "--signal=USR1", "--batch", job.handle], check=True)
+
+
+@pytest.fixture
+def bench(slurm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    assert os.environ["SLURM_CONF"]
+    return RealBench(tmp_path)
+
+
+@pytest.fixture
+def granting(bench: Bench) -> Bench:
+    return bench
