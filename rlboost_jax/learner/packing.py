@@ -162,7 +162,7 @@ def update_divisor(
 
 
 def by_sample(
-    batches: Iterable[PackedBatch], values: Iterable[Float[np.ndarray, "R T"]]
+    batches: Iterable[PackedBatch], values: Iterable[Float[np.ndarray, "_ _"]]
 ) -> dict[int, Float[np.ndarray, " _"]]:
     """What was computed for packed targets: by sample, one value for each sampled token, through
     all its sequences in order."""

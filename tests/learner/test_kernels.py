@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.kernels import without_compiled
+from rlboost_jax.learner.lessons import lessons_of
 from rlboost_jax.learner.packing import empty
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
@@ -55,7 +55,7 @@ def critic(run: RunConfig) -> Any:
 def warmed_up(run: RunConfig) -> Any:
     run = replace(run, warmup=replace(run.warmup, max_updates=1, habit_updates=1))
     params = init_params(run.model, 0)
-    return warm_up(run, Task(run.task), params, mesh=make_mesh((1, 1, 1)))
+    return warm_up(run, lessons_of(run), params, mesh=make_mesh((1, 1, 1)))
 
 
 PASSES = [policy, critic, warmed_up]

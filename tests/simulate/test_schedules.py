@@ -91,7 +91,7 @@ def test_schedules_hold_every_fault() -> None:
     """The schedules above would prove little if they were calm."""
     seen: Counter[str] = Counter()
     recorded: set[str] = set()
-    for seed in range(150):
+    for seed in range(170):
         world = run(schedule_of(seed)).world
         seen.update(world.seen)
         recorded |= {r.kind for r in world.records}
