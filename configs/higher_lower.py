@@ -1,8 +1,8 @@
 """A small model learns a game of several turns: to find a number by "higher" and "lower".
 
 Run:     rlboost train --config=higher_lower --workdir=runs/higher_lower
-Takes:   about 3 minutes on 2 CPU cores.
-Result:  held-out games won from about 0.4 to about 0.9 in 100 updates. After its supervised
+Takes:   a minute and a half on 2 CPU cores, a minute with programs compiled before.
+Result:  held-out games won from 0.41 to about 0.9 in 100 updates. After its supervised
          warm-up the model mostly guesses at random; that what was answered says where to guess
          next is found by reinforcement learning.
 """

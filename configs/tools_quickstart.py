@@ -1,8 +1,8 @@
 """A small model learns to use a tool, while servers and environments are killed under it.
 
 Run:     rlboost train --config=tools_quickstart --workdir=runs/tools
-Takes:   under 4 minutes on 2 CPU cores.
-Result:  held-out success from about 0.2 to above 0.9 in 40 updates; a server is killed every
+Takes:   80 s on 2 CPU cores, 45 s with programs compiled before.
+Result:  held-out success from 0.09 to 0.98 in 40 updates; a server is killed every
          other second, a process with environments every three. The digests in metrics.jsonl are
          those of a run with --config.fleet.chaos.enabled=False
          --config.environment.chaos_kills_per_minute=0.
