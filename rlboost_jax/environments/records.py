@@ -78,8 +78,8 @@ class TurnAnswered(Record, frozen=True, kw_only=True):
 
     @property
     def said(self) -> tuple[Any, ...]:
-        """What must be the same where it is said again."""
-        return self.given, self.prompt, self.over, self.reward, self.metrics
+        """What must be the same where it is said again. Metrics may be times, and are not."""
+        return self.given, self.prompt, self.over, self.reward
 
 
 class EpisodeRestarted(Record, frozen=True, kw_only=True):
