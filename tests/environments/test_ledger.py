@@ -64,7 +64,7 @@ turns = st.lists(st.tuples(parts, parts), min_size=1, max_size=3)
 
 @given(st.lists(episodes, min_size=2, max_size=2, unique=True))
 def test_no_two_episodes_have_the_same_name(two: list[Any]) -> None:
-    """Also those of one prompt, in two runs or batches, or whose examples look the same at first."""
+    """Also of one prompt, in two runs or batches, or whose examples look the same at first."""
     one, other = (identity(*each) for each in two)
     assert one != other
 

@@ -281,6 +281,28 @@ def test_none_outlives_its_pool() -> None:
         assert pids and not {each.pid for each in living()} & set(pids)
 
 
+@pytest.mark.parametrize("isolation", ["shared", "episode"])
+def test_programs_of_a_tool_do_not_keep_a_lost_worker_from_being_missed(isolation: Any) -> None:
+    """One that it has started lives on with all files that it was given."""
+
+    async def story(pool: EnvironmentPool) -> str:
+        live = await opened(pool)
+        (pid,) = pool.pids
+        left = int((await said(live, "start")).split()[-1])
+        taking = asyncio.create_task(said(live, "wait"))
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        try:
+            with pytest.raises(Lost) as lost:
+                await taking
+            os.kill(left, 0)  # it is there yet
+        finally:
+            os.kill(left, signal.SIGKILL)
+        return lost.value.blame
+
+    assert in_pool(settings("Starts", isolation=isolation, workers=1), story) == "outside"
+
+
 def test_token_ids_are_arrays_on_both_sides() -> None:
     async def story(pool: EnvironmentPool) -> Any:
         live = await pool.open(RememberedCalls())
