@@ -47,7 +47,8 @@ class EpisodeService:
         """
         self._run, self._note = run, note
         self._settings = run.environment
-        self.pool = EnvironmentPool(run.environment)
+        required = run.rewards.sandbox == "required"
+        self.pool = EnvironmentPool(run.environment, sandbox_required=required)
         self._thread = ServiceThread("episodes")
         self._batches: dict[int, EpisodesOfBatch] = {}
         self._early: dict[int, dict[int, messages.Parked]] = {}  # of batches that are not begun

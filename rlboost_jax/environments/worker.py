@@ -51,6 +51,7 @@ def main() -> None:
         return
     setup = frames.decode_to_worker(data)
     assert isinstance(setup, frames.Setup)
+    os.environ["RLBOOST_SANDBOX"] = "required" if setup.sandbox_required else "best_effort"
     try:
         make = maker_of(setup.name, setup.options)
         _try(setup, make)

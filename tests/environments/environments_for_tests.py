@@ -131,6 +131,8 @@ class Starts(Echo):
     """Starts a program that gets all files which may be handed on, as `os.system` does."""
 
     async def step(self, turn: Turn) -> Step:
+        if turn.text == "sandbox":
+            return Step(observation=os.environ["RLBOOST_SANDBOX"])
         if turn.text == "start":
             program = subprocess.Popen(["sleep", "600"], close_fds=False, start_new_session=True)
             return Step(observation=f"started {program.pid}")

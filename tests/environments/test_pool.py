@@ -29,9 +29,11 @@ def settings(name: str, **changes: Any) -> EnvironmentConfig:
     return replace(config, **changes)
 
 
-def in_pool(config: EnvironmentConfig, story: Callable[[EnvironmentPool], Awaitable[Any]]) -> Any:
+def in_pool(
+    config: EnvironmentConfig, story: Callable[[EnvironmentPool], Awaitable[Any]], **options: Any
+) -> Any:
     async def run() -> Any:
-        pool = EnvironmentPool(config)
+        pool = EnvironmentPool(config, **options)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await pool.start()
@@ -301,6 +303,14 @@ def test_programs_of_a_tool_do_not_keep_a_lost_worker_from_being_missed(isolatio
         return lost.value.blame
 
     assert in_pool(settings("Starts", isolation=isolation, workers=1), story) == "outside"
+
+
+def test_tools_that_run_code_know_whether_a_sandbox_is_required() -> None:
+    async def story(pool: EnvironmentPool) -> str:
+        return await said(await opened(pool), "sandbox")
+
+    assert in_pool(settings("Starts"), story) == "required"
+    assert in_pool(settings("Starts"), story, sandbox_required=False) == "best_effort"
 
 
 def test_token_ids_are_arrays_on_both_sides() -> None:
