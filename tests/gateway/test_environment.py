@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,31 @@ async def test_or_computed(harness: Callable[..., EpisodeRunner]) -> None:
     await runner.reset(EXAMPLE, 1)
     step = (await runner.step(turn_of(0, "four"), key="k")).step
     assert step.reward == len(EXAMPLE["question"]) + 4
+    await runner.close()
+
+
+LOOPS: list[asyncio.AbstractEventLoop] = []
+
+
+def waits_for_another(example: Any, messages: Any) -> float:
+    others = threading.Event()
+    LOOPS[-1].call_soon_threadsafe(others.set)
+    return float(others.wait(PATIENCE_SECONDS))
+
+
+async def test_whoever_computes_it_holds_no_other_episode_up(
+    harness: Callable[..., EpisodeRunner],
+) -> None:
+    runner = harness('chat(user("a"))', reward="tests.gateway.test_environment:waits_for_another")
+    await runner.reset(EXAMPLE, 1)
+    LOOPS.append(asyncio.get_running_loop())
+    assert (await runner.step(turn_of(0, "x"), key="k")).step.reward == 1.0
+    await runner.close()
+
+
+async def test_variables_may_be_numbers(harness: Callable[..., EpisodeRunner]) -> None:
+    runner = harness('chat(user(os.environ["LEVEL"]))', variables={"LEVEL": 3})
+    assert await runner.reset(EXAMPLE, 1) == ({"role": "user", "content": "3"},)
     await runner.close()
 
 
