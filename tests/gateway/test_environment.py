@@ -17,6 +17,11 @@ import pytest
 from rlboost_jax.environments.factories import maker_of
 from rlboost_jax.environments.protocol import ToolCall, Turn
 from rlboost_jax.environments.runner import EnvironmentFailed, EpisodeRunner, RememberedCalls
+from rlboost_jax.gateway.backend import Model
+from rlboost_jax.gateway.calls import CallSampling, TokenCall
+from rlboost_jax.gateway.channel import Channels
+from rlboost_jax.gateway.errors import ApiError
+from rlboost_jax.gateway.session import Ask
 from tests.patience import PATIENCE_SECONDS
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -205,6 +210,19 @@ async def test_a_harness_ends_with_its_episode(
     assert _ended(int(own))
     while not _ended(int(child)):  # it is killed; nobody waits for a grandchild's end
         await asyncio.sleep(0.01)
+
+
+async def test_a_session_without_an_episode_is_refused_for_good() -> None:
+    """A client would repeat a call that failed with 503 for ever."""
+    channels = Channels(Model(name="policy", max_tokens=0, any_name=True))
+    with pytest.raises(ApiError, match="POST /sessions") as refused:
+        await anext(
+            channels.turn(
+                "gone",
+                Ask(turn=0, call=TokenCall(tokens=(1,), sampling=CallSampling()), begins=True),
+            )
+        )
+    assert refused.value.status == 404
 
 
 def _ended(pid: int) -> bool:
