@@ -95,10 +95,6 @@ class Episode:
         for record in records:
             self._learn(record)
 
-    @property
-    def is_live(self) -> bool:
-        return self._live is not None
-
     def before(self, index: int) -> tuple[TurnAnswered, ...]:
         """What the turns before one were answered."""
         return tuple(self._answered[past.name] for past in self._history[:index])

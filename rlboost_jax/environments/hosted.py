@@ -63,7 +63,6 @@ class Ledger:
         for record in records:
             if isinstance(record, CallBegun | CallDone):
                 self._known[record.key] = record
-        self.carried_out = 0  # here, since this service began
 
     async def begin(self, calls: Sequence[ToolCall], lasting: Sequence[bool]) -> list[KnownCall]:
         found = [_known(call, self._known.get(call.key)) for call in calls]
@@ -80,7 +79,6 @@ class Ledger:
     async def done(self, result: ToolResult) -> None:
         record = CallDone(key=result.call.key, content=result.content, failed=result.failed)
         self._known[record.key] = record
-        self.carried_out += 1
         await self._keep([record])
 
 
