@@ -93,7 +93,7 @@ class EpisodesOfBatch:
         episode = Episode(
             self._settings,
             sample=sample,
-            name=identity(work.batch, sample, problem.seed, example),
+            name=identity(self._journal.run_id, work.batch, sample, problem.seed, example),
             prompt=data,
             room=self._room,
             records=records,

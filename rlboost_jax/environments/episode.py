@@ -84,7 +84,6 @@ class Episode:
         self._answered: dict[bytes, TurnAnswered] = {}
         self._first = _Begun((), name, prompt)
         self._begun: dict[int, _Begun] = {0: self._first}
-        self._attempt = 0  # the newest that was asked about
         self._restarted = -1  # attempts up to this one are given up
         self._left_out = ""
         self._question: EpisodeQuestion | None = None
@@ -95,10 +94,6 @@ class Episode:
         self._alone = False
         for record in records:
             self._learn(record)
-
-    @property
-    def is_live(self) -> bool:
-        return self._live is not None
 
     def before(self, index: int) -> tuple[TurnAnswered, ...]:
         """What the turns before one were answered."""
@@ -113,12 +108,18 @@ class Episode:
         return question.logprobs[place]
 
     def ask(self, question: EpisodeQuestion) -> Actions:
-        """A question, which takes the place of the one before unless it is older."""
+        """A question, which takes the place of the one before.
+
+        Turns are asked about in their order, and by a manager that has lost its newest attempts
+        with older ones again. What is finished is asked about by the trainer, whom a newer attempt
+        may have overtaken.
+        """
         if question.attempt <= self._restarted and not question.finished:
             return (Say(question, restart=True),)
-        if question.attempt < self._attempt:
+        newest = self._question
+        if question.finished and newest is not None and question.attempt < newest.attempt:
             return ()
-        self._question, self._attempt = question, question.attempt
+        self._question = question
         return self._next()
 
     def opened(self) -> Actions:
@@ -240,11 +241,13 @@ class Episode:
         before = self.before(doing.index)
         given, prompt, over = reply.given, reply.prompt, reply.done
         metrics = dict(reply.metrics)
+        known = self._answered.get(doing.past.name)
+        seconds = known.seconds if known else reply.seconds  # it counts as it did the first time
         if not (given or prompt or over):
             return "it said nothing, and not that the episode is done"
         told = sum(len(each.given) for each in before if each.sequence == sequence) // 4
         full = told + len(given) // 4 > settings.max_given_tokens or len(prompt) // 4 > self._room
-        late = 0 < settings.episode_seconds < sum(t.seconds for t in before) + reply.seconds
+        late = 0 < settings.episode_seconds < sum(t.seconds for t in before) + seconds
         if not over and (full or late):
             metrics[CONTEXT_FULL if full else OUT_OF_TIME] = 1.0
             over = True
@@ -262,7 +265,7 @@ class Episode:
             reward=reply.reward,
             metrics=metrics,
             messages=reply.messages,
-            seconds=reply.seconds,
+            seconds=seconds,
             calls=reply.calls,
             retokenised=reply.retokenised,
             anew=reply.anew,

@@ -21,7 +21,7 @@ from rlboost_jax.environments.batches import EpisodesOfBatch, Problems
 from rlboost_jax.environments.episode import FIRST_PAUSE_SECONDS, MOST_OUTSIDE
 from rlboost_jax.environments.frames import Opened
 from rlboost_jax.environments.hosted import Problem
-from rlboost_jax.environments.journal import FOLDER, Journal, forget
+from rlboost_jax.environments.journal import FOLDER, Journal
 from rlboost_jax.environments.pool import EnvironmentPool, Lost
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.environments.service_thread import ServiceThread
@@ -47,7 +47,8 @@ class EpisodeService:
         """
         self._run, self._note = run, note
         self._settings = run.environment
-        self.pool = EnvironmentPool(run.environment)
+        required = run.rewards.sandbox == "required"
+        self.pool = EnvironmentPool(run.environment, sandbox_required=required)
         self._thread = ServiceThread("episodes")
         self._batches: dict[int, EpisodesOfBatch] = {}
         self._early: dict[int, dict[int, messages.Parked]] = {}  # of batches that are not begun
@@ -151,11 +152,6 @@ class EpisodeService:
     def over(self, batch: int) -> None:
         """Nothing more comes of a batch."""
         self._thread.call(self._over, batch, fail=self.fail)
-
-    def committed(self, batch: int) -> None:
-        """What was kept of it, and of those before, is of no more use. Of any thread."""
-        if self._folder is not None:
-            forget(self._folder, batch)
 
     def close(self) -> None:
         """End the workers. Verdicts that are waited for never come."""

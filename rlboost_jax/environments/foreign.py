@@ -21,10 +21,6 @@ class CallFailed(RuntimeError):
     """A call raised, or took too long; the message says which."""
 
 
-class TookTooLong(CallFailed):
-    """It may still run."""
-
-
 @dataclass(frozen=True)
 class _Raised:
     text: str
@@ -98,7 +94,7 @@ async def called(
     finally:
         task.cancel()
     if not task.done():
-        raise TookTooLong(f"took longer than {seconds:g} s")
+        raise CallFailed(f"took longer than {seconds:g} s")
     if task.cancelled():
         raise CallFailed("CancelledError")
     value = task.result()

@@ -65,7 +65,8 @@ class Forks:
             process: it is prepared.
         """
         self._process = process
-        self._begun: asyncio.Queue[int] = asyncio.Queue()
+        self._begun: asyncio.Queue[tuple[int, asyncio.Future[int]] | None] = asyncio.Queue()
+        # Of processes of which one record has come. An id may be another's later.
         self._statuses: dict[int, asyncio.Future[int]] = {}
         self._lives = True
         self._task = asyncio.create_task(self._listen())
@@ -80,13 +81,13 @@ class Forks:
         try:
             with theirs:
                 socket.send_fds(self._process.end, [b"\0"], [theirs.fileno()])
-            pid = await self._begun.get()
-            if not pid:
+            begun = await self._begun.get()
+            if begun is None:
                 raise ConnectionResetError("the process that forks for episodes ended")
         except OSError:
             ours.close()
             raise
-        return ours, Forked(pid, self._status(pid))
+        return ours, Forked(*begun)
 
     async def close(self) -> None:
         self._process.kill()
@@ -101,20 +102,23 @@ class Forks:
                 while len(data) >= _RECORD.size:
                     ended, pid, status = _RECORD.unpack_from(data)
                     data = data[_RECORD.size :]
-                    if not ended:
-                        self._begun.put_nowait(pid)
-                    elif not (future := self._status(pid)).done():
+                    future = self._status(pid)
+                    if ended:
                         future.set_result(status)
+                    else:
+                        self._begun.put_nowait((pid, future))
         self._lives = False
-        self._begun.put_nowait(0)
+        self._begun.put_nowait(None)
         for future in self._statuses.values():  # they end with it
             if not future.done():
                 future.set_result(signal.SIGKILL)
 
     def _status(self, pid: int) -> "asyncio.Future[int]":
-        if pid not in self._statuses:
-            self._statuses[pid] = asyncio.get_running_loop().create_future()
-        return self._statuses[pid]
+        """Its status to be; that it ended may be heard before that it began."""
+        known = self._statuses.pop(pid, None)
+        if known is not None:
+            return known
+        return self._statuses.setdefault(pid, asyncio.get_running_loop().create_future())
 
 
 class Forked:

@@ -30,6 +30,7 @@ class Setup(Frame, frozen=True, kw_only=True):
     time_limit_seconds: float
     memory_mb: int
     isolation: Isolation
+    sandbox_required: bool = True  # of tools that run code
 
 
 class Ready(Frame, frozen=True, kw_only=True):

@@ -63,7 +63,6 @@ class Ledger:
         for record in records:
             if isinstance(record, CallBegun | CallDone):
                 self._known[record.key] = record
-        self.carried_out = 0  # here, since this service began
 
     async def begin(self, calls: Sequence[ToolCall], lasting: Sequence[bool]) -> list[KnownCall]:
         found = [_known(call, self._known.get(call.key)) for call in calls]
@@ -80,7 +79,6 @@ class Ledger:
     async def done(self, result: ToolResult) -> None:
         record = CallDone(key=result.call.key, content=result.content, failed=result.failed)
         self._known[record.key] = record
-        self.carried_out += 1
         await self._keep([record])
 
 
@@ -132,6 +130,7 @@ class Hosted:
         self._prompt, self._ledger, self._keep_records = prompt, ledger, keep
         self._say, self._judged = say, judged
         self._live: Live | None = None
+        self._tools = problem.opened.tools  # of the newest sequence
         self._closed = False
 
     def ask(self, question: EpisodeQuestion) -> None:
@@ -172,8 +171,13 @@ class Hosted:
     async def _open(self, alone: bool) -> None:
         problem = self._problem
         try:
-            self._live = await self._around.pool.open(self._ledger, alone=alone)
-            opened = await self._live.reset(problem.example, problem.seed)
+            live = await self._around.pool.open(self._ledger, alone=alone)
+            if self._closed:
+                live.close()
+                return
+            self._live = live
+            opened = await live.reset(problem.example, problem.seed)
+            self._tools = opened.tools
             said = self._around.speech.first(opened.said.observation, opened.tools)
         except Lost as lost:
             self._lost(lost)
@@ -218,13 +222,14 @@ class Hosted:
             before = _messages(answered) if answered.anew else [*before, *_messages(answered)]
         results, observation = taken.turn.results, taken.step.observation
         if taken.anew and not taken.done:
+            self._tools = taken.tools
             said = Continued(
                 given=NOTHING,
                 prompt=speech.first(observation, taken.tools),
                 messages=messages_of(observation),
             )
         else:
-            said = speech.after(before, heard, results, observation, opened.tools)
+            said = speech.after(before, heard, results, observation, self._tools)
         return Reply(
             given=said.given.astype("<i4").tobytes(),
             prompt=said.prompt.astype("<i4").tobytes(),
@@ -247,6 +252,8 @@ class Hosted:
         self._act(self._episode.waited())
 
     def _lost(self, lost: Lost) -> None:
+        if self._closed:  # it was given up, and is not made again
+            return
         self._live = None
         self._around.failed_once(str(lost))
         self._act(

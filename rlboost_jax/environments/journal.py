@@ -45,7 +45,7 @@ class Journal:
             sync: forces a file's bytes to the device.
             note: is told what was damaged.
         """
-        self.path = folder / f"batch-{batch:08d}{SUFFIX}"
+        self.path, self.run_id = folder / f"batch-{batch:08d}{SUFFIX}", run_id
         self._begun = BatchBegun(run_id=run_id, batch=batch)
         self._sync, self._note = sync, note
         self._file: int | None = None
@@ -63,7 +63,11 @@ class Journal:
             data = self._read()
             records, good = unframed(data)
             known = bool(records) and records[0] == self._begun
-            if not known:
+            if data and not known:
+                self._note(
+                    f"{self.path} is damaged at its beginning, or another run's; what it said is "
+                    "asked for again"
+                )
                 records, good = [], 0
             if known and good < len(data):
                 self._note(

@@ -68,14 +68,11 @@ class Player:
         """
         runner = self._runner
         observation = await runner.reset(example, seed)
-        tools = tuple(
-            ToolSpec(name=t.name, description=t.description, parameters=dict(t.parameters))
-            for t in runner.tools.values()
-        )
+        tools = _described(runner)
         speech = speech_of(self._run, tools)
         prompt = speech.first(observation, tools)
         yield f"prompt, {len(prompt)} tokens:\n{speech.text(prompt)}"
-        before, total, index = [*messages_of(observation)], 0.0, 0
+        before, total, count = [*messages_of(observation)], 0.0, 0
         most = self._run.environment.max_turns
         for index, typed in zip(range(most), turns, strict=False):
             tokens = encoded(typed.replace("\\n", "\n"), self._tokenizer, speech)
@@ -94,12 +91,17 @@ class Player:
                 call, failed = result.call, " (failed)" * result.failed
                 yield f"{call.name}({json.dumps(dict(call.arguments))}){failed}: {result.content}"
             step = done.step
-            total += step.reward
+            total, count = total + step.reward, index + 1
             if step.reward or step.metrics:
                 yield f"reward {step.reward:g} {dict(step.metrics) or ''}".rstrip()
             if step.done:
-                yield f"done after {index + 1} turns; reward {total:g}"
+                yield f"done after {count} turns; reward {total:g}"
                 break
+            if step.anew:
+                tools, before = _described(runner), [*messages_of(step.observation)]
+                prompt = speech.first(step.observation, tools)
+                yield f"another sequence, {len(prompt)} tokens:\n{speech.text(prompt)}"
+                continue
             said = speech.after(before, heard, done.turn.results, step.observation, tools)
             if not len(said.given) and not len(said.prompt) and is_empty(step.observation):
                 raise EnvironmentFailed("it said nothing, and not that the episode is done")
@@ -109,8 +111,15 @@ class Player:
             else:
                 yield f"given, {len(said.given)} tokens:\n{speech.text(said.given)}"
         else:
-            yield f"not done after {min(index + 1, most)} turns; reward so far {total:g}"
+            yield f"not done after {count} turns; reward so far {total:g}"
         await runner.close()
+
+
+def _described(runner: EpisodeRunner) -> tuple[ToolSpec, ...]:
+    return tuple(
+        ToolSpec(name=t.name, description=t.description, parameters=dict(t.parameters))
+        for t in runner.tools.values()
+    )
 
 
 def encoded(text: str, tokenizer: Tokenizer | None, speech: Speech) -> tuple[int, ...]:

@@ -197,7 +197,11 @@ class EnvironmentPool:
     """The processes of a run's environments. `start` comes first."""
 
     def __init__(
-        self, settings: EnvironmentConfig, *, start_seconds: float = START_SECONDS
+        self,
+        settings: EnvironmentConfig,
+        *,
+        sandbox_required: bool = True,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         self._settings, self._start_seconds = settings, start_seconds
         self._setup = frames.Setup(
@@ -206,6 +210,7 @@ class EnvironmentPool:
             time_limit_seconds=settings.time_limit_seconds,
             memory_mb=settings.memory_mb,
             isolation=settings.isolation,
+            sandbox_required=sandbox_required,
         )
         self._hosts: list[_WorkerHost] = []
         self._forks: Forks | None = None  # of "episode"

@@ -5,8 +5,8 @@
     step = environment.step(turn)                   # until `step.done`, or a budget is used up
     environment.close()
 
-Any class with `reset` and `step` is one; either may be `async def`. `tools` and `close` are
-optional. Each episode has an environment of its own.
+Any class with `reset` and `step` is one; either may be `async def`. `tools`, `calls`, `close` and
+`demonstration` are optional. Each episode has an environment of its own.
 
 Two rules make an episode outlive the process it is in:
 
@@ -139,10 +139,18 @@ class Tool:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode. `tools: Mapping[str, Tool]` and `close()` may be left out.
+    """One episode. What may be there besides `reset` and `step`:
 
-    Where there are tools, the calls of a turn are carried out side by side before `step` gets it,
-    and the prompt says what they are if the chat template has a place for that.
+    - `tools: Mapping[str, Tool]`, once it is reset. The calls of a turn are carried out side by
+      side before `step` gets it, and the prompt says what the tools are if the chat template has a
+      place for that.
+    - `calls(turn) -> Sequence[ToolCall]`: what a turn calls, in place of what was read in it
+      (`turn.calls`); for policies that speak in token ids, or where others carry the calls out. It
+      may be `async def`, and follows from the turn alone: a turn that is told again must call the
+      same. Keys are set by whoever asks.
+    - `close()`: the episode is over. What it raises changes nothing.
+    - `demonstration(rng, worked)`: the next turn, as text or token ids, of somebody who knows how
+      (`worked`) or who guesses; for the warm-up of a model that is made from scratch.
     """
 
     def reset(

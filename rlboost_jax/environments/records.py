@@ -78,8 +78,8 @@ class TurnAnswered(Record, frozen=True, kw_only=True):
 
     @property
     def said(self) -> tuple[Any, ...]:
-        """What must be the same where it is said again."""
-        return self.given, self.prompt, self.over, self.reward, self.metrics
+        """What must be the same where it is said again. Metrics may be times, and are not."""
+        return self.given, self.prompt, self.over, self.reward
 
 
 class EpisodeRestarted(Record, frozen=True, kw_only=True):
@@ -167,9 +167,14 @@ def named(
     return tuple(found)
 
 
-def identity(batch: int, sample: int, seed: int, example: bytes) -> bytes:
-    """Names an episode: no two of a run have the same calls."""
+def identity(run_id: str, batch: int, sample: int, seed: int, example: bytes) -> bytes:
+    """Names an episode: no two have the same calls, whichever runs they are of.
+
+    Two runs with the same settings sample the same turns. A service that is handed a call's key
+    must not take what one of them does for a repetition of the other's.
+    """
     digest = hashlib.blake2b(f"{batch} {sample} {seed}\n".encode(), digest_size=NAME_BYTES)
+    _add(digest, run_id.encode())
     _add(digest, example)
     return digest.digest()
 

@@ -13,7 +13,7 @@ goes wrong with the environment itself is `EnvironmentFailed`, and no fault of t
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from rlboost_jax.environments.factories import Make
 from rlboost_jax.environments.foreign import CallFailed, OwnThread, called
@@ -32,6 +32,8 @@ from rlboost_jax.environments.protocol import (
     Turn,
 )
 from rlboost_jax.settings.errors import suggestion
+
+MOST_RESULT: Final = 2**20  # characters of a call's result, which no context has room for
 
 # What is known of a call: nothing, that it was begun, or its result.
 KnownCall = Literal["new", "begun"] | ToolResult
@@ -212,6 +214,9 @@ class EpisodeRunner:
         finally:
             thread.end()
         text = content if isinstance(content, str) else repr(content)
+        if len(text) > MOST_RESULT:
+            why = f"the result has {len(text)} characters; at most {MOST_RESULT} can be read"
+            return ToolResult(call=call, content=why, failed=True)
         return ToolResult(call=call, content=text.encode(errors="backslashreplace").decode())
 
     async def _outcome(self, tool: Tool, call: ToolCall) -> str | None:

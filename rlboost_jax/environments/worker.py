@@ -41,7 +41,7 @@ _LENGTH_BYTES: Final = 4
 
 
 def main() -> None:
-    line = socket.socket(fileno=int(sys.argv[1]))
+    line = _own(socket.socket(fileno=int(sys.argv[1])))
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # with the trainer's thread that keeps us
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):  # environments may print and read as they like
@@ -51,6 +51,7 @@ def main() -> None:
         return
     setup = frames.decode_to_worker(data)
     assert isinstance(setup, frames.Setup)
+    os.environ["RLBOOST_SANDBOX"] = "required" if setup.sandbox_required else "best_effort"
     try:
         make = maker_of(setup.name, setup.options)
         _try(setup, make)
@@ -64,7 +65,14 @@ def main() -> None:
     if setup.isolation == "shared":
         _serve_here(line, setup, make)
     else:
-        fork_for_each(line, lambda own: _serve_here(own, setup, make))
+        fork_for_each(line, lambda own: _serve_here(_own(own), setup, make))
+
+
+def _own(line: socket.socket) -> socket.socket:
+    """Programs that a tool starts do not get it: they would hold it open when we are gone, and the
+    trainer would not hear of that."""
+    line.set_inheritable(False)
+    return line
 
 
 def _try(setup: frames.Setup, make: Make) -> None:

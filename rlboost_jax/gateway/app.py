@@ -166,7 +166,7 @@ class _Gateway:
         return _json({**said, "reward": session.reward})
 
     async def reward(self, request: web.Request) -> web.Response:
-        """The last that is posted counts. With it the episode is over."""
+        """What the episode was worth. With it the episode is over."""
         session = self._named(request)
         session.reward, session.metrics = reward_of(decode(await _body(request)))
         await self.sessions.end(session, "its reward was posted")

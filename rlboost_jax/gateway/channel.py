@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlboost_jax.gateway.backend import Model, Piece
-from rlboost_jax.gateway.errors import exhausted, failed
+from rlboost_jax.gateway.errors import ApiError, exhausted
 from rlboost_jax.gateway.session import Ask, Spoken
 
 
@@ -87,7 +87,9 @@ class Channels:
     async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | Spoken]:
         channel = self._channels.get(session)
         if channel is None:
-            raise failed("the session has no episode any more", "session_over")
+            raise ApiError(
+                404, "no_such_session", "the session has no episode; POST /sessions asks for one"
+            )
         yield await channel.ask(ask)
 
     async def opened(self, session: str) -> Mapping[str, Any]:

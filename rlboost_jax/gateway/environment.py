@@ -75,7 +75,7 @@ class Gateway:
                 "environment.options: name the harness (command), or where clients come to "
                 "(port and folder)"
             )
-        self._variables = dict(variables or {})
+        self._variables = {name: str(value) for name, value in (variables or {}).items()}
         self._reward = _imported(reward) if reward else None
         self._host, self._port, self._folder = host, port, folder
         self._model, self._inside = model, own_folder
@@ -175,7 +175,8 @@ class Gateway:
     async def _over(self, over: Over) -> Step:
         reward = over.reward
         if reward is None and self._reward is not None:
-            found = self._reward(dict(self._example), list(self._messages))
+            asked = dict(self._example), list(self._messages)
+            found = await asyncio.to_thread(self._reward, *asked)  # others go on meanwhile
             reward = float(await found if inspect.isawaitable(found) else found)
         return Step(reward=reward or 0.0, done=True, metrics=dict(over.metrics))
 

@@ -5,6 +5,7 @@ import ctypes
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -123,6 +124,19 @@ class Blocking(Waiting):
 
     async def step(self, turn: Turn) -> Step:
         time.sleep(10**6)
+        return Step(done=True)
+
+
+class Starts(Echo):
+    """Starts a program that gets all files which may be handed on, as `os.system` does."""
+
+    async def step(self, turn: Turn) -> Step:
+        if turn.text == "sandbox":
+            return Step(observation=os.environ["RLBOOST_SANDBOX"])
+        if turn.text == "start":
+            program = subprocess.Popen(["sleep", "600"], close_fds=False, start_new_session=True)
+            return Step(observation=f"started {program.pid}")
+        await asyncio.sleep(10**6)
         return Step(done=True)
 
 

@@ -380,14 +380,55 @@ def test_saying_nothing_is_a_failure() -> None:
     assert "said nothing" in stage.kept[0].why
 
 
-def test_a_question_of_before_is_not_answered_in_place_of_a_newer_one() -> None:
-    """A server is not believed, its turns are given up, and the answer to them comes late."""
+@dataclass(frozen=True)
+class Timed(World):
+    """One of its metrics is a time."""
+
+    seconds: tuple[float, ...] = ()  # of each turn
+
+    def reply(self, had: Sequence[bytes]) -> Reply:
+        seconds = self.seconds[len(had) - 1]
+        return replace(super().reply(had), seconds=seconds, metrics={"seconds": seconds})
+
+
+def test_times_are_those_of_the_first_time() -> None:
+    """Made again on a slow host, it is not out of time, and has said nothing else."""
+    config = replace(SETTINGS, episode_seconds=5.0, on_divergence="stop")
+    stage = Stage(Timed(turns=9, seconds=(2.0, 2.0)), config)
+    stage.ask(question(None))
+    stage.until(lambda: stage.said)
+    given = stage.said[0].answered.given  # type: ignore[union-attr]
+    stage.start_again(torn=False)
+    stage.world = Timed(turns=9, seconds=(60.0, 2.0))
+    asked = question(given, None)
+    stage.ask(asked)
+    stage.until(lambda: stage.answered(asked) or stage.stopped)
+    assert not stage.stopped
+    assert [record.metrics for record in stage.kept] == [{"seconds": 2.0}] * 2
+    assert not stage.kept[-1].over, "4 s of 5 s"
+
+
+def test_a_manager_that_has_lost_its_newest_attempts_is_answered() -> None:
+    """It lost the end of its journal, and samples again what had been given up before."""
+    stage = Stage(World(turns=3))
+    stage.ask(question(None, attempt=1))
+    stage.until(lambda: stage.said)
+    again = question(None, attempt=0)
+    stage.ask(again)
+    stage.until(lambda: stage.answered(again))
+    finished = replace(again, finished=True)
+    stage.ask(finished)
+    assert stage.judged
+
+
+def test_an_older_verdict_is_not_asked_for_in_place_of_a_newer_turn() -> None:
+    """A server is not believed, its turns are given up, and the trainer asks about them late."""
     stage = Stage(World(turns=3))
     stage.ask(question(None))
     stage.go_on()
     newer = EpisodeQuestion(attempt=1, sequence=0, turns=((ids(7), None),))
     stage.ask(newer)
-    stage.ask(question(None))
+    stage.ask(replace(question(None), finished=True))
     stage.until(lambda: stage.said)
     assert [say.question for say in stage.said] == [newer]
     assert stage.said[0].answered == stage.kept[-1]

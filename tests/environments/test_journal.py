@@ -145,13 +145,16 @@ def test_a_bad_end_costs_what_is_there_and_is_said(
 
 
 def test_that_of_another_run_or_of_no_run_counts_nothing(tmp_path: Path) -> None:
+    notes: list[str] = []
     journal, _ = opened(tmp_path, run_id="before")
     kept(journal, [ONE])
-    assert opened(tmp_path)[1] == []
+    assert opened(tmp_path, note=notes.append)[1] == []
     journal.path.write_bytes(b"rubbish")
-    assert opened(tmp_path)[1] == []
+    assert opened(tmp_path, note=notes.append)[1] == []
     journal.path.write_bytes(framed([BatchBegun(run_id="run", batch=3, format=99), ONE]))
-    assert opened(tmp_path)[1] == []
+    assert opened(tmp_path, note=notes.append)[1] == []
+    assert len(notes) == 3 and all("asked for again" in note for note in notes)
+    assert opened(tmp_path, note=notes.append)[1] == [] and len(notes) == 3, "it is ours now"
 
 
 def test_a_full_disk_is_one_line_and_nothing_is_built_on_what_is_not_kept(tmp_path: Path) -> None:

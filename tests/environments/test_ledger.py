@@ -52,7 +52,11 @@ def test_what_was_kept_before_is_known() -> None:
 
 
 episodes = st.tuples(
-    st.integers(0, 2), st.integers(0, 2), st.integers(0, 2), st.sampled_from([b"", b"a", b"b"])
+    st.sampled_from(["run", "other"]),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.sampled_from([b"", b"a", b"b"]),
 )
 parts = st.binary(max_size=3)
 turns = st.lists(st.tuples(parts, parts), min_size=1, max_size=3)
@@ -60,7 +64,7 @@ turns = st.lists(st.tuples(parts, parts), min_size=1, max_size=3)
 
 @given(st.lists(episodes, min_size=2, max_size=2, unique=True))
 def test_no_two_episodes_have_the_same_name(two: list[Any]) -> None:
-    """Also those of one prompt, in two batches, or whose examples look the same at first."""
+    """Also of one prompt, in two runs or batches, or whose examples look the same at first."""
     one, other = (identity(*each) for each in two)
     assert one != other
 

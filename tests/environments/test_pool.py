@@ -29,9 +29,11 @@ def settings(name: str, **changes: Any) -> EnvironmentConfig:
     return replace(config, **changes)
 
 
-def in_pool(config: EnvironmentConfig, story: Callable[[EnvironmentPool], Awaitable[Any]]) -> Any:
+def in_pool(
+    config: EnvironmentConfig, story: Callable[[EnvironmentPool], Awaitable[Any]], **options: Any
+) -> Any:
     async def run() -> Any:
-        pool = EnvironmentPool(config)
+        pool = EnvironmentPool(config, **options)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await pool.start()
@@ -279,6 +281,36 @@ def test_none_outlives_its_pool() -> None:
     for isolation in ("shared", "episode"):
         pids = in_pool(settings("Misbehaves", isolation=isolation), story)
         assert pids and not {each.pid for each in living()} & set(pids)
+
+
+@pytest.mark.parametrize("isolation", ["shared", "episode"])
+def test_programs_of_a_tool_do_not_keep_a_lost_worker_from_being_missed(isolation: Any) -> None:
+    """One that it has started lives on with all files that it was given."""
+
+    async def story(pool: EnvironmentPool) -> str:
+        live = await opened(pool)
+        (pid,) = pool.pids
+        left = int((await said(live, "start")).split()[-1])
+        taking = asyncio.create_task(said(live, "wait"))
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        try:
+            with pytest.raises(Lost) as lost:
+                await taking
+            os.kill(left, 0)  # it is there yet
+        finally:
+            os.kill(left, signal.SIGKILL)
+        return lost.value.blame
+
+    assert in_pool(settings("Starts", isolation=isolation, workers=1), story) == "outside"
+
+
+def test_tools_that_run_code_know_whether_a_sandbox_is_required() -> None:
+    async def story(pool: EnvironmentPool) -> str:
+        return await said(await opened(pool), "sandbox")
+
+    assert in_pool(settings("Starts"), story) == "required"
+    assert in_pool(settings("Starts"), story, sandbox_required=False) == "best_effort"
 
 
 def test_token_ids_are_arrays_on_both_sides() -> None:

@@ -100,12 +100,17 @@ def test_whatever_goes_wrong_with_a_call_is_read_by_the_policy() -> None:
     async def slow() -> None:
         await asyncio.sleep(LONG)
 
+    @tool
+    def long() -> str:
+        return "x" * (2**20 + 1)
+
     broken = replace(call("add"), problem="no JSON")
     done, runner = stepped(
-        Room(toolbox(add, leave, slow)),
+        Room(toolbox(add, leave, slow, long)),
         *(call("ad"), broken, call("add", b=1), call("add", a=1), call("leave"), call("slow")),
+        call("long"),
     )
-    assert [result.failed for result in done.turn.results] == [True] * 6
+    assert [result.failed for result in done.turn.results] == [True] * 7
     assert done.step.observation.split(" | ") == [
         "no tool 'ad'; did you mean 'add'?",
         "no JSON",
@@ -113,6 +118,7 @@ def test_whatever_goes_wrong_with_a_call_is_read_by_the_policy() -> None:
         "ZeroDivisionError: of mine",
         "SystemExit: 3",
         "took longer than 0.05 s",
+        "the result has 1048577 characters; at most 1048576 can be read",
     ]
     assert not runner.stuck
 

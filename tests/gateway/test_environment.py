@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ import pytest
 from rlboost_jax.environments.factories import maker_of
 from rlboost_jax.environments.protocol import ToolCall, Turn
 from rlboost_jax.environments.runner import EnvironmentFailed, EpisodeRunner, RememberedCalls
+from rlboost_jax.gateway.backend import Model
+from rlboost_jax.gateway.calls import CallSampling, TokenCall
+from rlboost_jax.gateway.channel import Channels
+from rlboost_jax.gateway.errors import ApiError
+from rlboost_jax.gateway.session import Ask
 from tests.patience import PATIENCE_SECONDS
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -141,6 +147,31 @@ async def test_or_computed(harness: Callable[..., EpisodeRunner]) -> None:
     await runner.close()
 
 
+LOOPS: list[asyncio.AbstractEventLoop] = []
+
+
+def waits_for_another(example: Any, messages: Any) -> float:
+    others = threading.Event()
+    LOOPS[-1].call_soon_threadsafe(others.set)
+    return float(others.wait(PATIENCE_SECONDS))
+
+
+async def test_whoever_computes_it_holds_no_other_episode_up(
+    harness: Callable[..., EpisodeRunner],
+) -> None:
+    runner = harness('chat(user("a"))', reward="tests.gateway.test_environment:waits_for_another")
+    await runner.reset(EXAMPLE, 1)
+    LOOPS.append(asyncio.get_running_loop())
+    assert (await runner.step(turn_of(0, "x"), key="k")).step.reward == 1.0
+    await runner.close()
+
+
+async def test_variables_may_be_numbers(harness: Callable[..., EpisodeRunner]) -> None:
+    runner = harness('chat(user(os.environ["LEVEL"]))', variables={"LEVEL": 3})
+    assert await runner.reset(EXAMPLE, 1) == ({"role": "user", "content": "3"},)
+    await runner.close()
+
+
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
@@ -179,6 +210,19 @@ async def test_a_harness_ends_with_its_episode(
     assert _ended(int(own))
     while not _ended(int(child)):  # it is killed; nobody waits for a grandchild's end
         await asyncio.sleep(0.01)
+
+
+async def test_a_session_without_an_episode_is_refused_for_good() -> None:
+    """A client would repeat a call that failed with 503 for ever."""
+    channels = Channels(Model(name="policy", max_tokens=0, any_name=True))
+    with pytest.raises(ApiError, match="POST /sessions") as refused:
+        await anext(
+            channels.turn(
+                "gone",
+                Ask(turn=0, call=TokenCall(tokens=(1,), sampling=CallSampling()), begins=True),
+            )
+        )
+    assert refused.value.status == 404
 
 
 def _ended(pid: int) -> bool:

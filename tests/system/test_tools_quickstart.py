@@ -51,11 +51,19 @@ def calls_of(run: Run) -> Counter:
     return Counter(line.partition("\t")[0] for line in lines)
 
 
+def results_of(run: Run) -> Counter:
+    """What the calls came to, by how often."""
+    lines = beside(run.workdir).read_text().splitlines()
+    return Counter(line.partition("\t")[2] for line in lines)
+
+
 def assert_each_call_was_carried_out_once(run: Run, calm: Run) -> None:
-    """And no other call than in a calm run: what is sampled again is not asked again."""
-    calls = calls_of(run)
+    """And no other call than in a calm run: what is sampled again is not asked again. Keys are of
+    one run alone, so that a service does not take a call for a repetition of another run's."""
+    calls, others = calls_of(run), calls_of(calm)
     assert calls and not [key for key, count in calls.items() if count > 1]
-    assert calls.keys() == calls_of(calm).keys()
+    assert results_of(run) == results_of(calm)
+    assert not calls.keys() & others.keys()
 
 
 def workers(run: Run) -> list[int]:

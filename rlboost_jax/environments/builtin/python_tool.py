@@ -10,6 +10,7 @@ What contains a cell is `rewards/contained.py`: no network, no files but the int
 process, limits of memory, time and output.
 """
 
+import functools
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from typing import Final
 from rlboost_jax.environments.builtin import cells
 from rlboost_jax.environments.protocol import Tool, Turn
 from rlboost_jax.environments.tools import tool
-from rlboost_jax.rewards.sandbox import Ran, is_required, run_contained
+from rlboost_jax.rewards.sandbox import NotStarted, Ran, is_required, run_contained
 
 NAME: Final = "python"
 SECONDS: Final = 10.0  # of a call, the cells before it included
@@ -54,6 +55,10 @@ class PythonTool:
 
     Args:
         run: a cell after those before it → what became of it; None: contained.
+
+    Raises:
+        NotContained: this host cannot contain a cell. A run hears of it before its first step; a
+            policy would read it as an answer.
     """
 
     def __init__(
@@ -65,6 +70,8 @@ class PythonTool:
         run: Callable[[Sequence[str], Limits], Ran] | None = None,
     ) -> None:
         self._limits = Limits(seconds=seconds, memory_mb=memory_mb, most_output=most_output)
+        if run is None:
+            _check_host()
         self._run = run or _contained
         self._cells: tuple[str, ...] = ()
 
@@ -106,6 +113,15 @@ def readable(output: str, most: int) -> str:
         c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\N{REPLACEMENT CHARACTER}"
         for c in output.rstrip()
     )
+
+
+@functools.cache
+def _check_host() -> None:
+    """Raises NotContained."""
+    try:
+        run_contained("", seconds=SECONDS, memory_mb=MEMORY_MB, required=is_required())
+    except NotStarted:  # a busy host, or too little memory: nothing is known
+        return
 
 
 def _contained(sources: Sequence[str], limits: Limits) -> Ran:

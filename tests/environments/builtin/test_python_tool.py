@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlboost_jax.environments.builtin import python_tool
 from rlboost_jax.environments.builtin.python_tool import CellFailed, PythonTool, readable
 from rlboost_jax.environments.protocol import ToolCall, ToolResult, Turn
 from rlboost_jax.rewards.sandbox import NotContained, NotStarted, run_contained
@@ -134,3 +135,16 @@ def test_the_same_cells_say_the_same():
 def test_limits_are_checked():
     with pytest.raises(ValueError, match="not above 0"):
         PythonTool(seconds=0)
+
+
+def test_a_host_that_cannot_contain_it_is_known_before_a_policy_reads_that(monkeypatch):
+    def weak(program, **limits):
+        raise NotContained("a program would reach the network")
+
+    monkeypatch.setattr(python_tool, "run_contained", weak)
+    python_tool._check_host.cache_clear()
+    with pytest.raises(NotContained, match="the network"):
+        made()
+    monkeypatch.undo()
+    python_tool._check_host.cache_clear()
+    assert say(made(), "1") == ["1"]

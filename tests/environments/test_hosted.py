@@ -1,0 +1,163 @@
+"""What an episode has done with its environment, where another process would hide it."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlboost_jax.environments.actions import EpisodeQuestion, Say
+from rlboost_jax.environments.episode import Episode
+from rlboost_jax.environments.frames import Opened, Said, Taken, ToolSpec
+from rlboost_jax.environments.hosted import Hosted, Ledger, Problem
+from rlboost_jax.environments.pool import Lost
+from rlboost_jax.environments.protocol import Turn
+from rlboost_jax.environments.speech import Continued, Heard
+from rlboost_jax.settings.environment import EnvironmentConfig
+
+SETTINGS = EnvironmentConfig(name="x:y", max_given_tokens=100)
+NOTHING = np.zeros(0, np.int32)
+
+
+def ids(*values: int) -> bytes:
+    return np.array(values, "<i4").tobytes()
+
+
+def spec(name: str) -> ToolSpec:
+    return ToolSpec(name=name, description="", parameters={})
+
+
+class FakeLive:
+    """Says 3 after each turn, but begins anew with other tools after the first."""
+
+    def __init__(self) -> None:
+        self.closed, self.stuck = False, asyncio.get_running_loop().create_future()
+        self.waits = False
+
+    async def reset(self, example: Any, seed: int) -> Opened:
+        if self.waits:
+            await self.stuck
+        return Opened(episode=0, said=Said(tokens=ids(1, 2)), tools=(spec("before"),))
+
+    async def take(self, turn: Turn, key: str) -> Taken:
+        anew = turn.index == 0
+        return Taken(
+            episode=0,
+            turn=turn,
+            said=Said(tokens=ids(3)),
+            reward=0.0,
+            done=False,
+            metrics={},
+            seconds=0.0,
+            anew=anew,
+            tools=(spec("after"),) if anew else (),
+        )
+
+    def close(self) -> None:
+        self.closed = True
+        if not self.stuck.done():
+            self.stuck.set_exception(Lost("it was closed", "outside"))
+            self.stuck.exception()
+
+
+class Pretence:
+    """The service around one episode, its pool and its speech."""
+
+    def __init__(self) -> None:
+        self.pool = self.speech = self
+        self.stop_ids = (9,)
+        self.live, self.opening = FakeLive(), asyncio.Event()
+        self.opening.set()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.failed: list[Any] = []
+        self.tools: list[str] = []  # that prompts and what follows turns were written with
+        self.said: list[Say] = []
+
+    def hosted(self) -> Hosted:
+        opened = Opened(episode=0, said=Said(tokens=ids(1, 2)), tools=(spec("before"),))
+        episode = Episode(SETTINGS, sample=0, name=b"n", prompt=ids(1, 2), room=50)
+        return Hosted(
+            self,  # type: ignore[arg-type]
+            episode,
+            Problem(example={}, seed=1, opened=opened),
+            prompt=ids(1, 2),
+            ledger=Ledger(self.keep, ()),
+            keep=self.keep,
+            say=self.said.append,
+            judged=self.failed.append,
+        )
+
+    async def keep(self, records: Any) -> None: ...
+
+    def spawn(self, coroutine: Any) -> None:
+        self.tasks.append(asyncio.create_task(coroutine))
+
+    def fail(self, error: Any) -> None:
+        self.failed.append(error)
+
+    failed_once = fail
+
+    async def open(self, ledger: Any, *, alone: bool) -> FakeLive:
+        await self.opening.wait()
+        return self.live
+
+    def first(self, observation: Any, tools: Sequence[ToolSpec]) -> Any:
+        self.tools += [tool.name for tool in tools]
+        return observation
+
+    def heard(self, tokens: Any) -> Heard:
+        return Heard(text="")
+
+    def after(
+        self, before: Any, heard: Any, results: Any, observation: Any, tools: Sequence[ToolSpec]
+    ) -> Continued:
+        self.tools += [tool.name for tool in tools]
+        return Continued(given=observation, prompt=NOTHING)
+
+    async def settled(self) -> None:
+        while self.tasks:
+            await self.tasks.pop(0)
+
+
+def test_what_follows_a_sequence_that_began_anew_is_written_with_its_own_tools() -> None:
+    async def story() -> list[str]:
+        around = Pretence()
+        hosted = around.hosted()
+        hosted.ask(EpisodeQuestion(attempt=0, sequence=0, turns=((ids(5, 9), None),)))
+        await around.settled()
+        hosted.ask(EpisodeQuestion(attempt=0, sequence=1, turns=((ids(6, 9), None),)))
+        await around.settled()
+        assert len(around.said) == 2 and not around.failed
+        return around.tools
+
+    assert asyncio.run(story()) == ["before", "after", "after"]
+
+
+def test_one_that_is_closed_while_it_begins_leaves_no_environment_behind() -> None:
+    async def story() -> None:
+        around = Pretence()
+        around.opening.clear()
+        hosted = around.hosted()
+        hosted.ask(EpisodeQuestion(attempt=0, sequence=0, turns=((ids(5, 9), None),)))
+        await asyncio.sleep(0)
+        hosted.close()
+        around.opening.set()
+        await around.settled()
+        assert around.live.closed and not around.tools
+
+    asyncio.run(story())
+
+
+def test_one_that_is_closed_at_work_has_not_failed() -> None:
+    async def story() -> None:
+        around = Pretence()
+        around.live.waits = True
+        hosted = around.hosted()
+        hosted.ask(EpisodeQuestion(attempt=0, sequence=0, turns=((ids(5, 9), None),)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        hosted.close()
+        await around.settled()
+        assert around.live.closed and not around.failed, "nothing is said of being made again"
+
+    asyncio.run(story())
