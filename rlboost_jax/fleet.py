@@ -31,6 +31,7 @@ ANSWER_SECONDS = 90.0  # for a provider to list what there is
 END_SECONDS = 150.0  # for what is ended to be gone
 LOOK_SECONDS = 0.5
 LEFT = 1  # exit code
+LAUNCHED = ("command", "slurm")  # providers that have a launcher
 
 
 @dataclass(frozen=True)
@@ -82,35 +83,55 @@ async def _look(places: Iterable[Place], *, reap: bool, others: bool) -> int:
         provider = open_provider(place.fleet, place.rendezvous)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                listed = await provider.list()
-        except TimeoutError:
-            print(f"{place.workdir}: its provider ({place.fleet.provider}) does not answer")
+                names = (
+                    [each.name for each in await provider.list()] if reap else await _seen(place)
+                )
+        except (LaunchFailed, TimeoutError) as error:
+            why = f": {error}" if str(error) else ""
+            print(f"{place.workdir}: its provider ({place.fleet.provider}) does not answer{why}")
             left += 1
             continue
-        for each in listed:
-            print(f"{place.workdir}  {each.name}")
-        if not listed:
+        for name in names:
+            print(f"{place.workdir}  {name}")
+        if not names:
             print(f"{place.workdir}  nothing is left ({place.fleet.provider})")
         elif reap:
-            left += await _end(place, provider, len(listed))
+            left += await _end(place, provider, len(names))
         else:
-            left += len(listed)
+            left += len(names)
     return LEFT if left + await _others(places, reap=reap and others) else 0
+
+
+async def _adopted(provider: Provider) -> list[str]:
+    return [each.name for each in await provider.list()]
+
+
+async def _seen(place: Place) -> list[str]:
+    """The servers of a run, which may be alive. Its launcher is asked: a provider that adopts them
+    ends at once what it did not ask for itself."""
+    if place.fleet.provider not in LAUNCHED:
+        return await _adopted(open_provider(place.fleet, place.rendezvous))
+    jobs = await open_launcher(place.fleet, place.rendezvous).list()
+    return [job.name for job in jobs if job.run == place.run_id and job.state != "over"]
 
 
 async def _end(place: Place, provider: Provider, count: int) -> int:
     """End what the provider has adopted; returns how many cannot be seen to be gone."""
     await provider.close()
-    left = await open_provider(place.fleet, place.rendezvous).list()
-    print(f"{place.workdir}  {count - len(left)} ended")
-    return len(left)
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            left = len(await _seen(place))
+    except (LaunchFailed, TimeoutError):
+        left = count
+    print(f"{place.workdir}  {count - left} ended")
+    return left
 
 
 async def _others(places: Sequence[Place], *, reap: bool) -> int:
     """Servers of runs that were not named, in the same places."""
     known, seen, left = {place.run_id for place in places}, set[tuple[str, str]](), 0
     for place in places:
-        if place.fleet.provider not in ("command", "slurm"):
+        if place.fleet.provider not in LAUNCHED:
             continue
         launcher = open_launcher(place.fleet, place.rendezvous)
         try:
@@ -121,13 +142,14 @@ async def _others(places: Sequence[Place], *, reap: bool) -> int:
                     print(f"of another run, {job.run}  {job.name} ({job.handle})")
             if reap and found:
                 for job in found:
-                    await launcher.stop(job, 0.0)
+                    with contextlib.suppress(LaunchFailed):  # it is seen to be there still
+                        await launcher.stop(job, 0.0)
                 async with asyncio.timeout(END_SECONDS):
                     while await _living(launcher, known):
                         await asyncio.sleep(LOOK_SECONDS)
                 print(f"of other runs  {len(found)} ended")
         except (LaunchFailed, TimeoutError) as error:
-            print(f"of other runs: {error or 'they do not end'}")
+            print(f"of other runs: {str(error) or 'they do not end'}")
             left += 1
     return left
 

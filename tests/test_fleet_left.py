@@ -64,6 +64,33 @@ def test_what_is_left_is_listed_and_reaped(
     assert "nothing is left" in capsys.readouterr().out
 
 
+def test_a_list_ends_not_even_what_a_manager_would(tmp_path: Path) -> None:
+    """Here a second machine of one name. A run that is alive may have started it just now."""
+    bench, workdir = abandoned(tmp_path)
+    stops = tmp_path / "stops"
+    bench.cloud.script("list").write_text("#!/bin/sh\necho run a one\necho run a two\n")
+    bench.cloud.script("stop").write_text(f"#!/bin/sh\necho $1 >> {stops}\n")
+    assert fleet.main(["list", str(workdir)]) == fleet.LEFT
+    assert not stops.exists()
+
+
+def test_others_are_reaped_though_one_cannot_be_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, workdir = abandoned(tmp_path)
+    monkeypatch.setattr(fleet, "END_SECONDS", 1.0)
+    for name in ("a", "b", "c"):
+        start = [bench.cloud.script("start"), name, f"nonce-{name}", "of-another"]
+        subprocess.run(start, check=True)
+    stop = bench.cloud.script("stop")
+    text = stop.read_text()
+    stop.write_text(text.replace("read -r", 'test "$1" != a || exit 1\nread -r', 1))
+    assert fleet.main(["reap", str(workdir), "--all"]) == fleet.LEFT
+    assert "they do not end" in capsys.readouterr().out and named(bench) == ["a"]
+    stop.write_text(text)
+    assert fleet.main(["reap", str(workdir), "--all"]) == 0 and named(bench) == []
+
+
 def test_a_run_that_is_alive_is_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

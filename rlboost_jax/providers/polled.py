@@ -25,7 +25,7 @@ from rlboost_jax.providers.base import (
 from rlboost_jax.providers.event_queue import EventQueue
 from rlboost_jax.providers.launcher import Job, Launcher, LaunchFailed
 
-AT_ONCE = 8  # starts that are under way at a time
+AT_ONCE = 8  # starts that are under way at a time, and as many stops
 LEAVE_SECONDS = 2.0  # from the signal to the end when the run is over
 CLOSE_SECONDS = 120.0  # to see all of them ended: who does not answer by then is left to the reaper
 FIRST_POLL_SECONDS = 0.1  # after something was begun or stopped; doubles, up to the usual pause
@@ -72,7 +72,7 @@ class PolledProvider:
         self._instances: dict[str, _Instance] = {}
         self._nonces: set[str] = set()
         self._starting = 0
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots, self._stops = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
         self._one_list = asyncio.Lock()
         self._poked = asyncio.Event()
         self._quick = FIRST_POLL_SECONDS
@@ -210,11 +210,12 @@ class PolledProvider:
             unwanted = [job for job in living if not self._wanted(job)]
             for name, instance in list(self._instances.items()):
                 self._compare(name, instance, found, began)
-            for job in unwanted:
-                if self._adopted or self._closing or job.nonce in self._nonces:
-                    await self._stop(job, 0.0)
-            for instance in list(self._instances.values()):
-                await self._stop_due(instance)
+            known = self._adopted or self._closing
+            strays = [job for job in unwanted if known or job.nonce in self._nonces]
+            await asyncio.gather(
+                *(self._stop(job, 0.0) for job in strays),
+                *(self._stop_due(instance) for instance in self._instances.values()),
+            )
             return bool(living)
 
     def _adopt(self, jobs: Iterable[Job]) -> None:
@@ -289,7 +290,8 @@ class PolledProvider:
     async def _stop(self, job: Job, grace_seconds: float) -> bool:
         """Whether it was done; else the next list does it again."""
         try:
-            await self._launcher.stop(job, grace_seconds)
+            async with self._stops:
+                await self._launcher.stop(job, grace_seconds)
         except LaunchFailed as error:
             log.warning("%s (%s) cannot be stopped: %s", job.name, job.handle, error)
             return False

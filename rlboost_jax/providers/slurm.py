@@ -8,6 +8,7 @@ Jobs are not requeued: Slurm would give one a new submit time and keep it waitin
 and a fresh job, for which the manager asks anyway, has neither against it.
 """
 
+import asyncio
 import os
 import shlex
 import shutil
@@ -91,8 +92,9 @@ class SlurmLauncher:
         out = await self._run(
             ("squeue", "--noheader", "--states=all", f"--user={os.geteuid()}", "-O", format_)
         )
-        jobs = (_job(line) for line in out.splitlines())
-        return tuple(self._with_last_words(job) for job in jobs if job is not None)
+        jobs = [job for line in out.splitlines() if (job := _job(line)) is not None]
+        # Logs are on a file system of many hosts, which may be slow, or not answer.
+        return await asyncio.to_thread(lambda: [self._with_last_words(job) for job in jobs])
 
     def _signal(self) -> Sequence[str]:
         """Sent to the job's shell, which is the server, ahead of its end."""

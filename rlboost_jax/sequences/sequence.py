@@ -227,6 +227,14 @@ def runs_after_prompt(reported: Runs, num_tokens: int) -> Runs:
     return runs
 
 
+def common_tokens(one: bytes | bytearray, other: bytes | bytearray) -> int:
+    """With how many equal tokens both begin; int32 each."""
+    count = min(len(one), len(other)) // 4
+    ours, theirs = (np.frombuffer(data, np.int32, count) for data in (one, other))
+    differs = np.flatnonzero(ours != theirs)
+    return int(differs[0]) if len(differs) else count
+
+
 def _listed(counts: Iterable[int]) -> str:
     return ", ".join(map(str, counts)) or "no"
 

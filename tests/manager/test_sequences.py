@@ -57,6 +57,42 @@ def test_an_answer_begins_another_sequence_with_a_prompt_of_its_own() -> None:
     assert (report.tokens_delivered, report.tokens_lost) == (6, 0)
 
 
+def test_the_prompt_of_a_later_sequence_is_prefilled_beside_its_group() -> None:
+    """Members of a group share the first one only."""
+    desk = Desk(settings(deterministic=False, manager__window_initial_seconds=1e-9, slot_tokens=64))
+    desk.open_run(reserved=False)
+    desk.publish(0)
+    desk.join(A, 0, slot_tokens=64)
+    desk.begin(0, prompts=1, group_size=2, turns=4)
+    first, _ = desk.requests(A)
+    say(desk, A, first, FIRST)
+    reply(desk, (), over=True, prompt=m.pack_tokens(NEXT))
+    assert len(desk.manager.view.instances[A].held) == 2
+    prompt = len(first.prompt_tokens) // 4
+    assert desk.manager.view.instances[A].activity.take_usage().prefilled == prompt + len(NEXT)
+
+
+@pytest.mark.parametrize("same", [0, 2, 5])
+def test_pages_of_a_sequence_spare_the_next_one_what_both_begin_with(same: int) -> None:
+    desk = parked(4)
+    sequence = [*m.unpack_tokens(only(desk).prompt_tokens).tolist(), *FIRST]
+    prompt = [*sequence[:same], (sequence[same] + 1) % VOCAB, *NEXT][:5]
+    desk.manager.view.instances[A].activity.take_usage()
+    reply(desk, (), over=True, prompt=m.pack_tokens(prompt))
+    assert only(desk).spared == same
+    assert desk.manager.view.instances[A].activity.take_usage().prefilled == len(prompt) - same
+
+
+def test_a_response_that_begins_anew_has_no_more_in_pages_than_its_prompt() -> None:
+    desk = parked(4)
+    desk.manager.view.instances[A].activity.take_usage()
+    reply(desk, (), restart=True)
+    assert only(desk).spared == only(desk).length == 3
+    desk = second_parked()
+    reply(desk, (), restart=True)
+    assert (only(desk).spared, only(desk).length) == (0, 3), "they are the second sequence's"
+
+
 def test_what_is_said_to_a_sequence_that_is_over_is_its_last_token() -> None:
     desk = parked(3)
     reply(desk, (7,), over=True, prompt=m.pack_tokens(NEXT))

@@ -434,3 +434,31 @@ def test_what_is_terminated_before_its_turn_is_never_started() -> None:
         await provider.close()
 
     play(story)
+
+
+def test_no_stop_waits_for_another_to_end() -> None:
+    """A stop may take a minute, as that of a cloud's machine does; a run does not end by the sum
+    of them."""
+
+    class Slow(Desk):
+        under_way = 0
+        all_are = asyncio.Event()
+
+        async def stop(self, job: Job, grace_seconds: float) -> None:
+            self.under_way += 1
+            if self.under_way == 4:
+                self.all_are.set()
+            await self.all_are.wait()
+            await super().stop(job, grace_seconds)
+
+    async def story() -> None:
+        desk = Slow()
+        provider = provider_of(desk, close_seconds=20.0)
+        ear = Ear(provider)
+        for name in "abcd":
+            await provider.request(name, f"nonce-{name}", ANY_POOL)
+            await ear.of(name, Started)
+        await provider.close()
+        assert not desk.jobs
+
+    play(story)

@@ -3,11 +3,13 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlboost_jax.providers import slurm
 from rlboost_jax.providers.base import ANY_POOL
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
 from rlboost_jax.providers.slurm import SlurmLauncher, last_line_of
@@ -137,6 +139,26 @@ def test_the_last_words_of_a_server_are_the_reason_of_its_end(tmp_path: Path) ->
     (found,) = asyncio.run(launcher(tmp_path).list())
     assert found.reason == "failed (NonZeroExitCode); no answer from head:1" and found.code == 2
     assert last_line_of(tmp_path / "nowhere") == ""
+
+
+def test_logs_on_a_slow_disk_keep_no_manager_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop is the manager's: whoever reads the log waits for what only the loop can do."""
+    (tmp_path / "list").write_text("7|FAILED|512|NonZeroExitCode|rlboost/run/a/n|\n")
+
+    async def story() -> None:
+        loop, going = asyncio.get_running_loop(), threading.Event()
+
+        def read(path: Path) -> str:
+            loop.call_soon_threadsafe(going.set)
+            return "it went on" if going.wait(20.0) else "it stood still"
+
+        monkeypatch.setattr(slurm, "last_line_of", read)
+        (found,) = await launcher(tmp_path).list()
+        assert found.reason.endswith("it went on")
+
+    asyncio.run(story())
 
 
 def test_an_end_within_a_grace_is_a_signal_and_one_at_once_two(tmp_path: Path) -> None:

@@ -211,7 +211,10 @@ class Environments:
         self._later(seconds, say)
 
     def _wrong(self, answer: m.Answer, restart: m.Answer, seconds: float) -> None:
-        """The right one, and behind it on the same stream another to the same question."""
+        """The right one, and behind it another to the same question, on the stream on which it was
+        asked: a manager that has come since may have lost the turn, and take no answer to it yet.
+        """
+        stream = self._stream()
         others = [
             restart,
             msgspec.structs.replace(answer, tokens=m.pack_tokens([1, 2]), over=False, prompt=b""),
@@ -220,7 +223,6 @@ class Environments:
         other = others[self._random.randrange(len(others))]
 
         def say() -> None:
-            stream = self._stream()
             self._say(answer)
             more = self._random.uniform(0.0, 0.3)
             self._later(more, lambda: self._say(other) if stream == self._stream() else None)

@@ -25,6 +25,7 @@ def check(world: World) -> None:
         for request_id, rollout in held.items():
             assert rollout.request_id == request_id
             assert rollout.holder == name
+            assert 0 <= rollout.spared <= rollout.length
             assert rollout.result is None
             assert id(rollout) not in holders, f"sample {rollout.sample} is held twice"
             holders.add(id(rollout))

@@ -42,6 +42,13 @@ def test_an_agent_that_knows_an_address_trains_a_policy(calm: Run) -> None:
     assert not list(_agents(calm))
 
 
+def test_engines_end_turns_by_themselves(calm: Run) -> None:
+    """Where nobody dies nothing is lost: no engine goes on past `environment.turn_tokens`."""
+    for row in calm.metrics():
+        assert row["tokens_lost"] == 0 and row["tokens_generated"] == row["response_tokens"], row
+        assert row["turns_mean"] > 1 and 0 < row["parked_share"] < 1
+
+
 def test_kills_change_no_bit(calm: Run, environment: dict[str, str], tmp_path: Path) -> None:
     """Of servers at work, of harnesses, and of the processes that they talk to."""
     overrides = (*PATIENT, "fleet.max_instances=2", "environment.attempts=100")

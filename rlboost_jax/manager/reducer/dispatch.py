@@ -181,7 +181,7 @@ class Dispatch:
             loads,
             max_pending=limit,
             group_size=batch.begin.group_size,
-            begun={n for n, r in enumerate(rollouts) if r.num_tokens},
+            begun={n for n, r in enumerate(rollouts) if r.begun},
         )
         batches: dict[int, list[Rollout]] = {}
         for rollout, index in zip(rollouts, chosen, strict=True):

@@ -202,7 +202,7 @@ class Instance:
         if not self.held:
             self.activity.begin(now)
         for rollout in rollouts:
-            if rollout.num_tokens or rollout.group not in self.groups:
+            if rollout.begun or rollout.group not in self.groups:
                 self.activity.prefill(rollout.length - rollout.spared)
             self.pages.take(rollout.length)
             self._holding.hold(rollout)

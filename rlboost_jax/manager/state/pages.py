@@ -39,3 +39,7 @@ class Left(NamedTuple):
     def still_there(self) -> int:
         """Tokens that need no prefill if it goes back."""
         return still_there(self.tokens, free=self.free, taken=self.pages.taken - self.taken)
+
+    def first(self, tokens: int) -> "Left":
+        """Of its first tokens alone."""
+        return self._replace(tokens=min(self.tokens, tokens))

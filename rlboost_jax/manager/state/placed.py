@@ -5,6 +5,8 @@ import math
 from rlboost_jax.manager.state.episode import Episode
 from rlboost_jax.manager.state.pages import Left, Pages
 from rlboost_jax.messages import Sampling
+from rlboost_jax.sequences.identities import Version, Work
+from rlboost_jax.sequences.sequence import common_tokens
 
 
 class Placed(Episode):
@@ -55,6 +57,27 @@ class Placed(Episode):
         """Tokens of it that are likely there still."""
         left = self.left
         return left.still_there if left is not None and left.pages is pages else 0
+
+    def _follow(self, work: Work, version: Version, attempt: int, prompt_tokens: bytes) -> None:
+        """Its pages serve the next sequence as far as that begins with the same tokens."""
+        before = self.prompt_tokens + self.tokens
+        super()._follow(work, version, attempt, prompt_tokens)
+        self._keep(common_tokens(before, prompt_tokens))
+
+    def _go_back(self, length: int) -> None:
+        newest = len(self.ended)
+        super()._go_back(length)
+        if len(self.ended) < newest:
+            self._keep(0)  # they are a later sequence's
+
+    def _truncate(self, length: int) -> None:
+        super()._truncate(length)
+        self._keep(self.length)
+
+    def _keep(self, tokens: int) -> None:
+        """Of what it has left only the first tokens are its own still."""
+        if self.left is not None:
+            self.left = self.left.first(tokens)
 
     def release(self, at: float) -> None:
         """Its holder was asked for it then."""
