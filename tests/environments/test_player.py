@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.environments.play import Player, example_of
+from rlboost_jax.environments.player import Player, example_of
 from rlboost_jax.environments.protocol import Step, Turn
 from rlboost_jax.environments.tools import toolbox
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.settings.run import RunConfig
 
-HERE = "tests.environments.test_play"
+HERE = "tests.environments.test_player"
 
 
 class Shop:
