@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -280,7 +281,11 @@ def test_none_outlives_its_pool() -> None:
 
     for isolation in ("shared", "episode"):
         pids = in_pool(settings("Misbehaves", isolation=isolation), story)
-        assert pids and not {each.pid for each in living()} & set(pids)
+        assert pids
+        end = time.monotonic() + PATIENCE_SECONDS
+        while {each.pid for each in living()} & set(pids):  # a fork's last moment is the kernel's
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("isolation", ["shared", "episode"])
