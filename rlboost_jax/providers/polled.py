@@ -176,9 +176,9 @@ class PolledProvider:
                 while self._instances:
                     with contextlib.suppress(LaunchFailed):
                         await self._look()
-                    soonest = min((i.end_at for i in self._instances.values()), default=math.inf)
-                    due = soonest - self._now() if soonest > self._now() else math.inf
-                    pause = max(0.0, min(self._quick, self._poll_seconds, due))
+                    left = (each.end_at - self._now() for each in self._instances.values())
+                    due = min((seconds for seconds in left if seconds > 0), default=math.inf)
+                    pause = min(self._quick, self._poll_seconds, due)
                     self._quick = min(2 * self._quick, self._poll_seconds)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(pause):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import selectors
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,25 @@ from rlboost_jax.providers.launcher import Job, LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.test_contract import Ear
+
+
+class Skips(selectors.DefaultSelector):
+    """Time passes only where all wait for it, and then at once."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(timeout and 0.0)
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._skips = Skips()
+        super().__init__(self._skips)
+
+    def time(self) -> float:
+        return self._skips.now
 
 
 @dataclass
@@ -74,6 +94,15 @@ class Desk:
 def provider_of(desk: Desk, **options: float) -> PolledProvider:
     times = {"poll_seconds": 0.005, "settle_seconds": 0.0, **options}
     return PolledProvider(desk, "run", **times)
+
+
+async def one_of(desk: Desk, **options: float) -> tuple[PolledProvider, Ear]:
+    """With one instance, `a`, that has started."""
+    provider = provider_of(desk, **options)
+    ear = Ear(provider)
+    await provider.request("a", "n", ANY_POOL)
+    await ear.of("a", Started)
+    return provider, ear
 
 
 def play(story: Callable[[], Awaitable[None]]) -> None:
@@ -202,10 +231,7 @@ def test_a_list_may_lag_behind_a_start() -> None:
 def test_nothing_ends_because_a_list_fails(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         desk = Desk()
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
-        await ear.of("a", Started)
+        provider, ear = await one_of(desk)
         desk.list_fails, before = "connection refused", desk.lists
         await provider.terminate("a", 1e6)
         await seen(lambda: desk.lists > before + 3)
@@ -289,10 +315,7 @@ def test_one_that_a_list_forgot_is_over_and_does_not_go_on() -> None:
 def test_an_end_says_what_the_launcher_knows() -> None:
     async def story() -> None:
         desk = Desk()
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
-        await ear.of("a", Started)
+        provider, ear = await one_of(desk)
         desk.set("a.0", state="over", code=3, reason="failed (NonZeroExitCode)")
         over = await ear.of("a", Exited)
         assert over == Exited("a", "n", "exit code 3: failed (NonZeroExitCode)", 3)
@@ -317,10 +340,7 @@ def test_one_that_was_over_before_any_list_had_it_has_a_whole_story() -> None:
 def test_a_stop_that_fails_is_done_again() -> None:
     async def story() -> None:
         desk = Desk(stop_fails="busy")
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
-        await ear.of("a", Started)
+        provider, ear = await one_of(desk)
         await provider.terminate("a", 0.0)
         await seen(lambda: len(desk.stopped) > 3)
         desk.stop_fails = ""
@@ -333,10 +353,7 @@ def test_a_stop_that_fails_is_done_again() -> None:
 def test_a_grace_is_given_once_and_then_the_end() -> None:
     async def story() -> None:
         desk = Desk(stubborn=True)
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
-        await ear.of("a", Started)
+        provider, ear = await one_of(desk)
         await provider.terminate("a", 0.03)
         await ear.of("a", Exited)
         graces = [grace for _, grace in desk.stopped]
@@ -346,15 +363,31 @@ def test_a_grace_is_given_once_and_then_the_end() -> None:
     play(story)
 
 
+def test_each_grace_ends_in_its_time_beside_one_that_does_not_leave() -> None:
+    async def story() -> None:
+        desk = Desk(stubborn=True)
+        provider, ear = await one_of(desk, poll_seconds=1000.0)
+        await provider.request("b", "m", ANY_POOL)
+        await ear.of("b", Started)
+        desk.ignores = True
+        began = asyncio.get_running_loop().time()
+        await provider.terminate("a", 1.0)
+        await provider.terminate("b", 20.0)
+        await seen(lambda: ("b.0", 0.0) in desk.stopped)
+        assert asyncio.get_running_loop().time() - began < 21.0
+        desk.ignores = False
+        await provider.close()
+
+    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+        runner.run(story())
+
+
 def test_whom_no_list_shows_gone_close_leaves_to_the_reaper(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:
         desk = Desk(ignores=True)
-        provider = provider_of(desk, close_seconds=0.02)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
-        await ear.of("a", Started)
+        provider, _ = await one_of(desk, close_seconds=0.02)
         await provider.close()
 
     play(story)
@@ -379,10 +412,7 @@ def test_a_mistake_of_a_launcher_reaches_the_reader() -> None:
 def test_nobody_is_asked_while_there_are_no_instances() -> None:
     async def story() -> None:
         desk = Desk()
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
-        await ear.of("a", Started)
+        provider, ear = await one_of(desk)
         await provider.terminate("a", 0.0)
         await ear.of("a", Exited)
         for _ in range(100):
