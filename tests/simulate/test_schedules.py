@@ -54,6 +54,24 @@ def test_what_is_not_needed_may_be_in_the_making_when_training_begins() -> None:
     )
 
 
+def test_a_manager_that_stood_still_hears_of_it_before_what_came_meanwhile() -> None:
+    """The provider's word is due in the very moment in which the manager goes on."""
+    run(
+        Schedule(
+            seed=24007334,
+            seeding=True,
+            extends=False,
+            servers=0,
+            machines=1,
+            faults=(
+                Fault(at=0.29, kind="stall", target=5, amount=0.532),
+                Fault(at=2.95, kind="misreport", target=7, amount=0.115),
+            ),
+            lag=1,
+        )
+    )
+
+
 def test_a_trainer_tells_of_more_seconds_than_the_manager_has_seen() -> None:
     """The step began with a manager whose journal ends before that; the next one would have
     predicted steps of less than no time, and no best size of a fleet among them."""

@@ -95,6 +95,7 @@ class World:
         self._lives = 0  # of managers
         self._ahead = 0.0  # of the clock that the manager goes by
         self._stalled_until = 0.0
+        self._stalled = 0.0  # seconds, which the manager has yet to hear of
         self._gap = False  # nothing is written since the disk was full
         self._gapped: set[int] = set()  # steps of which something was not written
         self._folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
@@ -188,7 +189,7 @@ class World:
             self._platter.cut(self.random)
         if misdirected:
             self._platter.misdirect(self.random)
-        self.manager, self._stalled_until = None, self.now
+        self.manager, self._stalled_until, self._stalled = None, self.now, 0.0
         for stream, owner in self._streams.items():
             if stream not in self._cut:
                 self._cut.add(stream)
@@ -205,13 +206,21 @@ class World:
     def stall_manager(self, seconds: float) -> None:
         """The process stands still: what comes meanwhile is read afterwards."""
         if self.manager is not None and self.now >= self._stalled_until:
+            self._excuse()
             self._stalled_until, life = self.now + seconds, self._lives
+            self._stalled = seconds
 
             def over() -> None:
                 if life == self._lives:
-                    self.deliver(Stalled(seconds))
+                    self._excuse()
 
             self._at(self._stalled_until, over)
+
+    def _excuse(self) -> None:
+        """Before anything else that it hears, a manager hears that it stood still."""
+        seconds, self._stalled = self._stalled, 0.0
+        if seconds:
+            self.deliver(Stalled(seconds))
 
     # Wires
 
@@ -262,6 +271,7 @@ class World:
                 self._stalled_until, lambda: self.deliver(event) if life == self._lives else None
             )
             return
+        self._excuse()
         if isinstance(event, Stalled):
             extended = {s: min(self.now, at + event.seconds) for s, at in self.heard.items()}
             self.heard.update(extended)
