@@ -2,6 +2,7 @@
 
     python -m tests.docs_figures                               write the sentences anew
     python -m tests.docs_figures --quickstart=runs/quickstart  from a finished run, and its picture
+    python -m tests.docs_figures --locker=runs/locker          from that of own-environment.md
     python -m tests.docs_figures --suite 16.9 9.9 5.5          minutes: all, unit, system
 
 A sentence stands on lines of its own, so that it can be replaced. A unit test compares the pages
@@ -32,11 +33,13 @@ PICTURE = ROOT / "docs" / "images" / "report.png"
 LAG = ROOT / "experiments" / "lag"
 PICTURE_SIZE = "1000,935"
 FIRST_RUN, README = "docs/tutorials/first-run.md", "README.md"
+OWN_ENVIRONMENT = "docs/tutorials/own-environment.md"
 
 # (page, sentence with names of figures in braces); `flat` has the names.
 SENTENCES: tuple[tuple[str, str], ...] = (
     (README, "{quickstart.headline}"),
     (FIRST_RUN, "{quickstart.headline}"),
+    (OWN_ENVIRONMENT, "{locker.headline}"),
     (FIRST_RUN, "These are from a machine of {quickstart.cores} cores, on {quickstart.date}."),
     (
         "docs/how-to/testing.md",
@@ -133,7 +136,7 @@ def _gain(result: Mapping[str, Any]) -> str:
     return f"{result['throughput_ratio']['mean']:.2f}"
 
 
-def of_quickstart(workdir: Path) -> dict[str, Any]:
+def of_run(workdir: Path) -> dict[str, Any]:
     summary = read_summary(workdir)
     if summary is None:
         raise SystemExit(f"{workdir} has no summary.json: name a run that is complete")
@@ -164,13 +167,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.description = __doc__
     parser.add_argument("--quickstart", type=Path, help="folder of a finished quickstart")
+    parser.add_argument("--locker", type=Path, help="folder of own-environment.md's finished run")
     parser.add_argument("--suite", nargs=3, metavar="MINUTES", help="of `python -m tests`")
     options = parser.parse_args(arguments)
     before = json.loads(FILE.read_text())
     after = {**before, "lag": lag_gains(), "plans": plans()}
     if options.quickstart:
-        after["quickstart"] = of_quickstart(options.quickstart)
+        after["quickstart"] = of_run(options.quickstart)
         take_picture(options.quickstart / "report.html")
+    if options.locker:
+        after["locker"] = of_run(options.locker)
     if options.suite:
         named = dict(zip(("minutes", "unit", "system"), options.suite, strict=True))
         after["suite"] = {**named, "date": datetime.date.today().isoformat()}

@@ -80,6 +80,16 @@ def test_help_of_a_command_fits_and_is_no_mistake(name: str, monkeypatch) -> Non
     assert said == named | {"help"}
 
 
+def test_options_have_underscores_between_words() -> None:
+    """As settings do; nobody has to remember which command wants the other sign."""
+    names = {
+        f"{name} {option.name}": option.name
+        for name, command in commands.COMMANDS.items()
+        for option in completion.options(command.module)
+    }
+    assert [each for each, option in names.items() if not re.fullmatch(r"[a-z_]+", option)] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -13,12 +13,19 @@ from about one half.
 import argparse
 import json
 import random
+import sys
 from pathlib import Path
 
-import tokenizers
-import torch
-import transformers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+try:
+    import tokenizers
+    import torch
+    import transformers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+except ImportError as error:
+    sys.exit(
+        f"error: no module {error.name!r} here; pip install -c requirements.lock torch "
+        "transformers tokenizers"
+    )
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = (

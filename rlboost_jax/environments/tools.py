@@ -32,7 +32,15 @@ class BadArguments(ValueError):
 
 
 @overload
-def tool(function: Callable[..., Any], /) -> Tool: ...
+def tool(
+    function: Callable[..., Any],
+    /,
+    *,
+    name: str = "",
+    idempotent: bool = False,
+    outcome: Callable[[str], str | None] | None = None,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> Tool: ...
 @overload
 def tool(
     *,

@@ -81,22 +81,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="names the noise")
     parser.add_argument("--slots", type=int, default=0, help="turns that are sampled side by side")
     parser.add_argument(
-        "--max-tokens", type=int, help=f"of a conversation; the run's, or {DEFAULT_TOKENS}"
+        "--max_tokens", type=int, help=f"of a conversation; the run's, or {DEFAULT_TOKENS}"
     )
-    parser.add_argument("--turn-tokens", type=int, default=0, help="most of one turn; 0: any")
+    parser.add_argument("--turn_tokens", type=int, default=0, help="most of one turn; 0: any")
     parser.add_argument("--temperature", type=float, help="where calls do not say; 0 is greedy")
     parser.add_argument("--dtype", default="", help="of activations, such as bfloat16")
     limits = GatewayLimits()
-    parser.add_argument("--max-sessions", type=int, default=limits.max_sessions, help="open ones")
-    parser.add_argument("--max-turns", type=int, default=limits.max_turns, help="of a session")
+    parser.add_argument("--max_sessions", type=int, default=limits.max_sessions, help="open ones")
+    parser.add_argument("--max_turns", type=int, default=limits.max_turns, help="of a session")
     parser.add_argument(
-        "--turn-seconds", type=float, default=limits.turn_seconds, help="that a turn may take"
+        "--turn_seconds", type=float, default=limits.turn_seconds, help="that a turn may take"
     )
     parser.add_argument(
-        "--idle-seconds", type=float, default=limits.idle_seconds, help="until a session is ended"
+        "--idle_seconds", type=float, default=limits.idle_seconds, help="until a session is ended"
     )
     parser.add_argument(
-        "--refuse-concurrent",
+        "--refuse_concurrent",
         action="store_true",
         help="refuse a call while another of its session is under way; they wait otherwise",
     )

@@ -1,6 +1,7 @@
 """Text to tokens, stop ids and chats; Hugging Face's side built here, offline."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
+from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, check_belongs, open_tokenizer
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
@@ -175,3 +177,12 @@ def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
         check_belongs(open_tokenizer(data()), data(), str(folder))
     (other / "tokenizer.json").unlink()
     check_belongs(open_tokenizer(data()), data(), str(other))
+
+
+def test_a_data_set_asks_whose_tokenizer_it_has(folder, build, write_lines):
+    rows = write_lines([{"question": "two?", "answer": "2"}] * 9)
+    run = build(rows, prompt_column="question", answer_column="answer")
+    Dataset(run)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, source=str(folder)))
+    with pytest.raises(ConfigError, match=r"is not the one of model\.source"):
+        Dataset(run)

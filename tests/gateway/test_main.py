@@ -41,7 +41,7 @@ def gateway(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
 
 def test_a_checkpoint_is_served(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "gateway"
-    options = (f"--checkpoint={checkpoint}", f"--folder={folder}", "--max-tokens=128", "--slots=2")
+    options = (f"--checkpoint={checkpoint}", f"--folder={folder}", "--max_tokens=128", "--slots=2")
     with gateway(*options) as (process, (name, url, token_file, authority)):
         assert name == "checkpoint"
         token = Path(token_file).read_text()

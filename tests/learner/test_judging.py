@@ -1,8 +1,10 @@
 """What is said while rewards are waited for."""
 
+import threading
 from types import SimpleNamespace
 
-from rlboost_jax.learner.judging import EVERY_SECONDS, PATIENCE_SECONDS, JudgingLines
+from rlboost_jax.learner.judging import EVERY_SECONDS, PATIENCE_SECONDS, JudgingLines, shown
+from tests import patience
 
 
 def test_a_slow_reward_is_named_and_not_too_often() -> None:
@@ -22,3 +24,17 @@ def test_rewards_that_come_are_no_news() -> None:
     for now in range(100):
         step.unjudged = (now // 5, now // 5 + 1)
         assert lines.look(float(now)) == ""
+
+
+def test_lines_are_said_while_the_block_runs() -> None:
+    said, heard = [], threading.Event()
+
+    def note(line: str) -> None:
+        said.append(line)
+        heard.set()
+
+    lines = JudgingLines("step 1", SimpleNamespace(num_taken=1, unjudged=()))
+    lines.look = lambda now: f"at {now:g}"  # type: ignore[method-assign]
+    with shown(lines, note):
+        assert heard.wait(patience.PATIENCE_SECONDS)
+    assert said[0] == "at 1"

@@ -416,6 +416,19 @@ def test_rewards_that_come_late_leave_no_trace(build):
     assert [row["reward_failures"] for row in late] == [0, 0, 0]
 
 
+def test_somebody_looks_while_rewards_are_waited_for(build):
+    """Who says so when they take long; `test_judging.py` has what is said."""
+    names = set()
+
+    class Watched(Late):
+        def answer(self, waiting):
+            names.update(thread.name for thread in threading.enumerate())
+            super().answer(waiting)
+
+    build(task=Watched).step(0)
+    assert "judging" in names
+
+
 def test_failed_rewards_are_counted_and_reported(build):
     class Failing(Late):
         faults: ClassVar[dict] = {6: {"clock": "returned nan"}}

@@ -246,6 +246,17 @@ def test_a_tracker_that_fails_is_reported_once_and_the_run_is_complete(run, tmp_
     assert capsys.readouterr().out.count("no room for events") == 1
 
 
+def test_a_run_that_learns_nothing_says_so_while_it_runs(run, tmp_path):
+    class Equal(Loop):
+        def step(self, step):
+            return {**super().step(step), "reward_mean": 0.0, "reward_std": 0.0}
+
+    lines = []
+    train(run, tmp_path, Equal, console=noting(lines))
+    (warning,) = [line for line in lines if line.startswith("warning: steps")]
+    assert "steps 0 to 2: every reward was 0" in warning
+
+
 def test_trackers_hear_of_the_summary_once_the_run_is_complete(run, tmp_path):
     calls = []
     board = SimpleNamespace(

@@ -1,5 +1,6 @@
 """A trainer of two processes, each with its own device, and what becomes of it when one dies."""
 
+import json
 import os
 import shutil
 import signal
@@ -7,7 +8,8 @@ import socket
 
 import pytest
 
-from tests.system.harness import PATIENT, Run
+from tests.system import judged
+from tests.system.harness import PATIENT, REPOSITORY, Run
 
 # A minute; what two processes compute is tested in tests/learner/test_processes.py.
 pytestmark = [pytest.mark.system, pytest.mark.soak]
@@ -21,19 +23,21 @@ SMALL = (
 
 
 class TwoProcesses:
-    def __init__(self, workdir, *overrides):
+    def __init__(self, workdir, *overrides, settings=SMALL, flags=(), **chosen):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.leader, self.follower = (
             Run(
                 workdir,
-                *SMALL,
+                *settings,
                 *overrides,
                 options=(
+                    *flags,
                     f"--coordinator=127.0.0.1:{port}",
                     "--num_processes=2",
                     f"--process_index={index}",
                 ),
+                **chosen,
             )
             for index in range(2)
         )
@@ -57,8 +61,8 @@ class TwoProcesses:
 def two(tmp_path):
     made = []
 
-    def start(name, *overrides):
-        made.append(TwoProcesses(tmp_path / name, *overrides))
+    def start(name, *overrides, **chosen):
+        made.append(TwoProcesses(tmp_path / name, *overrides, **chosen))
         return made[-1].start()
 
     yield start
@@ -129,3 +133,49 @@ def test_two_processes_with_a_lag_go_on_with_the_same_bits_when_killed(two, lag)
     assert cut.follower.process.returncode == 1
     shutil.rmtree(cut.leader.workdir / "snapshots")
     assert two("cut", *settings).finish().leader.digests() == whole.digests()
+
+
+def test_rewards_of_groups_and_rewards_that_wait_have_the_same_bits_with_two_processes(
+    two, tmp_path
+):
+    judged.write_questions(tmp_path / "train.jsonl")
+    own = {
+        "settings": ("num_steps=4", "algorithm.lag=1", "learner.mesh=(1, 2, 1)"),
+        "config": REPOSITORY / "tests" / "system" / "judged.py",
+    }
+    source = f"data.source={tmp_path / 'train.jsonl'}"
+    alone = two("alone", source, "fleet.max_instances=0", "rewards.workers=1", **own)
+    alone = alone.finish().leader
+    assert all(row["reward_std"] > 0 and not row["reward_failures"] for row in alone.metrics())
+    chaos = two("chaos", source, *PATIENT, "rewards.workers=3", **own)
+    chaos.leader.kill_servers_at_work(1, dispatches=2)
+    with chaos.leader.at_a_standstill(dispatches=2, version=2):
+        chaos.leader.kill()
+        chaos.follower.end()
+    chaos = two("chaos", source, *PATIENT, "rewards.workers=3", **own).finish().leader
+    assert chaos.digests() == alone.digests()
+    chaos.assert_accounts_hold()
+
+
+def test_two_processes_change_settings_and_fork_with_the_same_bits(two, tmp_path):
+    """Changed on resuming, changed in a fork, and changed by one that is killed after it."""
+    every = ("fleet.max_instances=0", "checkpoint.keep=9")
+    changed = (*every, "num_steps=5", "learner.learning_rate=1e-3")
+    first = two("run", *every).finish().leader.digests()
+    assert len(first) == 3
+    fork = (f"--fork={tmp_path / 'run'}@3",)
+    forked = two("fork", *changed, flags=fork)
+    forked.leader.wait_until(forked.leader.metrics, "a row of the fork")
+    os.kill(forked.follower.process.pid, signal.SIGKILL)
+    forked.leader.end()
+    forked = two("fork", *changed, flags=fork).finish().leader
+    resumed = two("run", *changed).finish().leader
+    assert resumed.digests()[:3] == first
+    assert forked.digests() == resumed.digests()[3:] and len(forked.digests()) == 2
+    changes = json.loads((resumed.workdir / "config.json").read_text())["changes"]
+    assert {(each["step"], each["name"]) for each in changes} == {
+        (3, "num_steps"),
+        (3, "learner.learning_rate"),
+    }
+    same = two("same", *every, "num_steps=5", flags=fork).finish().leader
+    assert same.digests() != forked.digests(), "the learning rate makes no difference"

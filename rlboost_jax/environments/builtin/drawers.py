@@ -112,8 +112,8 @@ class Drawers:
 
     def _tool(self) -> Tool:
         if self._log is None:
-            return tool(self.look, name="look", idempotent=True)  # type: ignore[call-overload]
-        return tool(self._logged, name="look", outcome=self._log.outcome)  # type: ignore[call-overload]
+            return tool(self.look, name="look", idempotent=True)
+        return tool(self._logged, name="look", outcome=self._log.outcome)
 
     def look(self, drawer: int) -> str:
         """Say what is in a drawer."""

@@ -42,7 +42,7 @@ def search_tools(
         more = f"\n… {left} more characters; go on with start = {end}" if left > 0 else ""
         return found.text[start:end] + more or f"it has {len(found.text)} characters only"
 
-    return tool(search, idempotent=True), tool(read, idempotent=True)  # type: ignore[call-overload]
+    return tool(search, idempotent=True), tool(read, idempotent=True)
 
 
 def _line(name: str, title: str, excerpt: str) -> str:
