@@ -190,7 +190,7 @@ class PolledProvider:
             self._events.fail(error)
 
     async def _look(self, *, adopt: bool = False) -> bool:
-        """Compare a list with what is known; whether any job of this run lives.
+        """Compare a list with what is known; whether any job of this run lives, or remains.
 
         Args:
             adopt: jobs that nobody has asked this provider for are its instances from now on.
@@ -213,13 +213,14 @@ class PolledProvider:
             for name, instance in list(self._instances.items()):
                 self._compare(name, instance, found, began)
             known = self._adopted or self._closing
+            remaining = [job for job in found if job.remains]
+            unwanted += remaining
             strays = [job for job in unwanted if known or job.nonce in self._nonces]
-            strays += [job for job in found if job.remains and known]
             await asyncio.gather(
                 *(self._stop(job, 0.0) for job in strays),
                 *(self._stop_due(instance) for instance in self._instances.values()),
             )
-            return bool(living)
+            return bool(living or remaining)
 
     def _adopt(self, jobs: Iterable[Job]) -> None:
         for job in jobs:

@@ -42,6 +42,8 @@ def missing() -> str:
 
 
 def main() -> int:
+    if sys.argv[1:] == ["--needed"]:
+        return 0 if missing() else 1
     if not missing():
         return 0
     if absent := [name for name in TOOLS if shutil.which(name) is None]:

@@ -17,7 +17,9 @@ from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
 from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.kubernetes import KubernetesConfig
+from tests.docs_blocks import blocks_of
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.conftest import PAGE
 from tests.providers.benches import made_join, rendezvous
 from tests.providers.test_contract import Ear, play
 
@@ -182,6 +184,17 @@ def test_one_that_has_too_much_to_do_is_asked_again_when_it_says(
         assert not cluster.items("pods")
 
     play(story)
+
+
+def test_the_trainers_manifest_is_taken(cluster: Cluster) -> None:
+    """As far as 1.20 knows its fields: of an indexed Job and its policy it does not."""
+    (block,) = (b for b in blocks_of(PAGE) if b.saved_as == "trainer.yaml")
+    words = ("apply", "--dry-run=server", "--validate=false", "--filename=-")
+    said = cluster.kubectl(*words, given=block.text)
+    assert "service/rlboost-trainer created (server dry run)" in said
+    assert "job.batch/rlboost-trainer created (server dry run)" in said
+    broken = block.text.replace("completions: 2", "completions: two")
+    assert "created" not in cluster.kubectl(*words, given=broken, check=False).partition("job")[2]
 
 
 async def all_of(ear: Ear, wanted: list[str], kind: type) -> None:

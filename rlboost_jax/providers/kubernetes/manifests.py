@@ -6,6 +6,7 @@ Secret, and the Secret's content is filled in as it is sent.
 """
 
 import hashlib
+import importlib
 import math
 import re
 import shlex
@@ -117,6 +118,15 @@ def secret(of_pod: Manifest, *, uid: str, join: str) -> Manifest:
         "immutable": True,
         "stringData": {JOIN_KEY: join},
     }
+
+
+def shown(fleet: FleetConfig, *, address: str) -> str:
+    """Manifests of a server as `--dry_run` shows them, in YAML; no run, and no credentials."""
+    yaml = importlib.import_module("yaml")  # lightkube has it
+    made = pod(fleet, run="RUN", name="NAME", nonce="NONCE", pool=ANY_POOL, address=address)
+    both = [made, secret(made, uid="UID", join="CREDENTIALS")]
+    text: str = yaml.safe_dump_all(both, sort_keys=False)
+    return text
 
 
 def _container(
