@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -14,7 +14,9 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 OWN_VARIABLES: Final = ("RLBOOST_JOIN", "RLBOOST_NONCE", "RLBOOST_TOKEN")
-_KEY: Final = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
+_KEY: Final = re.compile(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
+)
 _VALUE: Final = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*")
@@ -178,7 +180,7 @@ def kubernetes_mistakes(
     """Where `fleet.provider` is "kubernetes"."""
     if not kubernetes.image.strip():
         yield "fleet.kubernetes.image is ''; name an image that has rlboost"
-    readers = {
+    readers: Mapping[str, Callable[[str], object]] = {
         "pools": pools_of,
         "node_labels": labels_of,
         "tolerations": tolerations_of,

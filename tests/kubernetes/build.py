@@ -38,7 +38,9 @@ def programs() -> Path:
 def missing() -> str:
     """Why there can be no cluster here; "" if there can."""
     absent = [name for name in PROGRAMS if not (programs() / name).exists()]
-    return f"no {', '.join(absent)} in {programs()}; make test-kubernetes builds them" * bool(absent)
+    return f"no {', '.join(absent)} in {programs()}; make test-kubernetes builds them" * bool(
+        absent
+    )
 
 
 def main() -> int:

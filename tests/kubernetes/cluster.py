@@ -122,9 +122,7 @@ class Cluster:
     def begin(self, *words: str) -> subprocess.Popen[bytes]:
         """The same, without waiting for its end."""
         environment = {**os.environ, "HOME": str(self.folder)}
-        return subprocess.Popen(
-            self._command(*words), env=environment, stdout=subprocess.DEVNULL
-        )
+        return subprocess.Popen(self._command(*words), env=environment, stdout=subprocess.DEVNULL)
 
     def _command(self, *words: str) -> list[str]:
         return [str(programs() / "kubectl"), f"--kubeconfig={self.admin}", *words]
@@ -233,6 +231,9 @@ def _free_port() -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    with running_cluster(Path(sys.argv[1]).absolute()) as there, contextlib.suppress(KeyboardInterrupt):
+    with (
+        running_cluster(Path(sys.argv[1]).absolute()) as there,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
         print(f"export KUBECONFIG={there.admin}", flush=True)
         signal.pause()

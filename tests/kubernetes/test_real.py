@@ -20,13 +20,15 @@ from tests.processes import living
 from tests.system.conftest import short_and_calm  # noqa: F401
 from tests.system.harness import MARK, PACED, PATIENT, REPOSITORY, SHORT, Run, running, wait_until
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.soak]  # real clusters start slowly
 
 PODS = 6
 
 
 def settings(workdir: Path) -> tuple[str, ...]:
-    path = os.pathsep.join(filter(None, [str(PACED), str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(
+        filter(None, [str(PACED), str(REPOSITORY), os.environ.get("PYTHONPATH")])
+    )
     variables = {
         "PYTHONPATH": path,
         MARK: workdir,
@@ -163,7 +165,9 @@ def reap(run: Run, environment: dict[str, str], what: str, *, code: int) -> str:
 def assert_nothing_is_left(cluster: Cluster) -> None:
     """No pod, and no Secret of one: the garbage collector is some seconds behind."""
     assert not cluster.items("pods")
-    wait_until(lambda: not [s for s in cluster.named("secrets") if s.startswith("rlboost-k")], "end")
+    wait_until(
+        lambda: not [s for s in cluster.named("secrets") if s.startswith("rlboost-k")], "end"
+    )
 
 
 def assert_secrets_are_kept(run: Run, cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from tests.kubernetes.conftest import PAGE
 from tests.providers.benches import made_join, rendezvous
 from tests.providers.test_contract import Ear, play
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.soak]  # real clusters start slowly
 
 AWAY_SECONDS = 30.0
 SLEEPER = KubernetesConfig(image="rlboost/server", program="sh -c 'exec sleep 3600'", gpus=0)
@@ -88,7 +88,9 @@ def test_a_quota_is_a_refusal(cluster: Cluster, tmp_path: Path) -> None:
                 ends = [await ear.of(name, Granted | Refused) for name in names(1, 5)]
                 refused = [end for end in ends if isinstance(end, Refused)]
                 assert len(refused) == 2
-                assert all("403" in e.reason and "exceeded quota: spot" in e.reason for e in refused)
+                assert all(
+                    "403" in e.reason and "exceeded quota: spot" in e.reason for e in refused
+                )
         finally:
             cluster.kubectl("delete", "--filename=-", given=QUOTA)
 
@@ -220,7 +222,11 @@ def overloaded(url: str) -> Iterator[tuple[str, list[str]]]:
                 kind,
                 url + request.path_qs,
                 data=await request.read(),
-                headers={n: request.headers[n] for n in ("Authorization", "Content-Type") if n in request.headers},
+                headers={
+                    n: request.headers[n]
+                    for n in ("Authorization", "Content-Type")
+                    if n in request.headers
+                },
             ) as answer,
         ):
             seen.append(f"{kind} {answer.status}")

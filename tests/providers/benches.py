@@ -229,9 +229,7 @@ class KubernetesBench:
 
     def open(self) -> PolledProvider:
         place = rendezvous(self.folder)
-        api = KubernetesApi(
-            "", "rlboost", timeout_seconds=30.0, kubeconfig=self.cluster.kubeconfig
-        )
+        api = KubernetesApi("", "rlboost", timeout_seconds=30.0, kubeconfig=self.cluster.kubeconfig)
         launcher = KubernetesLauncher(self.fleet, place, api=api)
         return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.0)
 

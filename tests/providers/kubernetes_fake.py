@@ -1,4 +1,4 @@
-"""A light Kubernetes API server: the verbs that the launcher uses, over HTTP, with pods as processes.
+"""A light Kubernetes API server: the launcher's verbs over HTTP, with pods as processes.
 
 It answers as a real one does where that matters: a name that is taken (409), none of that name
 (404), a quota (403), graceful deletion, a Secret that goes with its owner. It has no watch, for

@@ -82,7 +82,9 @@ def pod(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         **_place(kubernetes, pool),
-        "containers": [_container(fleet, name=name, nonce=nonce, pool=pool, address=address, secret=called)],
+        "containers": [
+            _container(fleet, name=name, nonce=nonce, pool=pool, address=address, secret=called)
+        ],
     }
     if kubernetes.priority_class:
         spec["priorityClassName"] = kubernetes.priority_class

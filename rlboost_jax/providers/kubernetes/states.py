@@ -76,7 +76,9 @@ def pod_state(pod: Pod) -> PodState | None:
     )
 
 
-def _state(named: tuple[str, tuple[str, str, str]], state: JobState, reason: str, **more: Any) -> PodState:
+def _state(
+    named: tuple[str, tuple[str, str, str]], state: JobState, reason: str, **more: Any
+) -> PodState:
     name, tag = named
     line = " ".join(reason.split())[:LINE]
     return PodState(name=name, tag=tag, state=state, reason=line, **more)
