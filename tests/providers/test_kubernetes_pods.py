@@ -199,6 +199,16 @@ def test_credentials_are_in_the_secret_and_nowhere_else(tmp_path: Path) -> None:
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Pod", pod["metadata"]["name"], "u-1")
 
 
+def test_a_dry_run_shows_what_would_be_sent() -> None:
+    shown = list(yaml.safe_load_all(manifests.shown(FULL, address="head:1")))
+    assert [each["kind"] for each in shown] == ["Pod", "Secret"]
+    expected = made()["spec"]
+    expected["containers"][0] |= {
+        key: shown[0]["spec"]["containers"][0][key] for key in ("args", "env")
+    }
+    assert shown[0]["spec"] == expected and shown[1]["stringData"] == {"join": "CREDENTIALS"}
+
+
 def test_names_of_pods_are_those_of_dns_and_one_for_each_tag() -> None:
     tags = [("r", "A.b_c" * 20, "n"), ("r", "a", "n"), ("r", "a", "m"), ("q", "a", "n")]
     names = [manifests.pod_name(*tag) for tag in tags]
