@@ -62,7 +62,6 @@ class KubernetesLauncher:
             settings.context, settings.namespace, timeout_seconds=settings.timeout_seconds
         )
         self._watched: dict[str, _Watched] = {}
-        self._stopped: set[str] = set()  # pods that were deleted here: nobody withdraws them
 
     async def start(self, name: str, nonce: str, pool: str) -> None:
         run, join = self._rendezvous.run_id, self._rendezvous.join
@@ -92,7 +91,6 @@ class KubernetesLauncher:
             await self._take_back(called, error)
 
     async def stop(self, job: Job, grace_seconds: float) -> None:
-        self._stopped.add(job.handle)
         grace = max(SHORTEST_GRACE_SECONDS, ceil(grace_seconds))
         await self._api.delete_pod(job.handle, grace)
 
@@ -100,7 +98,6 @@ class KubernetesLauncher:
         found = [state for pod in await self._api.pods() if (state := pod_state(pod)) is not None]
         own = [state for state in found if state.tag[0] == self._rendezvous.run_id]
         self._watched = {s.name: self._watched.get(s.name, _Watched()) for s in own}
-        self._stopped &= self._watched.keys()
         now = asyncio.get_running_loop().time()
         mine = await asyncio.gather(*(self._own_job(state, now) for state in own))
         others = [_job(state) for state in found if state.tag[0] != self._rendezvous.run_id]
@@ -114,7 +111,7 @@ class KubernetesLauncher:
             return replace(_job(state), reason=watched.ended, remains=True)
         if late := self._late(state, watched, now):
             return replace(_job(state), state="over", reason=late, remains=True, refused=True)
-        if state.leaves_in is None or state.name in self._stopped:
+        if state.leaves_in is None:
             return _job(state)
         # A list may be as old as the pause between two.
         left = max(0.0, state.leaves_in - self._settings.poll_seconds)
