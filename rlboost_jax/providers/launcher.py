@@ -30,7 +30,7 @@ class Job:
         reason: why it is over, waits or goes; "" where nobody says.
         refused: it is over before it began: there was nothing to pay for.
         remains: it is over, and is listed until it is stopped once more.
-        withdrawn_in: seconds until it is taken back; None: nobody does. Also of one that was stopped.
+        withdrawn_in: seconds until it is taken back, by a stop, too; None: nobody does.
     """
 
     handle: str
