@@ -76,7 +76,7 @@ test-kubernetes: $(VENV)/.installed-dev kubernetes
 
 # Compiled from Debian's sources, into the user's cache. Root installs what compiles them.
 kubernetes:
-	@$(VENV)/bin/python -m tests.kubernetes.build --needed && { command -v go rsync jq dpkg-source > /dev/null || \
+	@$(VENV)/bin/python -m tests.kubernetes.build --needed && { which go rsync jq dpkg-source > /dev/null 2>&1 || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
 	  --no-install-recommends golang-go dpkg-dev rsync jq > /dev/null; }; } || true
 	@$(VENV)/bin/python -m tests.kubernetes.build
