@@ -8,6 +8,7 @@
 #   make test-browser          the page of a run in Chromium (Debian's), with playwright and axe
 #   make test-adapters         environments of other packages, with these, in an environment of its own
 #   make test-slurm            six jobs of a real Slurm, Debian's, started in a folder; for root
+#   make test-kubernetes       six pods of a real API server, built from Debian's sources once (5-20 min)
 #   make h100                  what an H100's compiler makes of every program; no device needed
 #   make docs                  the site of docs/, in build/site; no network needed to read it
 #   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
@@ -30,7 +31,8 @@ COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compil
 METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test test-browser test-adapters test-slurm slurm soak h100 docs docs-commands \
+.PHONY: quickstart hf-tiny test test-browser test-adapters test-slurm slurm \
+  test-kubernetes kubernetes soak h100 docs docs-commands \
   experiments lint wheels-test lock clean
 
 quickstart: $(VENV)/.installed
@@ -68,6 +70,16 @@ slurm:
 	@dpkg -s slurmctld slurmd slurm-client munge > /dev/null 2>&1 || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 	  slurmctld slurmd slurm-client munge > /dev/null; }
+
+test-kubernetes: $(VENV)/.installed-dev kubernetes
+	$(VENV)/bin/python -m pytest -q -m system tests/kubernetes
+
+# Compiled from Debian's sources, into the user's cache. Root installs what compiles them.
+kubernetes:
+	@$(VENV)/bin/python -m tests.kubernetes.build --needed && { which go rsync jq dpkg-source > /dev/null 2>&1 || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	  --no-install-recommends golang-go dpkg-dev rsync jq > /dev/null; }; } || true
+	@$(VENV)/bin/python -m tests.kubernetes.build
 
 h100: $(VENV)/h100/.installed
 	$(VENV)/bin/python -m benchmarks.h100 --json=benchmarks/results/h100.json

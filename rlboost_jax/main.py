@@ -152,6 +152,12 @@ def main(argv: list[str]) -> None:
 def _plan(run: RunConfig, workdir: str) -> None:
     """Print it; raise NotEnoughMemory where it does not fit `learner.device_gb`."""
     print(plan_text(run, workdir=workdir))
+    if run.fleet.provider == "kubernetes":
+        from rlboost_jax.providers.kubernetes.manifests import shown
+
+        address = run.fleet.public_address or f"{run.manager.host}:{run.manager.port or 'PORT'}"
+        print(plan_line("manifests", "of each server, with names of its own:"))
+        print(shown(run.fleet, address=address), end="")
     if run.learner.device_gb:
         from rlboost_jax.learner import fit  # imports JAX, which looks for no device
 

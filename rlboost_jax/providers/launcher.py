@@ -27,7 +27,10 @@ class Job:
         handle: the launcher's own name of it: a job number, a machine's id.
         run, name, nonce: the tag.
         code: of the server's program, once it is over; None: not known.
-        reason: why it is over or waits; "" where nobody says.
+        reason: why it is over, waits or goes; "" where nobody says.
+        refused: it is over before it began: there was nothing to pay for.
+        remains: it is over, and is listed until it is stopped once more.
+        withdrawn_in: seconds until it is taken back, by a stop, too; None: nobody does.
     """
 
     handle: str
@@ -37,6 +40,9 @@ class Job:
     state: JobState
     code: int | None = None
     reason: str = ""
+    refused: bool = False
+    remains: bool = False
+    withdrawn_in: float | None = None
 
 
 class Launcher(Protocol):

@@ -21,6 +21,7 @@ from rlboost_jax.providers.base import (
     ProviderEvent,
     Refused,
     Started,
+    Withdrawn,
 )
 from rlboost_jax.providers.event_queue import EventQueue
 from rlboost_jax.providers.launcher import Job, Launcher, LaunchFailed
@@ -41,6 +42,7 @@ class _Instance:
     granted: bool = False
     seen: bool = False  # a list had it
     ran: bool = False  # and running
+    withdrawn: str = ""  # why: said so
     end_at: float = math.inf  # its grace is over
     signalled: bool = False  # within its grace
     ended: bool = False  # asked to end at once, which goes on until no list has it
@@ -188,7 +190,7 @@ class PolledProvider:
             self._events.fail(error)
 
     async def _look(self, *, adopt: bool = False) -> bool:
-        """Compare a list with what is known; whether any job of this run lives.
+        """Compare a list with what is known; whether any job of this run lives, or remains.
 
         Args:
             adopt: jobs that nobody has asked this provider for are its instances from now on.
@@ -211,12 +213,14 @@ class PolledProvider:
             for name, instance in list(self._instances.items()):
                 self._compare(name, instance, found, began)
             known = self._adopted or self._closing
+            remaining = [job for job in found if job.remains]
+            unwanted += remaining
             strays = [job for job in unwanted if known or job.nonce in self._nonces]
             await asyncio.gather(
                 *(self._stop(job, 0.0) for job in strays),
                 *(self._stop_due(instance) for instance in self._instances.values()),
             )
-            return bool(living)
+            return bool(living or remaining)
 
     def _adopt(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
@@ -241,6 +245,7 @@ class PolledProvider:
             instance.seen, instance.ran = True, instance.ran or runs
             if runs:
                 self._grant(name, instance)
+            self._say_withdrawn(name, instance)
             return
         if not requeued and instance.asked_at >= began:  # the list may be older than its start
             return
@@ -253,7 +258,10 @@ class PolledProvider:
             self._events.put(Exited(name, instance.nonce, "it went back to the queue"))
             return
         last = own[-1] if own else None
-        reason = last.reason if last is not None and last.reason else ""
+        if last is not None and last.refused and not instance.granted:
+            self._events.put(Refused(name, instance.nonce, last.reason))
+            return
+        reason = last.reason if last is not None and last.reason else instance.withdrawn
         if last is not None and last.code is not None:
             reason = f"exit code {last.code}" + (f": {reason}" if reason else "")
         if instance.granted or last is not None:
@@ -272,6 +280,17 @@ class PolledProvider:
             instance.granted = True
             self._events.put(Granted(name, instance.nonce))
             self._events.put(Started(name, instance.nonce))
+
+    def _say_withdrawn(self, name: str, instance: _Instance) -> None:
+        """Once, and of what is granted and was not terminated."""
+        if instance.withdrawn or not instance.granted or instance.end_at < math.inf:
+            return
+        for job in instance.jobs:
+            if job.withdrawn_in is not None:
+                instance.withdrawn = job.reason or "its owner takes it back"
+                seconds = job.withdrawn_in
+                self._events.put(Withdrawn(name, instance.nonce, seconds, instance.withdrawn))
+                return
 
     async def _stop_due(self, instance: _Instance) -> None:
         """Send what its end calls for now; all but one job of a nonce go anyway."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from rlboost_jax.sequences.identities import MOST_TRAINED
 from rlboost_jax.settings.errors import ConfigError, install, suggestion
+from rlboost_jax.settings.kubernetes import kubernetes_mistakes
 from rlboost_jax.settings.launchers import command_mistakes, slurm_mistakes
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import TRACKERS
@@ -74,6 +75,11 @@ def check_files(config: RunConfig, *, installed: Callable[[str], bool] = _instal
     """Raise ConfigError where a file or a library that the configuration names cannot be used."""
     if config.fleet.trace not in ("", "synthetic"):
         read_trace(config.fleet.trace)
+    if config.fleet.provider == "kubernetes" and not installed("lightkube"):
+        raise ConfigError(
+            "fleet.provider is 'kubernetes', which needs lightkube; choose another one, or "
+            f"{install('kubernetes')}"
+        )
     for name in config.observe.trackers:
         if name in OPTIONAL and not installed(name):
             raise ConfigError(
@@ -188,6 +194,12 @@ def _fleet(config: RunConfig) -> Iterator[str]:
         yield from command_mistakes(fleet.command)
     if fleet.provider == "slurm":
         yield from slurm_mistakes(fleet.slurm)
+    if fleet.provider == "kubernetes":
+        yield from kubernetes_mistakes(
+            fleet.kubernetes,
+            notice_signal=fleet.notice_signal,
+            notice_seconds=fleet.notice_seconds,
+        )
 
 
 def _observe(config: RunConfig) -> Iterator[str]:

@@ -11,17 +11,23 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+import pytest
+
 from rlboost_jax.credentials import JOIN_FILES
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
+from rlboost_jax.providers.kubernetes.api import KubernetesApi
+from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
 from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.providers.slurm import SlurmLauncher
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
+from rlboost_jax.settings.kubernetes import KubernetesConfig
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
 from tests.docs_blocks import blocks_of
 from tests.providers.fake import Cloud, FakeProvider
+from tests.providers.kubernetes_fake import FakeCluster
 from tests.providers.shell_cloud import CODE, ShellCloud
 
 PAGE = "docs/how-to/fleet-command.md"
@@ -203,6 +209,40 @@ class SlurmBench(CommandBench):
         return FleetConfig(provider="slurm", chaos=ChaosConfig(), slurm=slurm)
 
 
+class KubernetesBench:
+    """A fake API server whose pods are processes; tests/kubernetes has a real one."""
+
+    grants = True
+
+    def __init__(self, folder: Path) -> None:
+        pytest.importorskip("lightkube", reason="no lightkube; make test installs it")
+        self.folder = folder
+        self.cloud = ShellCloud(folder)
+        (folder / "cluster").mkdir()
+        self.cluster = FakeCluster(folder / "cluster")
+        made_join(folder)
+
+    @property
+    def fleet(self) -> FleetConfig:
+        kubernetes = KubernetesConfig(image="rlboost", program=str(self.cloud.script("server")))
+        return FleetConfig(provider="kubernetes", chaos=ChaosConfig(), kubernetes=kubernetes)
+
+    def open(self) -> PolledProvider:
+        place = rendezvous(self.folder)
+        api = KubernetesApi("", "rlboost", timeout_seconds=30.0, kubeconfig=self.cluster.kubeconfig)
+        launcher = KubernetesLauncher(self.fleet, place, api=api)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.0)
+
+    async def lose(self, provider: Provider) -> None:
+        await killed(provider)
+
+    async def nonce(self, provider: Provider, name: str) -> str:
+        return await self.cloud.nonce(name)
+
+    async def end(self, provider: Provider, name: str) -> None:
+        os.kill(self.cluster.process(name).pid, signal.SIGUSR1)
+
+
 class NoBench:
     grants = False
 
@@ -252,6 +292,7 @@ BENCHES: tuple[type[Bench], ...] = (
     CommandBench,
     PageBench,
     SlurmBench,
+    KubernetesBench,
     NoBench,
 )
 TROUBLED: tuple[type[CommandBench], ...] = (CommandBench, SlurmBench)

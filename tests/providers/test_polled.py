@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Listed, Refused, Started
+from rlboost_jax.providers.base import (
+    ANY_POOL,
+    Exited,
+    Granted,
+    Listed,
+    Refused,
+    Started,
+    Withdrawn,
+)
 from rlboost_jax.providers.launcher import Job, LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
 from tests.patience import PATIENCE_SECONDS
@@ -490,5 +498,96 @@ def test_no_stop_waits_for_another_to_end() -> None:
             await ear.of(name, Started)
         await provider.close()
         assert not desk.jobs
+
+    play(story)
+
+
+def test_one_that_never_began_is_refused_and_removed() -> None:
+    async def story() -> None:
+        desk = Desk(state="waiting")
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        desk.set("a.0", state="over", refused=True, remains=True, reason="no such image")
+        assert await ear.of("a", Refused) == Refused("a", "n", "no such image")
+        await seen(lambda: not desk.jobs)
+        await provider.close()
+        assert (await ear.whole())["a"] == [Refused("a", "n", "no such image")]
+
+    play(story)
+
+
+def test_one_that_ran_is_not_refused_any_more() -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        await ear.of("a", Started)
+        desk.set("a.0", state="over", refused=True, reason="lost")
+        assert await ear.of("a", Exited) == Exited("a", "n", "lost")
+        await provider.close()
+
+    play(story)
+
+
+@pytest.mark.parametrize("remains", [False, True])
+def test_what_is_over_and_remains_is_removed_once_it_was_reported(remains: bool) -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        for name in "ab":
+            await provider.request(name, f"nonce-{name}", ANY_POOL)
+            await ear.of(name, Started)
+        desk.set("a.0", state="over", code=3, remains=remains)
+        assert await ear.of("a", Exited) == Exited("a", "nonce-a", "exit code 3", 3)
+        before = desk.lists
+        await seen(lambda: desk.lists > before + 2)
+        assert ("a.0" in desk.jobs) != remains and "b.0" in desk.jobs
+        await provider.close()
+
+    play(story)
+
+
+def test_the_end_of_the_run_waits_for_what_remains() -> None:
+    async def story() -> None:
+        desk = Desk(state="waiting", ignores=True)
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        await provider.request("a", "n", ANY_POOL)
+        desk.set("a.0", state="over", refused=True, remains=True)
+        await ear.of("a", Refused)
+        closing = asyncio.create_task(provider.close())
+        stops = len(desk.stopped)
+        await seen(lambda: len(desk.stopped) > stops + 2)
+        assert not closing.done()
+        desk.jobs.clear()
+        await closing
+
+    play(story)
+
+
+def test_what_its_owner_takes_back_is_said_once_and_is_the_reason_of_its_end() -> None:
+    async def story() -> None:
+        desk = Desk()
+        provider = provider_of(desk)
+        ear = Ear(provider)
+        for name in "ab":
+            await provider.request(name, f"nonce-{name}", ANY_POOL)
+            await ear.of(name, Started)
+        desk.ignores = True
+        await provider.terminate("b", 60.0)
+        for name in "ab":
+            desk.set(f"{name}.0", withdrawn_in=25.0, reason="a drain")
+        assert await ear.of("a", Withdrawn) == Withdrawn("a", "nonce-a", 25.0, "a drain")
+        before = desk.lists
+        await seen(lambda: desk.lists > before + 2)
+        desk.jobs.clear()
+        assert await ear.of("a", Exited) == Exited("a", "nonce-a", "a drain")
+        await provider.close()
+        stories = await ear.whole()
+        assert [type(event) for event in stories["a"]] == [Granted, Started, Withdrawn, Exited]
+        assert [type(event) for event in stories["b"]] == [Granted, Started, Exited]
 
     play(story)

@@ -462,3 +462,11 @@ def test_a_tracker_that_is_not_installed_is_a_mistake_on_the_trainers_host_only(
     with pytest.raises(ConfigError, match=r"wandb.*pip install .* -e '\.\[wandb\]'"):
         check_files(server, installed=lambda package: package != "wandb")
     check_files(server, installed=lambda package: package == "wandb")
+
+
+def test_pods_need_their_client() -> None:
+    pods = {"fleet.provider": "kubernetes", "fleet.kubernetes.image": "rlboost"}
+    record = run_config_from_dict(changed(pods).to_dict())
+    with pytest.raises(ConfigError, match=r"lightkube.*pip install .* -e '\.\[kubernetes\]'"):
+        check_files(record, installed=lambda package: package != "lightkube")
+    check_files(record, installed=lambda package: package == "lightkube")

@@ -1,0 +1,1 @@
+"""Servers as pods of a Kubernetes cluster: `fleet.provider=kubernetes`."""

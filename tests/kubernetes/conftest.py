@@ -1,0 +1,26 @@
+"""One cluster for all tests of this folder, in a process of tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.docs_blocks import blocks_of
+from tests.kubernetes.build import missing
+
+PAGE = "docs/how-to/fleet-kubernetes.md"
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """With the namespace, accounts and role that the page has for copying."""
+    if reason := missing():
+        pytest.skip(f"no Kubernetes here: {reason}")
+    pytest.importorskip("lightkube", reason="no lightkube; make test-kubernetes installs it")
+    from tests.kubernetes.cluster import running_cluster
+
+    with running_cluster(tmp_path_factory.mktemp("kubernetes") / "cluster") as made:
+        (prepared,) = (b for b in blocks_of(PAGE) if b.saved_as == "rlboost.yaml")
+        made.kubectl("apply", "--filename=-", given=prepared.text)
+        accounts = "rlboost-server", "rlboost-trainer"
+        made.wait_until(lambda: made.named("serviceaccounts") >= set(accounts), "accounts")
+        yield made

@@ -1,0 +1,61 @@
+"""The contract of all providers over a real API server; it is among the long tests."""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rlboost_jax.providers.base import Provider
+from rlboost_jax.providers.kubernetes.api import KubernetesApi
+from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
+from rlboost_jax.providers.polled import PolledProvider
+from tests.kubernetes.cluster import Cluster
+from tests.processes import living
+from tests.providers.benches import Bench, KubernetesBench, rendezvous
+from tests.providers.test_contract import (  # noqa: F401
+    test_a_grace_is_a_bound,
+    test_a_nonce_is_good_for_one_machine,
+    test_a_pool_that_there_is_not_is_refused,
+    test_a_request_under_way_can_be_terminated,
+    test_a_server_echoes_what_it_was_asked_for_with,
+    test_a_server_may_end_by_itself,
+    test_each_request_is_answered_and_ends_once,
+    test_the_end_of_nobody_is_no_mistake,
+    test_the_end_of_the_run_leaves_nothing,
+    test_the_next_manager_finds_what_is_paid_for,
+)
+
+pytestmark = [pytest.mark.system, pytest.mark.soak]
+
+
+class RealBench(KubernetesBench):
+    def __init__(self, folder: Path, real: Cluster) -> None:
+        super().__init__(folder)
+        self.cluster.close()
+        self.real = real
+
+    def open(self) -> PolledProvider:
+        place = dataclasses.replace(rendezvous(self.folder), run_id=self.folder.name[:60])
+        api = KubernetesApi("", "rlboost", timeout_seconds=30.0, kubeconfig=self.real.trainer)
+        launcher = KubernetesLauncher(self.fleet, place, api=api)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.3, settle_seconds=0.0)
+
+    async def end(self, provider: Provider, name: str) -> None:
+        (pid,) = (
+            each.pid
+            for each in living()
+            if f"--name={name}" in each.command and str(self.folder) in each.command
+        )
+        os.kill(pid, signal.SIGUSR1)
+
+
+@pytest.fixture
+def bench(cluster: Cluster, tmp_path: Path) -> Bench:
+    return RealBench(tmp_path, cluster)
+
+
+@pytest.fixture
+def granting(bench: Bench) -> Bench:
+    return bench
