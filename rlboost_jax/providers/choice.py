@@ -4,6 +4,7 @@ from typing import assert_never
 
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
+from rlboost_jax.providers.ec2 import Ec2Launcher
 from rlboost_jax.providers.launcher import Launcher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
@@ -35,6 +36,13 @@ def open_provider(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
                 poll_seconds=fleet.slurm.poll_seconds,
                 settle_seconds=SLURM_SETTLE_SECONDS,
             )
+        case "ec2":
+            return PolledProvider(
+                open_launcher(fleet, rendezvous),
+                rendezvous.run_id,
+                poll_seconds=fleet.ec2.poll_seconds,
+                settle_seconds=fleet.ec2.settle_seconds,
+            )
         case _ as never:
             assert_never(never)
 
@@ -49,4 +57,6 @@ def open_launcher(fleet: FleetConfig, rendezvous: Rendezvous) -> Launcher:
         return CommandLauncher(fleet.command, rendezvous, price_per_hour=fleet.price_per_hour)
     if fleet.provider == "slurm":
         return SlurmLauncher(fleet, rendezvous)
+    if fleet.provider == "ec2":
+        return Ec2Launcher(fleet, rendezvous)
     raise ValueError(f"fleet.provider {fleet.provider!r} has no launcher")

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
+from rlboost_jax.settings.ec2 import Ec2Config
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
 from rlboost_jax.settings.setting import setting
 
-Provider = Literal["local", "none", "command", "slurm"]
+Provider = Literal["local", "none", "command", "slurm", "ec2"]
 Sizing = Literal["fixed", "paper", "marginal"]
 Notices = Literal["auto", "none", "aws", "gcp", "azure"]
 NoticeSignal = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
@@ -101,3 +102,4 @@ class FleetConfig:
     chaos: ChaosConfig
     command: CommandConfig = field(default_factory=CommandConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    ec2: Ec2Config = field(default_factory=Ec2Config)

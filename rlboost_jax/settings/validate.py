@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Final
 
 from rlboost_jax.sequences.identities import MOST_TRAINED
+from rlboost_jax.settings.ec2 import ec2_mistakes
 from rlboost_jax.settings.errors import ConfigError, install, suggestion
 from rlboost_jax.settings.launchers import command_mistakes, slurm_mistakes
 from rlboost_jax.settings.model import ModelConfig
@@ -188,6 +189,8 @@ def _fleet(config: RunConfig) -> Iterator[str]:
         yield from command_mistakes(fleet.command)
     if fleet.provider == "slurm":
         yield from slurm_mistakes(fleet.slurm)
+    if fleet.provider == "ec2":
+        yield from ec2_mistakes(fleet.ec2)
 
 
 def _observe(config: RunConfig) -> Iterator[str]:

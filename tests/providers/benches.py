@@ -14,13 +14,16 @@ from typing import Protocol
 from rlboost_jax.credentials import JOIN_FILES
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
+from rlboost_jax.providers.ec2 import Ec2Launcher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
 from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.providers.slurm import SlurmLauncher
+from rlboost_jax.settings.ec2 import Ec2Config
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
 from tests.docs_blocks import blocks_of
+from tests.providers.ec2_cloud import Ec2Cloud
 from tests.providers.fake import Cloud, FakeProvider
 from tests.providers.shell_cloud import CODE, ShellCloud
 
@@ -127,11 +130,21 @@ class CommandBench:
     """Shell scripts over a folder of process ids: the cloud of a user who has none."""
 
     grants = True
+    refusal = "ended with code 1: quota exceeded"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cloud = ShellCloud(folder)
         made_join(folder)
+
+    def refuse(self) -> None:
+        """Whatever is asked for from now on."""
+        (self.cloud.folder / "fail").write_text("asking for a machine\nquota exceeded\n\n")
+
+    @property
+    def blind(self) -> Path:
+        """A file, that holds why nothing can be listed while it is there."""
+        return self.cloud.folder / "blind"
 
     def open(self) -> PolledProvider:
         settings = CommandConfig(
@@ -203,6 +216,44 @@ class SlurmBench(CommandBench):
         return FleetConfig(provider="slurm", chaos=ChaosConfig(), slurm=slurm)
 
 
+class Ec2Bench(CommandBench):
+    """moto's EC2, whose instances run their user data."""
+
+    refusal = "InsufficientInstanceCapacity: quota exceeded"
+
+    def __init__(self, folder: Path) -> None:
+        self.ec2 = Ec2Cloud(folder / "ec2")
+        super().__init__(folder)
+
+    def open(self) -> PolledProvider:
+        place = rendezvous(self.folder)
+        launcher = Ec2Launcher(self.fleet, place)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+
+    @property
+    def fleet(self) -> FleetConfig:
+        ec2 = Ec2Config(
+            image=self.ec2.image(),
+            types="g6.xlarge,g5.xlarge",
+            profile="servers",
+            program=str(self.cloud.script("server")),
+        )
+        return FleetConfig(provider="ec2", chaos=ChaosConfig(), ec2=ec2)
+
+    async def end(self, provider: Provider, name: str) -> None:
+        os.kill(self.ec2.pid(self.ec2.of_name(name)), signal.SIGUSR1)
+
+    def refuse(self) -> None:
+        self.ec2.fails.append(("InsufficientInstanceCapacity", "quota exceeded"))
+
+    @property
+    def blind(self) -> Path:
+        return self.ec2.blind
+
+    def close(self) -> None:
+        self.ec2.close()
+
+
 class NoBench:
     grants = False
 
@@ -252,6 +303,7 @@ BENCHES: tuple[type[Bench], ...] = (
     CommandBench,
     PageBench,
     SlurmBench,
+    Ec2Bench,
     NoBench,
 )
-TROUBLED: tuple[type[CommandBench], ...] = (CommandBench, SlurmBench)
+TROUBLED: tuple[type[CommandBench], ...] = (CommandBench, SlurmBench, Ec2Bench)
