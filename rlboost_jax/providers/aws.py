@@ -73,10 +73,19 @@ class Aws:
         found: dict[str, Any] = await self._run(operation, lambda: made(**arguments))
         return found
 
-    async def pages(self, service: str, operation: str, **arguments: Any) -> Sequence[Any]:
-        """All pages of an answer, complete; raises AwsFailed."""
+    async def pages(
+        self, service: str, operation: str, *, size: int | None = None, **arguments: Any
+    ) -> Sequence[Any]:
+        """All pages of an answer, complete; raises AwsFailed.
+
+        Args:
+            size: of a page; None: AWS's own.
+        """
         pages = self._clients[service].get_paginator(operation)
-        return await self._run(operation, lambda: list(pages.paginate(**arguments)))
+        config = {"PageSize": size}
+        return await self._run(
+            operation, lambda: list(pages.paginate(PaginationConfig=config, **arguments))
+        )
 
     def fitting(self, shape: str, value: dict[str, Any]) -> dict[str, Any]:
         """What of an answer EC2 takes as a request: answers have fields besides."""

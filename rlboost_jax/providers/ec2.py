@@ -36,6 +36,7 @@ STATES: Final[Mapping[str, JobState]] = {
     "running": "running",
     **dict.fromkeys(("stopping", "stopped"), "waiting"),
 }
+PAGE: Final = 500  # instances of an answer; without a size EC2 gives up on long ones
 LEAVES: Final = "shutting-down"
 GONE: Final = "InvalidInstanceID.NotFound"
 
@@ -87,11 +88,14 @@ class Ec2Launcher:
                 **{"SpotOptions" if spot else "OnDemandOptions": SPOT if spot else ON_DEMAND},
             )
         except AwsFailed as error:
-            if error.code in NO_TEMPLATE:
-                self._keeps.forget()  # somebody has removed it: the next start makes it
+            if error.code in NO_TEMPLATE:  # somebody has removed it: the next start makes it
+                self._keeps.forget()
             raise
         if not answer.get("Instances"):
-            raise LaunchFailed(_refusal(answer.get("Errors", ())), sure=True)
+            errors = answer.get("Errors", ())
+            if any(each.get("ErrorCode") in NO_TEMPLATE for each in errors):
+                self._keeps.forget()
+            raise LaunchFailed(_refusal(errors), sure=True)
 
     async def stop(self, job: Job, grace_seconds: float) -> None:
         if grace_seconds > 0:
@@ -111,7 +115,7 @@ class Ec2Launcher:
 
     async def list(self) -> Sequence[Job]:
         tagged = [{"Name": "tag-key", "Values": [RUN_TAG]}]
-        pages = await self._aws.pages("ec2", "describe_instances", Filters=tagged)
+        pages = await self._aws.pages("ec2", "describe_instances", size=PAGE, Filters=tagged)
         found = [
             each
             for page in pages

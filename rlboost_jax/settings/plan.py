@@ -194,7 +194,7 @@ def _fleet(config: RunConfig) -> str:
 
 def _reach(config: RunConfig) -> str:
     """Said where servers of other hosts could not dial in."""
-    elsewhere = config.fleet.provider in ("command", "slurm") and not config.fleet.public_address
+    elsewhere = config.fleet.provider not in ("local", "none") and not config.fleet.public_address
     if not elsewhere or config.manager.host not in ("127.0.0.1", "localhost", "::1"):
         return ""
     return (

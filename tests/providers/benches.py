@@ -233,7 +233,7 @@ class Ec2Bench(CommandBench):
     @property
     def fleet(self) -> FleetConfig:
         ec2 = Ec2Config(
-            image=self.ec2.image(),
+            image=self.ec2.image,
             types="g6.xlarge,g5.xlarge",
             profile="servers",
             program=str(self.cloud.script("server")),

@@ -7,10 +7,10 @@ of programs of its system stand small scripts: `systemd-run` runs what it is giv
 ended, the instance has.
 """
 
+import base64
 import functools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -68,6 +68,22 @@ def _server() -> str:
     return f"http://{host}:{port}"
 
 
+@functools.cache
+def _client(service: str) -> Any:
+    """Of the tests themselves, who look at moto as an administrator does."""
+    import boto3
+
+    return boto3.Session(
+        aws_access_key_id="of-nobody", aws_secret_access_key="of-nobody", region_name=REGION
+    ).client(service, endpoint_url=_server())
+
+
+@functools.cache
+def _image() -> str:
+    found: str = _client("ec2").describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    return found
+
+
 class Ec2Cloud:
     """An account with no instances, in a folder.
 
@@ -89,7 +105,7 @@ class Ec2Cloud:
         self.fleets: list[dict[str, Any]] = []
         self.stops: list[tuple[str, bool]] = []
         self.notices: dict[str, str] = {}  # interruptions by instance, as IMDS says them
-        self._boots = True
+        self.boots = True  # whether instances run their user data
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._waiters: list[threading.Thread] = []
         (folder / "bin").mkdir(parents=True)
@@ -102,17 +118,8 @@ class Ec2Cloud:
         self._stack.enter_context(mock.patch.dict(os.environ, self.environment))
         self._reset()
         self._stack.enter_context(_patched(self))
-        self.ec2, self.ssm = self.client("ec2"), self.client("ssm")
-
-    def client(self, service: str) -> Any:
-        import boto3
-
-        return boto3.Session().client(service)
-
-    def image(self) -> str:
-        """Of those that moto has."""
-        found: str = self.ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
-        return found
+        self.ec2, self.ssm = _client("ec2"), _client("ssm")
+        self.image = _image()  # of those that moto has
 
     def instances(self) -> dict[str, dict[str, Any]]:
         """As EC2 describes them, by id."""
@@ -149,7 +156,7 @@ class Ec2Cloud:
 
     def close(self) -> None:
         """End all of it."""
-        self._boots = False
+        self.boots = False
         for process in list(self._processes.values()):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -199,11 +206,11 @@ class Ec2Cloud:
                     os.kill(self.pid(instance), signal.SIGTERM)
 
     def _boot(self, instance: str) -> None:
+        if not self.boots:
+            return
         folder = self.folder / instance
         folder.mkdir()
         script = folder / "user-data"
-        import base64
-
         found = self.ec2.describe_instance_attribute(InstanceId=instance, Attribute="userData")
         script.write_bytes(base64.b64decode(found["UserData"]["Value"]))
         host, port = self._imds.server_address[:2]
@@ -325,7 +332,3 @@ def _imds_of(cloud: Ec2Cloud) -> type[BaseHTTPRequestHandler]:
 def notice(moment: str) -> str:
     """What IMDS says of an instance that is to be terminated."""
     return json.dumps({"action": "terminate", "time": moment})
-
-
-def has_curl() -> bool:
-    return shutil.which("curl") is not None
