@@ -32,7 +32,7 @@ ANSWER_SECONDS = 90.0  # for a provider to list what there is
 END_SECONDS = 150.0  # for what is ended to be gone
 LOOK_SECONDS = 0.5
 LEFT = 1  # exit code
-LAUNCHED = ("command", "slurm", "ec2")  # providers that have a launcher
+LAUNCHED = ("command", "slurm", "ec2", "skypilot")  # providers that have a launcher
 
 
 @dataclass(frozen=True)

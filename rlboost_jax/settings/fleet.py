@@ -7,8 +7,9 @@ from rlboost_jax.messages import MAX_NOTICE_SECONDS
 from rlboost_jax.settings.ec2 import Ec2Config
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
 from rlboost_jax.settings.setting import setting
+from rlboost_jax.settings.skypilot import SkyPilotConfig
 
-Provider = Literal["local", "none", "command", "slurm", "ec2"]
+Provider = Literal["local", "none", "command", "slurm", "ec2", "skypilot"]
 Sizing = Literal["fixed", "paper", "marginal"]
 Notices = Literal["auto", "none", "aws", "gcp", "azure"]
 NoticeSignal = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
@@ -103,3 +104,4 @@ class FleetConfig:
     command: CommandConfig = field(default_factory=CommandConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     ec2: Ec2Config = field(default_factory=Ec2Config)
+    skypilot: SkyPilotConfig = field(default_factory=SkyPilotConfig)

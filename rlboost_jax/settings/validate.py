@@ -18,6 +18,7 @@ from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import TRACKERS
 from rlboost_jax.settings.ranges import out_of_range
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.skypilot import skypilot_mistakes
 from rlboost_jax.settings.task_sizes import (
     DATASET,
     ENVIRONMENT,
@@ -191,6 +192,8 @@ def _fleet(config: RunConfig) -> Iterator[str]:
         yield from slurm_mistakes(fleet.slurm)
     if fleet.provider == "ec2":
         yield from ec2_mistakes(fleet.ec2)
+    if fleet.provider == "skypilot":
+        yield from skypilot_mistakes(fleet.skypilot)
 
 
 def _observe(config: RunConfig) -> Iterator[str]:
