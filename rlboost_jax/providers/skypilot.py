@@ -9,6 +9,7 @@ handed in, and asked after.
 """
 
 import asyncio
+import importlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +19,10 @@ from rlboost_jax.credentials import packed
 from rlboost_jax.providers.base import ANY_POOL, Rendezvous
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
 from rlboost_jax.providers.skypilot_task import cluster_of, tag_of, task_of
-from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.launchers import names_of
+from rlboost_jax.settings.skypilot import INSTALL
 
 CALLS: Final = 20  # at a time
 LOOK_SECONDS: Final = 2.0  # from one question after a request to the next
@@ -52,11 +54,10 @@ class SkyPilotLauncher:
 
     def __init__(self, fleet: FleetConfig, rendezvous: Rendezvous) -> None:
         try:
-            import sky
+            self._sdk: Any = importlib.import_module("sky")
         except ImportError:
-            reason = f'fleet.provider "skypilot" needs skypilot; {install("skypilot")}'
+            reason = f'fleet.provider "skypilot" needs skypilot; {INSTALL}'
             raise ConfigError(reason) from None
-        self._sdk: Any = sky
         self._sky, self._rendezvous = fleet.skypilot, rendezvous
         self._price = fleet.price_per_hour
         self.pools = names_of(fleet.skypilot.infra)
@@ -115,9 +116,7 @@ class SkyPilotLauncher:
         return jobs
 
     def _task(self, name: str, nonce: str, pool: str) -> Any:
-        import yaml  # of SkyPilot's own dependencies
-
-        own = yaml.safe_load(Path(self._sky.task).read_text())
+        own = importlib.import_module("yaml").safe_load(Path(self._sky.task).read_text())
         if not isinstance(own, dict):
             raise ValueError(f"{self._sky.task} holds no task")
         task = task_of(

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.settings.errors import install
 from rlboost_jax.settings.launchers import names_of
 from rlboost_jax.settings.setting import setting
 
+# No extra of ours: its bounds do not go with those of others.
+INSTALL: Final = "`pip install 'skypilot>=0.14,<0.15'` beside rlboost-jax, without its lock"
 _INFRA: Final = re.compile(r"[a-z0-9]+(/[\w.*-]+){0,2}")
 
 
@@ -52,7 +53,7 @@ class SkyPilotConfig:
 def skypilot_mistakes(sky: SkyPilotConfig) -> Iterator[str]:
     """Where `fleet.provider` is "skypilot"."""
     if importlib.util.find_spec("sky") is None:
-        yield f'fleet.provider is "skypilot", which needs skypilot; {install("skypilot")}'
+        yield f'fleet.provider is "skypilot", which needs skypilot; {INSTALL}'
     if not sky.task:
         yield (
             "fleet.skypilot.task is ''; name a file with resources and setup, "

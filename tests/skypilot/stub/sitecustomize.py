@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[3]))
 def launch(task: Any, cluster_name: str, *arguments: Any, **options: Any) -> tuple[None, None]:
     import sky
     from sky import exceptions
+
     from tests.providers import sky_machines
 
     (one,) = task.tasks if isinstance(task, sky.Dag) else (task,)
@@ -36,6 +37,7 @@ def launch(task: Any, cluster_name: str, *arguments: Any, **options: Any) -> tup
 def status(*arguments: Any, **options: Any) -> list[Any]:
     from sky.schemas.api import responses
     from sky.utils import status_lib
+
     from tests.providers import sky_machines
 
     return [
@@ -59,6 +61,7 @@ def status(*arguments: Any, **options: Any) -> list[Any]:
 
 def down(cluster_name: str, *arguments: Any, **options: Any) -> None:
     from sky import exceptions
+
     from tests.providers import sky_machines
 
     try:
@@ -69,6 +72,7 @@ def down(cluster_name: str, *arguments: Any, **options: Any) -> None:
 
 def cancel(cluster_name: str, *arguments: Any, **options: Any) -> None:
     from sky import exceptions
+
     from tests.providers import sky_machines
 
     try:
