@@ -9,6 +9,7 @@
 #   make test-adapters         environments of other packages, with these, in an environment of its own
 #   make test-slurm            six jobs of a real Slurm, Debian's, started in a folder; for root
 #   make test-kubernetes       six pods of a real API server, built from Debian's sources once (5-20 min)
+#   make test-skypilot         SkyPilot's client and API server, with clouds of this host; an environment of its own
 #   make h100                  what an H100's compiler makes of every program; no device needed
 #   make docs                  the site of docs/, in build/site; no network needed to read it
 #   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
@@ -32,7 +33,7 @@ METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requ
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
 .PHONY: quickstart hf-tiny test test-browser test-adapters test-slurm slurm \
-  test-kubernetes kubernetes soak h100 docs docs-commands \
+  test-kubernetes kubernetes test-skypilot soak h100 docs docs-commands \
   experiments lint wheels-test lock clean
 
 quickstart: $(VENV)/.installed
@@ -64,6 +65,10 @@ test-adapters: $(VENV)-adapters/.installed $(VENV)-tinker/.installed
 
 test-slurm: $(VENV)/.installed-dev slurm
 	$(VENV)/bin/python -m pytest -q -m system tests/slurm
+
+# Its bounds do not go with our lock, as those of tinker-cookbook.
+test-skypilot: $(VENV)-skypilot/.installed
+	$(VENV)-skypilot/bin/python -m pytest -q -m system tests/skypilot
 
 # Debian's packages. The tests start daemons of their own, in folders of their own.
 slurm:
@@ -137,6 +142,12 @@ $(VENV)-adapters/.installed: $(METADATA)
 
 $(VENV)-tinker/.installed: tests/environments/adapters/tinker-requirements.txt $(METADATA)
 	@echo "installing tinker-cookbook into $(@D) …"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -e kernels -e . -r $<
+	@touch $@
+
+$(VENV)-skypilot/.installed: tests/skypilot/requirements.txt $(METADATA)
+	@echo "installing SkyPilot into $(@D) …"
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -e kernels -e . -r $<
 	@touch $@

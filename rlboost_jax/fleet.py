@@ -6,8 +6,9 @@
 
 A run ends its servers itself, killed or not: its next manager finds them, and without one they end
 after fleet.orphan_seconds. This is for what is left where nobody comes back: jobs that wait in a
-queue, machines whose server never came up. Asks the provider of each run, as its config.json has
-it. Exit status: 0 where nothing is left, or all of it ended; 1 where something is, 2 on a mistake.
+queue, machines whose server never came up, and credentials that stand somewhere for servers. Asks
+the provider of each run, as its config.json has it. Exit status: 0 where nothing is left, or all of
+it ended; 1 where something is, 2 on a mistake.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from rlboost_jax import usage
 from rlboost_jax.manager.service.run_files import AlreadyManaged, join_folder, only_manager
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.choice import open_launcher, open_provider
-from rlboost_jax.providers.launcher import Job, Launcher, LaunchFailed
+from rlboost_jax.providers.launcher import Job, Keeper, Kept, Launcher, LaunchFailed
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.load import read_run_config, read_run_id
@@ -31,7 +32,7 @@ ANSWER_SECONDS = 90.0  # for a provider to list what there is
 END_SECONDS = 150.0  # for what is ended to be gone
 LOOK_SECONDS = 0.5
 LEFT = 1  # exit code
-LAUNCHED = ("command", "slurm", "kubernetes")  # providers that have a launcher
+LAUNCHED = ("command", "slurm", "kubernetes", "ec2", "skypilot")  # providers that have a launcher
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,20 @@ async def _look(places: Iterable[Place], *, reap: bool, others: bool) -> int:
                 names = (
                     [each.name for each in await provider.list()] if reap else await _seen(place)
                 )
+                kept = await _kept(place)
         except (LaunchFailed, TimeoutError) as error:
             why = f": {error}" if str(error) else ""
             print(f"{place.workdir}: its provider ({place.fleet.provider}) does not answer{why}")
             left += 1
             continue
-        for name in names:
+        for name in (*names, *(f"{each.what} {each.handle}" for each in kept)):
             print(f"{place.workdir}  {name}")
-        if not names:
+        if not names and not kept:
             print(f"{place.workdir}  nothing is left ({place.fleet.provider})")
         elif reap:
-            left += await _end(place, provider, len(names))
+            left += await _end(place, provider, len(names) + len(kept))
         else:
-            left += len(names)
+            left += len(names) + len(kept)
     return LEFT if left + await _others(places, reap=reap and others) else 0
 
 
@@ -115,12 +117,21 @@ async def _seen(place: Place) -> list[str]:
     return [job.name for job in jobs if job.run == place.run_id and job.state != "over"]
 
 
+async def _kept(place: Place) -> list[Kept]:
+    """What stands somewhere for a run besides its servers."""
+    if place.fleet.provider not in LAUNCHED:
+        return []
+    launcher = open_launcher(place.fleet, place.rendezvous)
+    found = await launcher.kept() if isinstance(launcher, Keeper) else ()
+    return [each for each in found if each.run == place.run_id]
+
+
 async def _end(place: Place, provider: Provider, count: int) -> int:
     """End what the provider has adopted; returns how many cannot be seen to be gone."""
     await provider.close()
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            left = len(await _seen(place))
+            left = len(await _seen(place)) + len(await _kept(place))
     except (LaunchFailed, TimeoutError):
         left = count
     print(f"{place.workdir}  {count - left} ended")
@@ -148,9 +159,31 @@ async def _others(places: Sequence[Place], *, reap: bool) -> int:
                     while await _living(launcher, known):
                         await asyncio.sleep(LOOK_SECONDS)
                 print(f"of other runs  {len(found)} ended")
+            left += await _others_kept(launcher, known, seen, discard=reap)
         except (LaunchFailed, TimeoutError) as error:
             print(f"of other runs: {str(error) or 'they do not end'}")
             left += 1
+    return left
+
+
+async def _others_kept(
+    launcher: Launcher, known: Container[str], seen: set[tuple[str, str]], *, discard: bool
+) -> int:
+    """What stands for runs other than those known; returns how much of it should not."""
+    if not isinstance(launcher, Keeper):
+        return 0
+    left = 0
+    for each in await launcher.kept():
+        if each.run in known or (each.run, each.handle) in seen:
+            continue
+        seen.add((each.run, each.handle))
+        print(f"of another run, {each.run}  {each.what} {each.handle}")
+        if discard:
+            try:
+                await launcher.discard(each)
+            except LaunchFailed as error:
+                print(f"{each.handle} cannot be removed: {error}")
+                left += 1
     return left
 
 

@@ -4,11 +4,13 @@ from typing import assert_never
 
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
+from rlboost_jax.providers.ec2 import Ec2Launcher
 from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
 from rlboost_jax.providers.launcher import Launcher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
 from rlboost_jax.providers.polled import PolledProvider
+from rlboost_jax.providers.skypilot import SkyPilotLauncher
 from rlboost_jax.providers.slurm import SlurmLauncher
 from rlboost_jax.settings.fleet import FleetConfig
 
@@ -43,6 +45,20 @@ def open_provider(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
                 poll_seconds=fleet.kubernetes.poll_seconds,
                 settle_seconds=0.0,  # what the API server took its next list has
             )
+        case "ec2":
+            return PolledProvider(
+                open_launcher(fleet, rendezvous),
+                rendezvous.run_id,
+                poll_seconds=fleet.ec2.poll_seconds,
+                settle_seconds=fleet.ec2.settle_seconds,
+            )
+        case "skypilot":
+            return PolledProvider(
+                open_launcher(fleet, rendezvous),
+                rendezvous.run_id,
+                poll_seconds=fleet.skypilot.poll_seconds,
+                settle_seconds=0.0,  # what has started its API server lists at once
+            )
         case _ as never:
             assert_never(never)
 
@@ -59,4 +75,8 @@ def open_launcher(fleet: FleetConfig, rendezvous: Rendezvous) -> Launcher:
         return SlurmLauncher(fleet, rendezvous)
     if fleet.provider == "kubernetes":
         return KubernetesLauncher(fleet, rendezvous)
+    if fleet.provider == "ec2":
+        return Ec2Launcher(fleet, rendezvous)
+    if fleet.provider == "skypilot":
+        return SkyPilotLauncher(fleet, rendezvous)
     raise ValueError(f"fleet.provider {fleet.provider!r} has no launcher")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 JobState = Literal["waiting", "running", "over"]
 
@@ -66,4 +66,31 @@ class Launcher(Protocol):
 
     async def list(self) -> Sequence[Job]:
         """All with a tag, of all runs; those that are over as long as the launcher knows them."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What stands somewhere for a run besides its machines: credentials, a template.
+
+    Attributes:
+        handle: the launcher's own name of it.
+        what: it is, for a person.
+    """
+
+    handle: str
+    run: str
+    what: str
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A launcher that keeps such things, from its first start on until they are discarded."""
+
+    async def kept(self) -> Sequence[Kept]:
+        """All of all runs. Raises LaunchFailed."""
+        ...
+
+    async def discard(self, kept: Kept) -> None:
+        """What is not there any more is no mistake. Raises LaunchFailed."""
         ...

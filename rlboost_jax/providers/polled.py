@@ -24,7 +24,7 @@ from rlboost_jax.providers.base import (
     Withdrawn,
 )
 from rlboost_jax.providers.event_queue import EventQueue
-from rlboost_jax.providers.launcher import Job, Launcher, LaunchFailed
+from rlboost_jax.providers.launcher import Job, Keeper, Launcher, LaunchFailed
 
 AT_ONCE = 8  # starts that are under way at a time, and as many stops
 LEAVE_SECONDS = 2.0  # from the signal to the end when the run is over
@@ -150,10 +150,23 @@ class PolledProvider:
                 "cannot see that all servers have ended: %s; rlboost fleet reap ends what is left",
                 self._problem or ", ".join(self._instances),
             )
+        await self._discard()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
         self._events.close()
+
+    async def _discard(self) -> None:
+        """What its launcher keeps for the run besides machines; late ones start nothing then."""
+        if not isinstance(self._launcher, Keeper):
+            return
+        try:
+            async with asyncio.timeout(self._close_seconds):
+                for kept in await self._launcher.kept():
+                    if kept.run == self._run_id:
+                        await self._launcher.discard(kept)
+        except (LaunchFailed, TimeoutError) as error:
+            log.error("%s; rlboost fleet reap removes what is kept", error or "no answer")
 
     async def _none_left(self) -> bool:
         """Whether a list says so, of living jobs of this run."""

@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
+from rlboost_jax.settings.ec2 import Ec2Config
 from rlboost_jax.settings.kubernetes import KubernetesConfig
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
 from rlboost_jax.settings.setting import setting
+from rlboost_jax.settings.skypilot import SkyPilotConfig
 
-Provider = Literal["local", "none", "command", "slurm", "kubernetes"]
+Provider = Literal["local", "none", "command", "slurm", "kubernetes", "ec2", "skypilot"]
 Sizing = Literal["fixed", "paper", "marginal"]
 Notices = Literal["auto", "none", "aws", "gcp", "azure"]
 NoticeSignal = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
@@ -103,3 +105,5 @@ class FleetConfig:
     command: CommandConfig = field(default_factory=CommandConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
+    ec2: Ec2Config = field(default_factory=Ec2Config)
+    skypilot: SkyPilotConfig = field(default_factory=SkyPilotConfig)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Final
 
 from rlboost_jax.sequences.identities import MOST_TRAINED
+from rlboost_jax.settings.ec2 import ec2_mistakes
 from rlboost_jax.settings.errors import ConfigError, install, suggestion
 from rlboost_jax.settings.kubernetes import kubernetes_mistakes
 from rlboost_jax.settings.launchers import command_mistakes, slurm_mistakes
@@ -18,6 +19,7 @@ from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import TRACKERS
 from rlboost_jax.settings.ranges import out_of_range
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.skypilot import skypilot_mistakes
 from rlboost_jax.settings.task_sizes import (
     DATASET,
     ENVIRONMENT,
@@ -200,6 +202,10 @@ def _fleet(config: RunConfig) -> Iterator[str]:
             notice_signal=fleet.notice_signal,
             notice_seconds=fleet.notice_seconds,
         )
+    if fleet.provider == "ec2":
+        yield from ec2_mistakes(fleet.ec2)
+    if fleet.provider == "skypilot":
+        yield from skypilot_mistakes(fleet.skypilot)
 
 
 def _observe(config: RunConfig) -> Iterator[str]:

@@ -8,27 +8,38 @@ import json
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
+from unittest import mock
 
 import pytest
 
 from rlboost_jax.credentials import JOIN_FILES
+from rlboost_jax.providers import skypilot
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
+from rlboost_jax.providers.ec2 import Ec2Launcher
 from rlboost_jax.providers.kubernetes.api import KubernetesApi
 from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
 from rlboost_jax.providers.polled import PolledProvider
+from rlboost_jax.providers.skypilot import SkyPilotLauncher
+from rlboost_jax.providers.skypilot_task import cluster_of
 from rlboost_jax.providers.slurm import SlurmLauncher
+from rlboost_jax.settings.ec2 import Ec2Config
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.kubernetes import KubernetesConfig
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
+from rlboost_jax.settings.skypilot import SkyPilotConfig
 from tests.docs_blocks import blocks_of
+from tests.providers.ec2_cloud import Ec2Cloud
 from tests.providers.fake import Cloud, FakeProvider
+from tests.providers.fake_sky import FakeSky
 from tests.providers.kubernetes_fake import FakeCluster
 from tests.providers.shell_cloud import CODE, ShellCloud
+from tests.providers.sky_machines import pid_of
 
 PAGE = "docs/how-to/fleet-command.md"
 SECRET = "only-for-servers"  # in every file of credentials
@@ -133,11 +144,21 @@ class CommandBench:
     """Shell scripts over a folder of process ids: the cloud of a user who has none."""
 
     grants = True
+    refusal = "ended with code 1: quota exceeded"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cloud = ShellCloud(folder)
         made_join(folder)
+
+    def refuse(self) -> None:
+        """Whatever is asked for from now on."""
+        (self.cloud.folder / "fail").write_text("asking for a machine\nquota exceeded\n\n")
+
+    @property
+    def blind(self) -> Path:
+        """A file, that holds why nothing can be listed while it is there."""
+        return self.cloud.folder / "blind"
 
     def open(self) -> PolledProvider:
         settings = CommandConfig(
@@ -243,6 +264,85 @@ class KubernetesBench:
         os.kill(self.cluster.process(name).pid, signal.SIGUSR1)
 
 
+class Ec2Bench(CommandBench):
+    """moto's EC2, whose instances run their user data."""
+
+    refusal = "InsufficientInstanceCapacity: quota exceeded"
+
+    def __init__(self, folder: Path) -> None:
+        self.ec2 = Ec2Cloud(folder / "ec2")
+        super().__init__(folder)
+
+    def open(self) -> PolledProvider:
+        place = rendezvous(self.folder)
+        launcher = Ec2Launcher(self.fleet, place)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+
+    @property
+    def fleet(self) -> FleetConfig:
+        ec2 = Ec2Config(
+            image=self.ec2.image,
+            types="g6.xlarge,g5.xlarge",
+            profile="servers",
+            program=str(self.cloud.script("server")),
+        )
+        return FleetConfig(provider="ec2", chaos=ChaosConfig(), ec2=ec2)
+
+    async def end(self, provider: Provider, name: str) -> None:
+        os.kill(self.ec2.pid(self.ec2.of_name(name)), signal.SIGUSR1)
+
+    def refuse(self) -> None:
+        self.ec2.fails.append(("InsufficientInstanceCapacity", "quota exceeded"))
+
+    @property
+    def blind(self) -> Path:
+        return self.ec2.blind
+
+    def close(self) -> None:
+        self.ec2.close()
+
+
+class SkyPilotBench(CommandBench):
+    """SkyPilot's SDK without its server, over processes of this host."""
+
+    refusal = "ResourcesUnavailableError: quota exceeded"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.sky = FakeSky(folder / "sky")
+        self._stack = ExitStack()
+        self._stack.enter_context(mock.patch.dict(sys.modules, {"sky": self.sky}))
+        self._stack.enter_context(mock.patch.object(skypilot, "LOOK_SECONDS", 0.02))
+
+    def open(self) -> PolledProvider:
+        place = rendezvous(self.folder)
+        launcher = SkyPilotLauncher(self.fleet, place)
+        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.0)
+
+    @property
+    def fleet(self) -> FleetConfig:
+        task = self.folder / "server.yaml"
+        task.write_text("resources:\n  cpus: 1\n")
+        sky = SkyPilotConfig(task=str(task), program=str(self.cloud.script("server")))
+        return FleetConfig(provider="skypilot", chaos=ChaosConfig(), skypilot=sky)
+
+    async def end(self, provider: Provider, name: str) -> None:
+        """The job is `timeout`, and the server its child."""
+        job = pid_of(self.sky.folder, cluster_of("run", name, "n"))
+        (server,) = Path(f"/proc/{job}/task/{job}/children").read_text().split()
+        os.kill(int(server), signal.SIGUSR1)
+
+    def refuse(self) -> None:
+        (self.sky.folder / "fail").write_text("quota exceeded")
+
+    @property
+    def blind(self) -> Path:
+        return self.sky.folder / "blind"
+
+    def close(self) -> None:
+        self._stack.close()
+
+
 class NoBench:
     grants = False
 
@@ -293,6 +393,13 @@ BENCHES: tuple[type[Bench], ...] = (
     PageBench,
     SlurmBench,
     KubernetesBench,
+    Ec2Bench,
+    SkyPilotBench,
     NoBench,
 )
-TROUBLED: tuple[type[CommandBench], ...] = (CommandBench, SlurmBench)
+TROUBLED: tuple[type[CommandBench], ...] = (
+    CommandBench,
+    SlurmBench,
+    Ec2Bench,
+    SkyPilotBench,
+)

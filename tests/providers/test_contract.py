@@ -25,20 +25,25 @@ ENDS = Refused | Exited
 
 @pytest.fixture(params=BENCHES, ids=lambda bench: bench.__name__)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    made: Bench = request.param(tmp_path)
-    return made
+    return built(request, tmp_path)
 
 
 @pytest.fixture(params=[b for b in BENCHES if b.grants], ids=lambda bench: bench.__name__)
 def granting(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    made: Bench = request.param(tmp_path)
-    return made
+    return built(request, tmp_path)
 
 
 @pytest.fixture(params=TROUBLED, ids=lambda bench: bench.__name__)
 def troubled(request: pytest.FixtureRequest, tmp_path: Path) -> CommandBench:
     """One whose machines are elsewhere, behind programs that may fail."""
-    made: CommandBench = request.param(tmp_path)
+    made = built(request, tmp_path)
+    assert isinstance(made, CommandBench)
+    return made
+
+
+def built(request: pytest.FixtureRequest, folder: Path) -> Bench:
+    made: Bench = request.param(folder)
+    request.addfinalizer(getattr(made, "close", lambda: None))
     return made
 
 
@@ -270,13 +275,13 @@ def test_the_end_of_the_run_leaves_nothing(bench: Bench) -> None:
 
 def test_a_start_that_fails_is_refused_with_its_last_line(troubled: CommandBench) -> None:
     async def story() -> None:
-        (troubled.cloud.folder / "fail").write_text("asking for a machine\nquota exceeded\n\n")
+        troubled.refuse()
         provider = troubled.open()
         ear = Ear(provider)
         await provider.request("a", "n", ANY_POOL)
         refused = await ear.of("a", Refused)
         assert isinstance(refused, Refused)
-        assert refused.reason.endswith("ended with code 1: quota exceeded")
+        assert refused.reason.endswith(troubled.refusal)
         await provider.close()
         assert (await ear.whole()).keys() == {"a"}
 
@@ -289,7 +294,7 @@ def test_who_cannot_be_listed_has_not_ended(troubled: CommandBench) -> None:
         ear = Ear(provider)
         await provider.request("a", "n", ANY_POOL)
         await ear.of("a", Started)
-        blind = troubled.cloud.folder / "blind"
+        blind = troubled.blind
         blind.write_text("the cloud does not answer\n")
         while not provider._problem:
             await asyncio.sleep(0.01)
@@ -309,7 +314,7 @@ def test_the_next_manager_waits_for_what_does_not_answer(troubled: CommandBench)
         await first.request("a", "n", ANY_POOL)
         await ear.of("a", Started)
         await troubled.lose(first)
-        blind = troubled.cloud.folder / "blind"
+        blind = troubled.blind
         blind.write_text("the cloud does not answer\n")
         second = troubled.open()
         asking = asyncio.create_task(second.list())
