@@ -49,6 +49,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
             "rlboost_jax.settings.shipped", "configurations that --config takes by name"
         ),
         "fleet": Command("rlboost_jax.fleet", "find servers that runs have left, and end them"),
+        "logs": Command("rlboost_jax.logs", "what a run's servers have printed, wherever they ran"),
         "completion": Command("rlboost_jax.completion", "completion for bash, zsh or fish"),
         "manager": Command("rlboost_jax.manager", "a run's manager; its trainer starts it"),
     }

@@ -47,7 +47,7 @@ from rlboost_jax.manager.service.addresses import (
 from rlboost_jax.manager.service.app import make_app
 from rlboost_jax.manager.service.dates import Dates
 from rlboost_jax.manager.service.disk_writer import DiskWriter
-from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.driver import Driver, Watch
 from rlboost_jax.manager.service.file_server.orders import Setup
 from rlboost_jax.manager.service.file_server.process import FileServer, listening_socket
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
@@ -68,6 +68,7 @@ from rlboost_jax.manager.service.run_files import (
     recorded,
     trainer_folder,
 )
+from rlboost_jax.manager.service.said_files import SaidFiles, all_of
 from rlboost_jax.manager.service.shortage import say_shortages
 from rlboost_jax.manager.service.tracing import StepTracer
 from rlboost_jax.manager.settings import Settings
@@ -75,6 +76,7 @@ from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.own_places import own_folder
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
+from rlboost_jax.providers.logs import remove_old_logs
 from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
 from rlboost_jax.relay.start import speak_through_relay
 from rlboost_jax.settings.errors import Mistake
@@ -146,10 +148,13 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         listener = _weights_listener(run, former)
         settings = Settings.of(run, run_id, weights_port=listener.getsockname()[1])
         manager = Manager(settings, loop.time(), life=secrets.token_hex(8))
-        watch = None
+        said = SaidFiles(workdir, remove_old_logs)
+        stack.callback(said.close)
+        watch: Watch = said
         if run.observe.profile_step:
-            watch = StepTracer(workdir, run.observe.profile_step)
-            stack.callback(watch.close)
+            tracer = StepTracer(workdir, run.observe.profile_step)
+            stack.callback(tracer.close)
+            watch = all_of(said, tracer)
         route_bytes = settings.routing.route_bytes if settings.routing else 0
         files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e), dates.now)
         driver = Driver(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 JobState = Literal["waiting", "running", "over"]
 
@@ -28,6 +28,7 @@ class Job:
         run, name, nonce: the tag.
         code: of the server's program, once it is over; None: not known.
         reason: why it is over or waits; "" where nobody says.
+        log: of one that is over, its last lines; see `logs.last_lines`.
     """
 
     handle: str
@@ -37,6 +38,7 @@ class Job:
     state: JobState
     code: int | None = None
     reason: str = ""
+    log: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):
@@ -60,4 +62,13 @@ class Launcher(Protocol):
 
     async def list(self) -> Sequence[Job]:
         """All with a tag, of all runs; those that are over as long as the launcher knows them."""
+        ...
+
+
+@runtime_checkable
+class LogKeeper(Protocol):
+    """A launcher that has the logs of its servers, even of those that are over."""
+
+    async def log(self, name: str, nonce: str) -> Sequence[str]:
+        """The last lines of a server, as `logs.last_lines` gives them. Raises LaunchFailed."""
         ...

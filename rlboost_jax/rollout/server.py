@@ -7,6 +7,7 @@ registers: a server that is known to the manager is one that can work at once.
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -42,6 +43,7 @@ from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.dialing import dial_problem
 from rlboost_jax.rollout.instance import engine_of, hello_of
+from rlboost_jax.rollout.log_lines import KeptRecords, LogLines
 from rlboost_jax.rollout.narration import Narrator, narrate
 from rlboost_jax.rollout.notices.metadata import ADDRESS, CloudNotice
 from rlboost_jax.rollout.notices.watch import watch_machine
@@ -78,9 +80,12 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
     args = _arguments(argv)
     try:
         manager = Endpoint(address=args.manager, credentials=read_credentials(args.join))
+        log = LogLines([manager.credentials.token])
+        logging.getLogger().addHandler(logging.StreamHandler())
+        logging.getLogger().addHandler(KeptRecords(log))
         config = asyncio.run(fetch_config(manager, args.patience_seconds))
-        engine = prepared_engine(config, host=host)
-        reason = asyncio.run(_serve(args, manager, config, engine))
+        engine = prepared_engine(config, host=host, say=log.say)
+        reason = asyncio.run(_serve(args, manager, config, engine, log))
     except (
         CannotServe,
         CredentialsUnusable,
@@ -154,29 +159,34 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
 
 
 def prepared_engine(
-    config: RunConfig, *, host: Host = HERE, build: Callable[..., Engine] = Engine
+    config: RunConfig,
+    *,
+    host: Host = HERE,
+    build: Callable[..., Engine] = Engine,
+    say: Callable[[str], None] = lambda line: print(line, flush=True),
 ) -> Engine:
     """`engine_of`, with lines for the server's log.
 
     Args:
         host: that it is to run on.
         build: makes the engine.
+        say: takes a line.
 
     Raises:
         AttentionNotAvailable: this device cannot run what all engines of the run have to.
     """
     place = compile_cache.enable(config.compile_cache_dir)
     # Before any device is touched.
-    config = server_run(config, say=lambda text: print(text, flush=True), host=host)
-    print(f"device {jax.devices()[0].device_kind}; compiled programs in {place}", flush=True)
+    config = server_run(config, say=say, host=host)
+    say(f"device {jax.devices()[0].device_kind}; compiled programs in {place}")
     started = time.perf_counter()
-    engine = engine_of(config, announce=lambda text: print(text, flush=True), build=build)
-    print(f"programs ready in {time.perf_counter() - started:.1f} s", flush=True)
+    engine = engine_of(config, announce=say, build=build)
+    say(f"programs ready in {time.perf_counter() - started:.1f} s")
     return engine
 
 
 async def _serve(
-    args: argparse.Namespace, manager: Endpoint, config: RunConfig, engine: Engine
+    args: argparse.Namespace, manager: Endpoint, config: RunConfig, engine: Engine, log: LogLines
 ) -> str:
     hello = hello_of(
         engine,
@@ -203,23 +213,22 @@ async def _serve(
         orphan_seconds=config.fleet.orphan_seconds,
         compiled=lambda: num_compiles() - before,
         reach=puller.reach,
+        log=log,
     )
     _heed_signals(args, config.fleet, client)
 
     def tell(notice: CloudNotice) -> None:
-        print(f"notice: {notice.reason}", flush=True)
+        log.say(f"notice: {notice.reason}")
         if notice.seconds is None:
             client.hint(notice.reason)
         else:
             client.notice(notice.seconds, notice.reason)
 
     cloud = args.notices or config.fleet.notices
-    watching = asyncio.ensure_future(
-        watch_machine(cloud, tell, lambda line: print(line, flush=True), address=args.notices_url)
-    )
-    narrator = Narrator(lambda line: print(line, flush=True))
+    watching = asyncio.ensure_future(watch_machine(cloud, tell, log.say, address=args.notices_url))
+    narrator = Narrator(log.say)
     narrating = asyncio.ensure_future(narrate(client.seen, narrator))
-    print(f"registering with {args.manager}", flush=True)
+    log.say(f"registering with {args.manager}")
     try:
         return await client.run()
     finally:
