@@ -47,7 +47,7 @@ from rlboost_jax.manager.service.addresses import (
 from rlboost_jax.manager.service.app import make_app
 from rlboost_jax.manager.service.dates import Dates
 from rlboost_jax.manager.service.disk_writer import DiskWriter
-from rlboost_jax.manager.service.driver import Driver, Watch
+from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.file_server.orders import Setup
 from rlboost_jax.manager.service.file_server.process import FileServer, listening_socket
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
@@ -68,9 +68,8 @@ from rlboost_jax.manager.service.run_files import (
     recorded,
     trainer_folder,
 )
-from rlboost_jax.manager.service.said_files import SaidFiles, all_of
 from rlboost_jax.manager.service.shortage import say_shortages
-from rlboost_jax.manager.service.tracing import StepTracer
+from rlboost_jax.manager.service.watches import watches_of
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.own_places import own_folder
@@ -84,6 +83,7 @@ from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.for_servers import sent_to_servers
 from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.weights.compiled import FOLDER as COMPILED
 from rlboost_jax.weights.seal import prepare_seal
 
 BROKEN, MISTAKE = 1, 2  # exit codes
@@ -148,15 +148,12 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         listener = _weights_listener(run, former)
         settings = Settings.of(run, run_id, weights_port=listener.getsockname()[1])
         manager = Manager(settings, loop.time(), life=secrets.token_hex(8))
-        said = SaidFiles(workdir, remove_old_logs)
-        stack.callback(said.close)
-        watch: Watch = said
-        if run.observe.profile_step:
-            tracer = StepTracer(workdir, run.observe.profile_step)
-            stack.callback(tracer.close)
-            watch = all_of(said, tracer)
+        step = run.observe.profile_step
+        watch = watches_of(stack, workdir, step=step, remove_old=remove_old_logs)
         route_bytes = settings.routing.route_bytes if settings.routing else 0
-        files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e), dates.now)
+        files = _file_server(
+            listener, workdir, run, tokens, writer, lambda error: driver.fail(error), dates.now
+        )
         driver = Driver(
             manager,
             *(writer.record, writer.append, watch, route_bytes, files.serve),
@@ -180,6 +177,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             admit=gate.admit,
             config=msgspec.json.encode(sent_to_servers(run)),
             snapshots=workdir / "snapshots",
+            weights_port=settings.weights_port,
             progress=lambda: f" ({journal.read_bytes:,} of {to_read:,} bytes)",
         )
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **RUNNER_OPTIONS)
@@ -238,6 +236,7 @@ def _weights_listener(run: RunConfig, former: ManagerRecord | None) -> socket.so
 def _file_server(
     listener: socket.socket,
     workdir: Path,
+    run: RunConfig,
     tokens: Tokens,
     writer: DiskWriter,
     fail: Callable[[BaseException], None],
@@ -247,6 +246,8 @@ def _file_server(
         server_token=tokens.server,
         trainer_token=tokens.trainer,
         authority=str(authority_folder(workdir)),
+        compiled=str(workdir / COMPILED),
+        wheels=run.fleet.wheelhouse and str(Path(run.fleet.wheelhouse).expanduser()),
     )
 
     def report(reason: str) -> None:

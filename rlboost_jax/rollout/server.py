@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,6 +24,7 @@ import msgspec
 from rlboost_jax import compile_cache, usage
 from rlboost_jax.credentials import (
     COPY_AGAIN,
+    FILES_PORT,
     CredentialsUnusable,
     Endpoint,
     explain,
@@ -53,6 +55,7 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import FleetConfig, Notices, NoticeSignal
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.weights.compiled import fetch_compiled
 from rlboost_jax.weights.pull import Puller
 
 CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
@@ -83,8 +86,9 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         log = LogLines([manager.credentials.token])
         logging.getLogger().addHandler(logging.StreamHandler())
         logging.getLogger().addHandler(KeptRecords(log))
-        config = asyncio.run(fetch_config(manager, args.patience_seconds))
-        engine = prepared_engine(config, host=host, say=log.say)
+        config, port = asyncio.run(fetch_settings(manager, args.patience_seconds))
+        files = file_server(manager, args.weights, port)
+        engine = prepared_engine(config, host=host, say=log.say, files=files)
         reason = asyncio.run(_serve(args, manager, config, engine, log))
     except (
         CannotServe,
@@ -113,7 +117,23 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
 
 
 async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
-    """The run's configuration, from the manager.
+    """The run's configuration, as `fetch_settings` gets it."""
+    return (await fetch_settings(manager, patience_seconds))[0]
+
+
+def file_server(manager: Endpoint, weights: str, port: int) -> Endpoint | None:
+    """Where files of a run are served; None where its manager says nothing of it.
+
+    Args:
+        weights: HOST:PORT of the command line, which goes before; "" for the manager's host.
+    """
+    host = manager.address.rpartition(":")[0]
+    address = weights or (f"{host}:{port}" if port else "")
+    return replace(manager, address=address) if address else None
+
+
+async def fetch_settings(manager: Endpoint, patience_seconds: float) -> tuple[RunConfig, int]:
+    """The run's configuration from the manager, and the port of its file server; 0: not said.
 
     Args:
         patience_seconds: how long to try a manager that does not answer, in case it is
@@ -136,6 +156,7 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
                             f"HTTP {response.status} for /config; is this a rlboost-jax manager?"
                         )
                     values: Any = await response.json(content_type=None)
+                    port = _port(response.headers.get(FILES_PORT, ""))
                     break
             except aiohttp.InvalidURL:
                 raise CannotServe("--manager must read HOST:PORT") from None
@@ -149,7 +170,7 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
     if not isinstance(values, dict):
         raise CannotServe("/config is not a configuration; is this a rlboost-jax manager?")
     try:
-        return run_config_from_dict(values)
+        return run_config_from_dict(values), port
     except ConfigError as error:  # it was checked where it was written
         reason = "; ".join(str(error).splitlines()[:2])
         raise CannotServe(
@@ -164,6 +185,7 @@ def prepared_engine(
     host: Host = HERE,
     build: Callable[..., Engine] = Engine,
     say: Callable[[str], None] = lambda line: print(line, flush=True),
+    files: Endpoint | None = None,
 ) -> Engine:
     """`engine_of`, with lines for the server's log.
 
@@ -171,6 +193,7 @@ def prepared_engine(
         host: that it is to run on.
         build: makes the engine.
         say: takes a line.
+        files: has the run's compiled programs; None: nobody.
 
     Raises:
         AttentionNotAvailable: this device cannot run what all engines of the run have to.
@@ -179,6 +202,8 @@ def prepared_engine(
     # Before any device is touched.
     config = server_run(config, say=say, host=host)
     say(f"device {jax.devices()[0].device_kind}; compiled programs in {place}")
+    if files is not None:
+        say(asyncio.run(fetch_compiled(files, compile_cache.kind(), place)))
     started = time.perf_counter()
     engine = engine_of(config, announce=say, build=build)
     say(f"programs ready in {time.perf_counter() - started:.1f} s")
@@ -306,6 +331,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         help="from that signal to the end, 0 for no such signal; left out: fleet.notice_seconds",
     )
     return parser.parse_args(argv)
+
+
+def _port(text: str) -> int:
+    """Of a header; 0 of what is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
 
 
 def _seconds(text: str) -> float:

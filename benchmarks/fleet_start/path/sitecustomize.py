@@ -28,7 +28,7 @@ CALLED: list[str] = []  # with these options
 
 def stand_in(module: Any) -> None:
     """Have this module's servers serve a clock."""
-    configured, main = module.fetch_config, module.main
+    configured, main = module.fetch_settings, module.main
 
     def main_noted(argv: list[str], **options: Any) -> int:
         CALLED.extend(argv)
@@ -37,17 +37,17 @@ def stand_in(module: Any) -> None:
         note("imports")
         return main(argv, **options)
 
-    async def fetch_config(*args: Any) -> Any:
-        config = await configured(*args)
+    async def fetch_settings(*args: Any) -> Any:
+        found = await configured(*args)
         note("config")
-        return config
+        return found
 
     def prepared_engine(config: Any, **options: Any) -> Any:
         from benchmarks.fleet_start.engine import engine_of_run
 
         return engine_of_run(config, note)
 
-    module.main, module.fetch_config = main_noted, fetch_config
+    module.main, module.fetch_settings = main_noted, fetch_settings
     module.prepared_engine = prepared_engine
 
 

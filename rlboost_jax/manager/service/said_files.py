@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from rlboost_jax.manager.events import Action, Event, FromServer, Send, ServerGone
-from rlboost_jax.manager.service.driver import Watch
 from rlboost_jax.messages import Hello, Said, Welcome
 
 FOLDER: Final = "said"  # below `logs`
 MAX_BYTES: Final = 2**18  # of a file: thousands of lines, of which a server prints one a minute
 MAX_WAITING: Final = 1_000  # writes
 FULL: Final = "… older lines were removed\n"
+
+RemoveOld = Callable[[Path, Container[str]], None]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class SaidFiles:
     def __init__(
         self,
         workdir: Path,
-        remove_old: Callable[[Path, Container[str]], None],
+        remove_old: RemoveOld,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._folder, self._max_bytes = workdir / "logs" / FOLDER, max_bytes
@@ -81,13 +82,3 @@ class SaidFiles:
             log.warning("lines of %s are lost: %s", name, error)
         finally:
             self._waiting.get_nowait()
-
-
-def all_of(*watches: Watch) -> Watch:
-    """One that shows them all what it is shown."""
-
-    def watch(event: Event, actions: Sequence[Action], began: float, ended: float) -> None:
-        for each in watches:
-            each(event, actions, began, ended)
-
-    return watch
