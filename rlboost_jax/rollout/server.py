@@ -21,7 +21,7 @@ import aiohttp
 import jax
 import msgspec
 
-from rlboost_jax import compile_cache, usage
+from rlboost_jax import compile_cache, health, usage
 from rlboost_jax.credentials import (
     COPY_AGAIN,
     FILES_PORT,
@@ -88,7 +88,8 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         logging.getLogger().addHandler(KeptRecords(log))
         config, port = asyncio.run(fetch_settings(manager, args.patience_seconds))
         files = file_server(manager, args.weights, port)
-        engine = prepared_engine(config, host=host, say=log.say, files=files)
+        with health.preparing():
+            engine = prepared_engine(config, host=host, say=log.say, files=files)
         reason = asyncio.run(_serve(args, manager, config, engine, log))
     except (
         CannotServe,

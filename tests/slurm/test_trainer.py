@@ -1,7 +1,7 @@
 """A trainer of two processes as one job of a real Slurm, by the file that its page has for copying.
 
 The cluster has one node, so both processes are on it: what differs from two nodes is who has which
-devices, which `tests/learner/processes/test_world.py` is about.
+devices, which `tests/learner/processes/test_world.py` is about. Most of a minute, so `make test-slurm` runs it.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.slurm.test_real import of_slurm
 from tests.system.harness import REPOSITORY, TINY, Run, prepared, wait_until
 from tests.system.test_processes import SMALL
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.soak]
 
 PAGE = "docs/how-to/trainer-on-slurm.md"
 
