@@ -14,7 +14,8 @@ ARG PYTHON_IMAGE=docker.io/library/python:3.12.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS build
 ARG EXTRA=""
 ARG PIP_OPTIONS=""
-# The compiler is for the kernels of CPUs; it stays in this stage.
+# The compiler is for the kernels of CPUs; it stays in this stage. Its version is that of the image.
+# hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*

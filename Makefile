@@ -8,6 +8,7 @@
 #   make test-browser          the page of a run in Chromium (Debian's), with playwright and axe
 #   make test-adapters         environments of other packages, with these, in an environment of its own
 #   make test-slurm            six jobs of a real Slurm, Debian's, started in a folder; for root
+#   make test-wheelhouse       a server from the run's own wheels, with nothing but Python; downloads them
 #   make h100                  what an H100's compiler makes of every program; no device needed
 #   make docs                  the site of docs/, in build/site; no network needed to read it
 #   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
@@ -30,7 +31,7 @@ COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compil
 METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test test-browser test-adapters test-slurm slurm soak h100 docs docs-commands \
+.PHONY: quickstart hf-tiny test test-browser test-adapters test-slurm test-wheelhouse slurm soak h100 docs docs-commands \
   experiments lint wheels-test lock clean
 
 quickstart: $(VENV)/.installed
@@ -62,6 +63,10 @@ test-adapters: $(VENV)-adapters/.installed $(VENV)-tinker/.installed
 
 test-slurm: $(VENV)/.installed-dev slurm
 	$(VENV)/bin/python -m pytest -q -m system tests/slurm
+
+# WHEELS names a folder that is there already.
+test-wheelhouse: $(VENV)/.installed-dev
+	RLBOOST_WHEELS="$(WHEELS)" $(VENV)/bin/python -m pytest -q -rs -m soak tests/system/test_wheelhouse.py
 
 # Debian's packages. The tests start daemons of their own, in folders of their own.
 slurm:
