@@ -52,6 +52,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         "logs": Command("rlboost_jax.logs", "what a run's servers have printed, wherever they ran"),
         "health": Command("rlboost_jax.health", "whether the server in this container is at work"),
         "wheelhouse": Command("rlboost_jax.wheelhouse", "wheels for hosts without the package"),
+        "compile": Command("rlboost_jax.precompile", "compile for servers of another kind"),
         "completion": Command("rlboost_jax.completion", "completion for bash, zsh or fish"),
         "manager": Command("rlboost_jax.manager", "a run's manager; its trainer starts it"),
     }

@@ -81,6 +81,7 @@ class LocalProvider:
             f"--price={price_per_hour}",
             "--zone=local",
             "--notices=none",  # this is the trainer's host: where it goes, all go
+            "--compiled=none",
         ]
         # A disk that does not answer holds up this thread, and no lease.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="server files")

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -44,6 +43,7 @@ from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.dialing import dial_problem
+from rlboost_jax.rollout.files import file_server, port_said
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.log_lines import KeptRecords, LogLines
 from rlboost_jax.rollout.narration import Narrator, narrate
@@ -87,7 +87,8 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         logging.getLogger().addHandler(logging.StreamHandler())
         logging.getLogger().addHandler(KeptRecords(log))
         config, port = asyncio.run(fetch_settings(manager, args.patience_seconds))
-        files = file_server(manager, args.weights, port)
+        asks = args.compiled == "fetch"
+        files = file_server(manager, args.weights, port) if asks else None
         with health.preparing():
             engine = prepared_engine(config, host=host, say=log.say, files=files)
         reason = asyncio.run(_serve(args, manager, config, engine, log))
@@ -122,17 +123,6 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
     return (await fetch_settings(manager, patience_seconds))[0]
 
 
-def file_server(manager: Endpoint, weights: str, port: int) -> Endpoint | None:
-    """Where files of a run are served; None where its manager says nothing of it.
-
-    Args:
-        weights: HOST:PORT of the command line, which goes before; "" for the manager's host.
-    """
-    host = manager.address.rpartition(":")[0]
-    address = weights or (f"{host}:{port}" if port else "")
-    return replace(manager, address=address) if address else None
-
-
 async def fetch_settings(manager: Endpoint, patience_seconds: float) -> tuple[RunConfig, int]:
     """The run's configuration from the manager, and the port of its file server; 0: not said.
 
@@ -157,7 +147,7 @@ async def fetch_settings(manager: Endpoint, patience_seconds: float) -> tuple[Ru
                             f"HTTP {response.status} for /config; is this a rlboost-jax manager?"
                         )
                     values: Any = await response.json(content_type=None)
-                    port = _port(response.headers.get(FILES_PORT, ""))
+                    port = port_said(response.headers.get(FILES_PORT, ""))
                     break
             except aiohttp.InvalidURL:
                 raise CannotServe("--manager must read HOST:PORT") from None
@@ -314,6 +304,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         help="how long to try a manager that does not answer",
     )
     parser.add_argument(
+        "--compiled",
+        choices=("fetch", "none"),
+        default="fetch",
+        help="the run's compiled programs; none: this host has those of the trainer's cache",
+    )
+    parser.add_argument(
         "--notices",
         choices=get_args(Notices),
         help="whose notices to watch; left out: fleet.notices",
@@ -332,11 +328,6 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         help="from that signal to the end, 0 for no such signal; left out: fleet.notice_seconds",
     )
     return parser.parse_args(argv)
-
-
-def _port(text: str) -> int:
-    """Of a header; 0 of what is none."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
 
 
 def _seconds(text: str) -> float:

@@ -22,7 +22,8 @@ from tests.system.harness import MARK, PATIENT, SHORT, Child, Run, running
 # Becomes the program that a bare host runs, with an environment of that and nothing else.
 BARE = """
 import json, os, sys
-python, script, environment = sys.argv[1:]
+python, script, place = sys.argv[1:]
+environment = open(place).read()
 words = [python, "-I", "-c", open(script).read(), "--name=bare", "--notices=none"]
 os.execve(python, words, json.loads(environment))
 """
@@ -57,7 +58,8 @@ def test_a_bare_python_generates_for_a_run(
             NONCE_VARIABLE: "by-hand-bare",
             **{name: run.environment[name] for name in (MARK, "RLBOOST_TEST_PACE")},
         }
-        words = [python, "-I", "-c", BARE, python, bootstrap.__file__, json.dumps(environment)]
+        words = [python, "-I", "-c", BARE, python, bootstrap.__file__, str(home / "environment")]
+        (home / "environment").write_text(json.dumps(environment))
         with run.at_a_standstill(servers=False):
             server = Child(words, run.logs, {}, "by-hand-bare")
             run.by_hand.append(server)
