@@ -104,7 +104,7 @@ class StandInTrainer:
             version=step,
             prompts=prompts,
             group_size=group_size,
-            ask=lambda e: at_once(Verdict(reward=len(e.response) % 2, accuracy=0.0)),
+            ask=lambda e: at_once(Verdict(reward=float(len(e.response) % 2), accuracy=0.0)),
             wake=self._link.wake,
             estimate=tuple,
         )
