@@ -10,6 +10,7 @@
 #   make test-slurm            six jobs of a real Slurm, Debian's, started in a folder; for root
 #   make test-kubernetes       six pods of a real API server, built from Debian's sources once (5-20 min)
 #   make test-skypilot         SkyPilot's client and API server, with clouds of this host; an environment of its own
+#   make test-wheelhouse       a server from the run's own wheels, with nothing but Python; downloads them
 #   make h100                  what an H100's compiler makes of every program; no device needed
 #   make docs                  the site of docs/, in build/site; no network needed to read it
 #   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
@@ -33,7 +34,7 @@ METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requ
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
 .PHONY: quickstart hf-tiny test test-browser test-adapters test-slurm slurm \
-  test-kubernetes kubernetes test-skypilot soak h100 docs docs-commands \
+  test-kubernetes kubernetes test-skypilot test-wheelhouse soak h100 docs docs-commands \
   experiments lint wheels-test lock clean
 
 quickstart: $(VENV)/.installed
@@ -69,6 +70,10 @@ test-slurm: $(VENV)/.installed-dev slurm
 # Its bounds do not go with our lock, as those of tinker-cookbook.
 test-skypilot: $(VENV)-skypilot/.installed
 	$(VENV)-skypilot/bin/python -m pytest -q -m system tests/skypilot
+
+# WHEELS names a folder that is there already.
+test-wheelhouse: $(VENV)/.installed-dev
+	RLBOOST_WHEELS="$(WHEELS)" $(VENV)/bin/python -m pytest -q -rs -m soak tests/system/test_wheelhouse.py
 
 # Debian's packages. The tests start daemons of their own, in folders of their own.
 slurm:

@@ -23,6 +23,7 @@ from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.weights.seal import sealed
 
 RUN_ID = "benchmark"
 POLL_SECONDS = 0.05
@@ -103,7 +104,7 @@ class StandInTrainer:
             version=step,
             prompts=prompts,
             group_size=group_size,
-            ask=lambda e: at_once(Verdict(reward=len(e.response) % 2, accuracy=0.0)),
+            ask=lambda e: at_once(Verdict(reward=float(len(e.response) % 2), accuracy=0.0)),
             wake=self._link.wake,
             estimate=tuple,
         )
@@ -152,15 +153,14 @@ class StandInTrainer:
         self._thread.run(self._client.offer(None, version, str(version)))
 
     def _publish(self, version: int) -> None:
-        self._link.publish(
-            messages.Manifest(
-                version=version,
-                directory=str(self._snapshots / str(version)),
-                params_digest=str(version),
-                files=self._files(version),
-                leaves=(),
-            )
+        manifest = messages.Manifest(
+            version=version,
+            directory=str(self._snapshots / str(version)),
+            params_digest=str(version),
+            files=self._files(version),
+            leaves=(),
         )
+        self._link.publish(sealed(manifest, self._manager.seal_key()))
 
     def _files(self, version: int) -> tuple[messages.FileEntry, ...]:
         """Of a snapshot, in pieces of equal size; that of two versions before goes."""

@@ -49,6 +49,10 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
             "rlboost_jax.settings.shipped", "configurations that --config takes by name"
         ),
         "fleet": Command("rlboost_jax.fleet", "find servers that runs have left, and end them"),
+        "logs": Command("rlboost_jax.logs", "what a run's servers have printed, wherever they ran"),
+        "health": Command("rlboost_jax.health", "whether the server in this container is at work"),
+        "wheelhouse": Command("rlboost_jax.wheelhouse", "wheels for hosts without the package"),
+        "compile": Command("rlboost_jax.precompile", "compile for servers of another kind"),
         "completion": Command("rlboost_jax.completion", "completion for bash, zsh or fish"),
         "manager": Command("rlboost_jax.manager", "a run's manager; its trainer starts it"),
     }

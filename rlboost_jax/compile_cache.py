@@ -1,9 +1,13 @@
 """Where compiled programs are kept, so that a server that joins does not compile."""
 
+import contextlib
 import hashlib
 import os
 import platform
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jaxlib
@@ -45,6 +49,60 @@ def with_checksums() -> None:
     for name in ("zstd", "zstandard"):
         if getattr(compilation_cache, name, None) is not None:
             setattr(compilation_cache, name, None)
+
+
+def place() -> Path | None:
+    """Where programs are kept now; None: nowhere."""
+    found: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    return Path(found) if found else None
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[str]]:
+    """Names of files of programs that this thread reads or makes meanwhile, below the place."""
+    _record_all()
+    names: list[str] = []
+    before = getattr(_recording, "names", None)
+    _recording.names = names
+    try:
+        yield names
+    finally:
+        _recording.names = before
+
+
+_recording = threading.local()
+_SUFFIX = "-cache"  # that JAX puts behind a key
+
+
+def _record_all() -> None:
+    """Have JAX's own reads and writes of programs noted, once in a process."""
+    if getattr(compilation_cache, "rlboost_recorded", False):
+        return
+    for verb in ("get_executable_and_time", "put_executable_and_time"):
+        setattr(compilation_cache, verb, _noting(getattr(compilation_cache, verb)))
+    compilation_cache.rlboost_recorded = True  # type: ignore[attr-defined]
+
+
+def _noting(call: Any) -> Any:
+    def noted(cache_key: str, *args: Any, **options: Any) -> Any:
+        if (names := getattr(_recording, "names", None)) is not None:
+            names.append(f"{cache_key}{_SUFFIX}")
+        return call(cache_key, *args, **options)
+
+    return noted
+
+
+def kind() -> str:
+    """What hosts have in common that can use each other's programs. Touches devices.
+
+    For CPUs it is the processor, for other devices their kind; XLA's flags and all else are part of
+    the name of each program.
+    """
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return fingerprint()
+    name = device.device_kind.replace(" ", "_")
+    return f"jax{jax.__version__}-jaxlib{jaxlib.__version__}-{device.platform}-{name}"
 
 
 def fingerprint() -> str:

@@ -40,6 +40,7 @@ MANAGER_NAME: Final = "manager.rlboost.internal"
 SERVER, TRAINER = "server", "trainer"  # what the certificates of clients are made out to
 # What a connection that ends before the first answer is called, by aiohttp and by urllib.
 HUNG_UP: Final = ("ServerDisconnectedError", "RemoteDisconnected", "ConnectionResetError")
+FILES_PORT: Final = "Rlboost-Files-Port"  # header of the configuration: where files are served
 RECOVERS: Final = 503  # HTTP's word of a manager that still reads its journal
 COPY_AGAIN: Final = "copy the manager's <workdir>/join again"
 

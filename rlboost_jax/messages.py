@@ -20,6 +20,8 @@ TOKEN_BATCH_BYTES: Final = 16 * 2**20  # of tokens and all about them; more is s
 MAX_NOTICE_SECONDS: Final = 86_400.0
 MAX_SPANS: Final = 24  # in a message: 4 kB, which even the smallest engine's frames may have
 MAX_SPAN_ARGS: Final = 8
+MAX_LINES: Final = 12  # of a log in a message: 4 kB at most
+MAX_LINE: Final = 300  # characters
 SICK_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
@@ -33,6 +35,7 @@ PLAIN: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 MAX_REASON: Final = 1000
 Name = Annotated[str, msgspec.Meta(max_length=100, pattern=r"^[A-Za-z0-9._-]*\Z")]
 Label = Annotated[str, msgspec.Meta(max_length=200, pattern=PLAIN)]
+Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE, pattern=PLAIN)]
 Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 Digest = Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
 # Counts fit 32 bits: sums of them stay far within the 64 that travel.
@@ -226,6 +229,13 @@ class Spans(Message, frozen=True, kw_only=True):
     dropped: Count = 0  # spans since the last message that there was no room for
 
 
+class Said(Message, frozen=True, kw_only=True):
+    """What this server has printed since the last of these; to a manager that `hears_logs`."""
+
+    lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)]
+    dropped: Count = 0  # lines before these that there was no room for
+
+
 class Goodbye(Message, frozen=True, kw_only=True):
     """The server leaves by its own will; all its tokens were sent before.
 
@@ -247,6 +257,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     stamp: float = 0.0  # as in `Renewed`
     # At the manager's host, where weights are served over HTTP; 0: at the manager's own.
     weights_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    hears_logs: bool = False  # `Said` is welcome; managers of the release before know none
 
 
 class Renewed(Message, frozen=True, kw_only=True):
@@ -558,6 +569,7 @@ ServerMessage = (
     | Notice
     | Hint
     | Spans
+    | Said
     | Goodbye
 )
 ToServer = Welcome | Renewed | Announce | Prefetch | Generate | Release | Leave

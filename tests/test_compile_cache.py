@@ -1,13 +1,20 @@
 """A compiled program that is not as it was written is compiled again, whatever is installed."""
 
 import random
+import threading
 import zlib
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 from jax._src import compilation_cache
 
-from rlboost_jax import compile_cache
+from configs import tiny
+from rlboost_jax import compile_cache, precompile
+from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.weights.compiled import read_index
+from rlboost_jax.weights.seal import prepare_seal
 
 PROGRAM = random.Random(0).randbytes(3_000) + bytes(3_000)
 
@@ -25,3 +32,57 @@ def test_any_flipped_bit_of_a_program_is_seen(monkeypatch, name):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         with pytest.raises(zlib.error):
             compilation_cache.decompress_executable(bytes(data))
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A cache of its own, for one test."""
+    before = jax.config.jax_compilation_cache_dir
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    yield tmp_path / "cache"
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def compiled(number):
+    """A program that is unlike those of other numbers; compiled or read from the cache."""
+    return jax.jit(lambda x: x * number + 1).lower(jnp.zeros(3)).compile()
+
+
+def names(place):
+    return {path.name for path in place.glob("*-cache")}
+
+
+def test_programs_that_are_made_or_read_are_known_by_their_files(place):
+    compiled(7)
+    before = names(place)
+    with compile_cache.recorded() as made:
+        compiled(8)
+        thread = threading.Thread(target=compiled, args=(9,))  # as a learner's
+        thread.start()
+        thread.join()
+    assert set(made) <= names(place) - before and len(set(made)) == 1
+    jax.clear_caches()
+    with compile_cache.recorded() as read:
+        compiled(8)
+    assert set(made) <= set(read), "it was read this time"
+
+
+def test_a_run_may_be_compiled_for_on_another_host_of_the_owners(place, tmp_path, monkeypatch):
+    """What servers of its kind get then is sealed as the trainer's own."""
+    workdir = tmp_path / "run"
+    (workdir / "trainer").mkdir(parents=True)
+    prepare_seal(workdir / "trainer", [])
+    config = tiny.get_config()
+    write_run_config(workdir / "config.json", run_config(config), "run")
+    monkeypatch.setattr(compile_cache, "enable", lambda folder: place)
+    monkeypatch.setattr(precompile, "server_run", lambda run, say: run)
+    monkeypatch.setattr(precompile, "engine_of", lambda run, announce: compiled(11))
+    assert precompile.main([f"--workdir={workdir}"]) == 0
+    public = bytes.fromhex((workdir / "trainer" / "seal.pub").read_text())
+    index = read_index((workdir / "compiled" / "index").read_bytes(), public)
+    (entries,) = index.kinds.values()
+    assert {entry.path for entry in entries} <= names(place) and entries

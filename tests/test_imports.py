@@ -22,7 +22,7 @@ PACKAGE = ROOT / "rlboost_jax"
 LAYERS = (
     {"sequences", "settings", "messages", "pytree", "compile_cache", "own_places"}
     | {"durable", "at_rest", "workdir", "processes", "backoff", "closing", "credentials", "exits"}
-    | {"relay", "pulse", "stacks", "exhaustion", "busy", "usage", "configs"},
+    | {"relay", "pulse", "stacks", "exhaustion", "busy", "usage", "configs", "health"},
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager", "providers", "qualification", "chat", "environments"},
     {"learner", "rollout", "simulator"},

@@ -5,10 +5,12 @@ warms up and compiles, and everything is taken down in the opposite order.
 """
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlboost_jax import durable
+from rlboost_jax import compile_cache, durable
+from rlboost_jax.credentials import CredentialsUnusable
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, record_lines
 from rlboost_jax.environments.exercises import EpisodeExercises
@@ -47,6 +49,8 @@ from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.changes import lines, next_change
 from rlboost_jax.settings.memory import learner_bytes_per_device
 from rlboost_jax.stacks import StacksFile, stacks_path
+from rlboost_jax.weights.compiled import FOLDER as COMPILED
+from rlboost_jax.weights.compiled import offer
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
@@ -264,10 +268,11 @@ class Opening:
         run, makers = self._run, self._makers
         with self._console.phase("compiling the engine's programs"):
             taken_bytes = learner_bytes_per_device(run) + ready.working_bytes
-            engines = [
-                makers.engine(self._plan.own, taken_bytes=taken_bytes, devices=devices)
-                for devices in devices_of_slices(self._plan.mesh, run.engine.tensor_parallel)
-            ]
+            with compile_cache.recorded() as programs:
+                engines = [
+                    makers.engine(self._plan.own, taken_bytes=taken_bytes, devices=devices)
+                    for devices in devices_of_slices(self._plan.mesh, run.engine.tensor_parallel)
+                ]
         self._console.note(str(engines[0].memory))
         reserved = makers.reserved(
             run,
@@ -280,7 +285,19 @@ class Opening:
         )
         self._stack.callback(reserved.close)
         reserved.connect(manager.locate)
+        self._offer(programs, manager)
         return reserved
+
+    def _offer(self, programs: Sequence[str], manager: ManagerProcess) -> None:
+        """Let servers of the same kind have the engine's programs; without, they compile."""
+        cache = compile_cache.place()
+        if not programs or cache is None:
+            return
+        try:
+            folder, key = self._path / COMPILED, manager.seal_key()
+            offer(folder, compile_cache.kind(), cache, programs, key)
+        except (OSError, CredentialsUnusable) as error:
+            self._console.note(f"servers compile by themselves: {error}")
 
     def _publisher(
         self,

@@ -69,12 +69,13 @@ from rlboost_jax.manager.service.run_files import (
     trainer_folder,
 )
 from rlboost_jax.manager.service.shortage import say_shortages
-from rlboost_jax.manager.service.tracing import StepTracer
+from rlboost_jax.manager.service.watches import watches_of
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.own_places import own_folder
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
+from rlboost_jax.providers.logs import remove_old_logs
 from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
 from rlboost_jax.relay.start import speak_through_relay
 from rlboost_jax.settings.errors import Mistake
@@ -82,6 +83,7 @@ from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.for_servers import sent_to_servers
 from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.weights.compiled import FOLDER as COMPILED
 from rlboost_jax.weights.seal import prepare_seal
 
 BROKEN, MISTAKE = 1, 2  # exit codes
@@ -146,12 +148,12 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         listener = _weights_listener(run, former)
         settings = Settings.of(run, run_id, weights_port=listener.getsockname()[1])
         manager = Manager(settings, loop.time(), life=secrets.token_hex(8))
-        watch = None
-        if run.observe.profile_step:
-            watch = StepTracer(workdir, run.observe.profile_step)
-            stack.callback(watch.close)
+        step = run.observe.profile_step
+        watch = watches_of(stack, workdir, step=step, remove_old=remove_old_logs)
         route_bytes = settings.routing.route_bytes if settings.routing else 0
-        files = _file_server(listener, workdir, tokens, writer, lambda e: driver.fail(e), dates.now)
+        files = _file_server(
+            listener, workdir, run, tokens, writer, lambda error: driver.fail(error), dates.now
+        )
         driver = Driver(
             manager,
             *(writer.record, writer.append, watch, route_bytes, files.serve),
@@ -175,6 +177,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             admit=gate.admit,
             config=msgspec.json.encode(sent_to_servers(run)),
             snapshots=workdir / "snapshots",
+            weights_port=settings.weights_port,
             progress=lambda: f" ({journal.read_bytes:,} of {to_read:,} bytes)",
         )
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **RUNNER_OPTIONS)
@@ -233,6 +236,7 @@ def _weights_listener(run: RunConfig, former: ManagerRecord | None) -> socket.so
 def _file_server(
     listener: socket.socket,
     workdir: Path,
+    run: RunConfig,
     tokens: Tokens,
     writer: DiskWriter,
     fail: Callable[[BaseException], None],
@@ -242,6 +246,8 @@ def _file_server(
         server_token=tokens.server,
         trainer_token=tokens.trainer,
         authority=str(authority_folder(workdir)),
+        compiled=str(workdir / COMPILED),
+        wheels=run.fleet.wheelhouse and str(Path(run.fleet.wheelhouse).expanduser()),
     )
 
     def report(reason: str) -> None:

@@ -66,6 +66,7 @@ class Exited:
     nonce: str
     reason: str
     code: int | None = None  # of the server's program; None: not known
+    log: tuple[str, ...] = ()  # the last lines that it printed, as `logs.last_lines` gives them
 
 
 ProviderEvent = Granted | Refused | Started | Withdrawn | Exited

@@ -13,6 +13,7 @@ from typing import Final
 from rlboost_jax.credentials import JOIN_VARIABLE, packed
 from rlboost_jax.providers.base import NONCE_VARIABLE, Rendezvous
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
+from rlboost_jax.providers.logs import last_lines
 from rlboost_jax.providers.programs import run_program
 from rlboost_jax.settings.launchers import CommandConfig, names_of
 
@@ -60,6 +61,12 @@ class CommandLauncher:
     async def list(self) -> Sequence[Job]:
         out = await self._run(self._command.list, {"run": self._rendezvous.run_id})
         return tuple(_job(line) for line in out.splitlines() if line.strip())
+
+    async def log(self, name: str, nonce: str) -> Sequence[str]:
+        if not self._command.log:
+            return ()
+        tag = {"name": name, "nonce": nonce, "run": self._rendezvous.run_id}
+        return last_lines(await self._run(self._command.log, tag))
 
     async def _run(
         self, template: str, values: Mapping[str, str], more: Mapping[str, str] | None = None

@@ -31,6 +31,7 @@ class Job:
         refused: it is over before it began: there was nothing to pay for.
         remains: it is over, and is listed until it is stopped once more.
         withdrawn_in: seconds until it is taken back, by a stop, too; None: nobody does.
+        log: of one that is over, its last lines; see `logs.last_lines`.
     """
 
     handle: str
@@ -43,6 +44,7 @@ class Job:
     refused: bool = False
     remains: bool = False
     withdrawn_in: float | None = None
+    log: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):
@@ -93,4 +95,13 @@ class Keeper(Protocol):
 
     async def discard(self, kept: Kept) -> None:
         """What is not there any more is no mistake. Raises LaunchFailed."""
+        ...
+
+
+@runtime_checkable
+class LogKeeper(Protocol):
+    """A launcher that has the logs of its servers, even of those that are over."""
+
+    async def log(self, name: str, nonce: str) -> Sequence[str]:
+        """The last lines of a server, as `logs.last_lines` gives them. Raises LaunchFailed."""
         ...

@@ -29,12 +29,13 @@ from rlboost_jax.providers.base import (
 )
 from rlboost_jax.providers.event_queue import EventQueue
 from rlboost_jax.providers.forks import Forks, NotForked
-from rlboost_jax.providers.logs import remove_old_logs
+from rlboost_jax.providers.logs import remove_old_logs, tail_of
 from rlboost_jax.providers.server_files import Found, ServerFiles
 
 ZYGOTE = (sys.executable, "-m", "rlboost_jax.rollout.zygote")
 START_SECONDS = 10.0  # a fork, once it is prepared
 LEAVE_SECONDS = 2.0
+TAIL_SECONDS = 1.0  # for the last lines of a log: a disk may not answer
 
 
 @dataclass
@@ -80,6 +81,7 @@ class LocalProvider:
             f"--price={price_per_hour}",
             "--zone=local",
             "--notices=none",  # this is the trainer's host: where it goes, all go
+            "--compiled=none",
         ]
         # A disk that does not answer holds up this thread, and no lease.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="server files")
@@ -96,6 +98,7 @@ class LocalProvider:
         self._servers: dict[str, _Server] = {}
         self._nonces: set[str] = set()  # of all requests so far
         self._emptied = asyncio.Event()
+        self._ending: set[asyncio.Task[None]] = set()  # over, and their last lines are being read
 
     async def request(self, name: str, nonce: str, pool: str) -> None:
         if nonce in self._nonces:
@@ -171,6 +174,8 @@ class LocalProvider:
                         self._emptied.clear()
                         await self._emptied.wait()
         await self._forks.close()
+        if self._ending:
+            await asyncio.wait(self._ending)
         await asyncio.to_thread(self._disk.shutdown)
         self._events.close()
 
@@ -220,8 +225,20 @@ class LocalProvider:
         self._forget(name)
         self._disk.submit(self._files.remove, name)
         if not server.late:
-            known = "unknown" if code is None else code
-            self._events.put(Exited(name, server.nonce, f"exit code {known}", code))
+            lines = asyncio.wrap_future(self._disk.submit(tail_of, self._logs / f"{name}.log"))
+            task = asyncio.create_task(self._say_end(name, server.nonce, code, lines))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def _say_end(
+        self, name: str, nonce: str, code: int | None, lines: "asyncio.Future[tuple[str, ...]]"
+    ) -> None:
+        await asyncio.wait([lines], timeout=TAIL_SECONDS)
+        log = lines.result() if lines.done() else ()
+        reason = f"exit code {'unknown' if code is None else code}"
+        if code and code > 0 and log:  # one that was killed has not said why
+            reason = f"{reason}: {log[-1]}"
+        self._events.put(Exited(name, nonce, reason, code, log))
 
     def _forget(self, name: str) -> None:
         server = self._servers.pop(name, None)

@@ -1,11 +1,34 @@
-"""Logs of servers that have ended: the newest are kept, so that a long run fills no disk."""
+"""Logs of servers that have ended: their last lines, and the newest files, so that a long run fills
+no disk."""
 
 import contextlib
+import os
 from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
 KEPT: Final = 500  # files
+LINES: Final = 12  # that stand with a loss
+LETTERS: Final = 300  # of a line
+TAIL_BYTES: Final = 2**14  # of a log, for its last lines
+
+
+def last_lines(text: str, count: int = LINES) -> tuple[str, ...]:
+    """The last ones that say something, as text and nothing else: a terminal may show them."""
+    plain = ("".join(c if c.isprintable() else " " for c in line) for line in text.splitlines())
+    said = [line.strip()[:LETTERS] for line in plain if line.strip()]
+    return tuple(said[-count:])
+
+
+def tail_of(path: Path, count: int = LINES) -> tuple[str, ...]:
+    """`last_lines` of a file; none where it cannot be read. It may be long, and be written to."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            return last_lines(file.read(TAIL_BYTES).decode(errors="replace"), count)
+    except OSError:
+        return ()
 
 
 def remove_old_logs(folder: Path, servers: Container[str], kept: int = KEPT) -> None:

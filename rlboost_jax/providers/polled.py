@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlboost_jax.providers.base import (
     ANY_POOL,
@@ -24,7 +24,7 @@ from rlboost_jax.providers.base import (
     Withdrawn,
 )
 from rlboost_jax.providers.event_queue import EventQueue
-from rlboost_jax.providers.launcher import Job, Keeper, Launcher, LaunchFailed
+from rlboost_jax.providers.launcher import Job, Keeper, Launcher, LaunchFailed, LogKeeper
 
 AT_ONCE = 8  # starts that are under way at a time, and as many stops
 LEAVE_SECONDS = 2.0  # from the signal to the end when the run is over
@@ -79,6 +79,7 @@ class PolledProvider:
         self._poked = asyncio.Event()
         self._quick = FIRST_POLL_SECONDS
         self._watcher: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()  # over, and their logs are being fetched
         self._adopted = self._closing = False
         self._problem = ""  # with the last list
 
@@ -154,6 +155,8 @@ class PolledProvider:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
+        if self._ending:
+            await asyncio.wait(self._ending)
         self._events.close()
 
     async def _discard(self) -> None:
@@ -279,14 +282,36 @@ class PolledProvider:
             reason = f"exit code {last.code}" + (f": {reason}" if reason else "")
         if instance.granted or last is not None:
             self._grant(name, instance)
-            code = None if last is None else last.code
-            self._events.put(
-                Exited(name, instance.nonce, reason or "it is not listed any more", code)
+            self._say_end(
+                Exited(
+                    name,
+                    instance.nonce,
+                    reason or "it is not listed any more",
+                    code=None if last is None else last.code,
+                    log=() if last is None else last.log,
+                )
             )
         else:
             self._events.put(
                 Refused(name, instance.nonce, "it was started, and a list never had it")
             )
+
+    def _say_end(self, end: Exited) -> None:
+        """Once its last lines are here, where the launcher keeps them and the list had none."""
+        if end.log or not isinstance(self._launcher, LogKeeper):
+            self._events.put(end)
+            return
+        task = asyncio.create_task(self._with_log(self._launcher, end))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _with_log(self, keeper: LogKeeper, end: Exited) -> None:
+        try:
+            log_ = tuple(await keeper.log(end.name, end.nonce))
+        except LaunchFailed as error:
+            log_ = (f"its log cannot be had: {error}",)
+        reason = f"{end.reason}: {log_[-1]}" if log_ else end.reason
+        self._events.put(replace(end, reason=reason, log=log_))
 
     def _grant(self, name: str, instance: _Instance) -> None:
         if not (instance.granted or instance.refused):

@@ -14,20 +14,21 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from rlboost_jax.credentials import JOIN_VARIABLE, packed
 from rlboost_jax.providers.base import ANY_POOL, NONCE_VARIABLE, Rendezvous
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
-from rlboost_jax.providers.programs import last_line, run_program
+from rlboost_jax.providers.logs import tail_of
+from rlboost_jax.providers.programs import run_program
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.launchers import names_of
 
 TAG: Final = "rlboost"
 COLUMNS: Final = ("JobID", "State", "exit_code", "Reason", "Name")
 SEPARATOR: Final = "|"
-TAIL_BYTES: Final = 4096  # of a server's log, for its last line
 # All other states are of jobs that are over.
 STATES: Final[Mapping[str, JobState]] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "waiting"),
@@ -121,17 +122,8 @@ class SlurmLauncher:
         """Of a job that is over the reason, with the last line of its log."""
         if job.state != "over" or job.run != self._rendezvous.run_id:
             return job
-        line = last_line_of(self._logs / f"{job.name}.log")
-        reason = "; ".join(filter(None, (job.reason, line)))
-        return Job(
-            handle=job.handle,
-            run=job.run,
-            name=job.name,
-            nonce=job.nonce,
-            state=job.state,
-            code=job.code,
-            reason=reason,
-        )
+        log = tail_of(self._logs / f"{job.name}.log")
+        return replace(job, reason="; ".join(filter(None, (job.reason, *log[-1:]))), log=log)
 
     async def _run(
         self, words: Sequence[str], environment: Mapping[str, str] = os.environ, given: str = ""
@@ -143,16 +135,6 @@ class SlurmLauncher:
             environment=environment,
             given=given,
         )
-
-
-def last_line_of(path: Path) -> str:
-    """Of a log; "" where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return last_line(file.read().decode(errors="replace"))
-    except OSError:
-        return ""
 
 
 def _job(line: str) -> Job | None:

@@ -19,6 +19,7 @@ from rlboost_jax.credentials import COPY_AGAIN, RECOVERS, Endpoint, explain
 from rlboost_jax.messages import Goodbye, Hello, Hint, Notice, Ready, ServerMessage, Welcome
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.rollout import stream
+from rlboost_jax.rollout.log_lines import LogLines
 from rlboost_jax.rollout.narration import Seen
 from rlboost_jax.rollout.stream import Refused, Stream, cancel
 from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
@@ -49,6 +50,7 @@ class InstanceClient:
         settled_seconds: a stream that lived as long was a good one.
         backoff: seconds to wait after so many attempts, the first being 0.
         reach: called with the port for weights in each answer to `hello`.
+        log: what this server prints; its manager is sent it. None: it is not.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class InstanceClient:
         settled_seconds: float = SETTLED_SECONDS,
         backoff: Callable[[int], float] | None = None,
         reach: Callable[[int], None] = lambda port: None,
+        log: LogLines | None = None,
     ):
+        self._log = log
         self._leave_seconds, self._settled_seconds = leave_seconds, settled_seconds
         self._backoff = backoff or _backoff
         self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
@@ -217,6 +221,7 @@ class InstanceClient:
             leave=self.leave,
             leaving=self._leaving,
             leave_seconds=self._leave_seconds,
+            log=self._log,
         )
         await self._stream.serve(session, manager, self._known)
 

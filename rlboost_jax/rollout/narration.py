@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, assert_never
 
+from rlboost_jax.health import touch
+
 LOOK_SECONDS: Final = 1.0
 SAY_SECONDS: Final = 60.0  # between two lines while it works
 IDLE_SECONDS: Final = 5.0  # a pause between two steps is no news
@@ -102,4 +104,5 @@ async def narrate(look: Callable[[], Seen], narrator: Narrator) -> None:
     """Until cancelled."""
     while True:
         narrator.look(look())
+        touch()
         await asyncio.sleep(LOOK_SECONDS)

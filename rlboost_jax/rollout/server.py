@@ -7,6 +7,7 @@ registers: a server that is known to the manager is one that can work at once.
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -19,9 +20,10 @@ import aiohttp
 import jax
 import msgspec
 
-from rlboost_jax import compile_cache, usage
+from rlboost_jax import compile_cache, health, usage
 from rlboost_jax.credentials import (
     COPY_AGAIN,
+    FILES_PORT,
     CredentialsUnusable,
     Endpoint,
     explain,
@@ -41,7 +43,9 @@ from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.dialing import dial_problem
+from rlboost_jax.rollout.files import file_server, port_said
 from rlboost_jax.rollout.instance import engine_of, hello_of
+from rlboost_jax.rollout.log_lines import KeptRecords, LogLines
 from rlboost_jax.rollout.narration import Narrator, narrate
 from rlboost_jax.rollout.notices.metadata import ADDRESS, CloudNotice
 from rlboost_jax.rollout.notices.watch import watch_machine
@@ -51,6 +55,7 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import FleetConfig, Notices, NoticeSignal
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.weights.compiled import fetch_compiled
 from rlboost_jax.weights.pull import Puller
 
 CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
@@ -78,9 +83,15 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
     args = _arguments(argv)
     try:
         manager = Endpoint(address=args.manager, credentials=read_credentials(args.join))
-        config = asyncio.run(fetch_config(manager, args.patience_seconds))
-        engine = prepared_engine(config, host=host)
-        reason = asyncio.run(_serve(args, manager, config, engine))
+        log = LogLines([manager.credentials.token])
+        logging.getLogger().addHandler(logging.StreamHandler())
+        logging.getLogger().addHandler(KeptRecords(log))
+        config, port = asyncio.run(fetch_settings(manager, args.patience_seconds))
+        asks = args.compiled == "fetch"
+        files = file_server(manager, args.weights, port) if asks else None
+        with health.preparing():
+            engine = prepared_engine(config, host=host, say=log.say, files=files)
+        reason = asyncio.run(_serve(args, manager, config, engine, log))
     except (
         CannotServe,
         CredentialsUnusable,
@@ -108,7 +119,12 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
 
 
 async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
-    """The run's configuration, from the manager.
+    """The run's configuration, as `fetch_settings` gets it."""
+    return (await fetch_settings(manager, patience_seconds))[0]
+
+
+async def fetch_settings(manager: Endpoint, patience_seconds: float) -> tuple[RunConfig, int]:
+    """The run's configuration from the manager, and the port of its file server; 0: not said.
 
     Args:
         patience_seconds: how long to try a manager that does not answer, in case it is
@@ -131,6 +147,7 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
                             f"HTTP {response.status} for /config; is this a rlboost-jax manager?"
                         )
                     values: Any = await response.json(content_type=None)
+                    port = port_said(response.headers.get(FILES_PORT, ""))
                     break
             except aiohttp.InvalidURL:
                 raise CannotServe("--manager must read HOST:PORT") from None
@@ -144,7 +161,7 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
     if not isinstance(values, dict):
         raise CannotServe("/config is not a configuration; is this a rlboost-jax manager?")
     try:
-        return run_config_from_dict(values)
+        return run_config_from_dict(values), port
     except ConfigError as error:  # it was checked where it was written
         reason = "; ".join(str(error).splitlines()[:2])
         raise CannotServe(
@@ -154,29 +171,38 @@ async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
 
 
 def prepared_engine(
-    config: RunConfig, *, host: Host = HERE, build: Callable[..., Engine] = Engine
+    config: RunConfig,
+    *,
+    host: Host = HERE,
+    build: Callable[..., Engine] = Engine,
+    say: Callable[[str], None] = lambda line: print(line, flush=True),
+    files: Endpoint | None = None,
 ) -> Engine:
     """`engine_of`, with lines for the server's log.
 
     Args:
         host: that it is to run on.
         build: makes the engine.
+        say: takes a line.
+        files: has the run's compiled programs; None: nobody.
 
     Raises:
         AttentionNotAvailable: this device cannot run what all engines of the run have to.
     """
     place = compile_cache.enable(config.compile_cache_dir)
     # Before any device is touched.
-    config = server_run(config, say=lambda text: print(text, flush=True), host=host)
-    print(f"device {jax.devices()[0].device_kind}; compiled programs in {place}", flush=True)
+    config = server_run(config, say=say, host=host)
+    say(f"device {jax.devices()[0].device_kind}; compiled programs in {place}")
+    if files is not None:
+        say(asyncio.run(fetch_compiled(files, compile_cache.kind(), place)))
     started = time.perf_counter()
-    engine = engine_of(config, announce=lambda text: print(text, flush=True), build=build)
-    print(f"programs ready in {time.perf_counter() - started:.1f} s", flush=True)
+    engine = engine_of(config, announce=say, build=build)
+    say(f"programs ready in {time.perf_counter() - started:.1f} s")
     return engine
 
 
 async def _serve(
-    args: argparse.Namespace, manager: Endpoint, config: RunConfig, engine: Engine
+    args: argparse.Namespace, manager: Endpoint, config: RunConfig, engine: Engine, log: LogLines
 ) -> str:
     hello = hello_of(
         engine,
@@ -203,23 +229,22 @@ async def _serve(
         orphan_seconds=config.fleet.orphan_seconds,
         compiled=lambda: num_compiles() - before,
         reach=puller.reach,
+        log=log,
     )
     _heed_signals(args, config.fleet, client)
 
     def tell(notice: CloudNotice) -> None:
-        print(f"notice: {notice.reason}", flush=True)
+        log.say(f"notice: {notice.reason}")
         if notice.seconds is None:
             client.hint(notice.reason)
         else:
             client.notice(notice.seconds, notice.reason)
 
     cloud = args.notices or config.fleet.notices
-    watching = asyncio.ensure_future(
-        watch_machine(cloud, tell, lambda line: print(line, flush=True), address=args.notices_url)
-    )
-    narrator = Narrator(lambda line: print(line, flush=True))
+    watching = asyncio.ensure_future(watch_machine(cloud, tell, log.say, address=args.notices_url))
+    narrator = Narrator(log.say)
     narrating = asyncio.ensure_future(narrate(client.seen, narrator))
-    print(f"registering with {args.manager}", flush=True)
+    log.say(f"registering with {args.manager}")
     try:
         return await client.run()
     finally:
@@ -277,6 +302,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         type=float,
         default=ANSWER_SECONDS,
         help="how long to try a manager that does not answer",
+    )
+    parser.add_argument(
+        "--compiled",
+        choices=("fetch", "none"),
+        default="fetch",
+        help="the run's compiled programs; none: this host has those of the trainer's cache",
     )
     parser.add_argument(
         "--notices",

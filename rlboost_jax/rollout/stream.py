@@ -17,6 +17,7 @@ from rlboost_jax import messages
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import (
     MAX_FRAME_BYTES,
+    MAX_LINES,
     MAX_REASON,
     MAX_SPANS,
     Announce,
@@ -28,11 +29,13 @@ from rlboost_jax.messages import (
     Release,
     Renew,
     Renewed,
+    Said,
     ServerMessage,
     Spans,
     Welcome,
 )
 from rlboost_jax.observe.clocks import Clock
+from rlboost_jax.rollout.log_lines import LogLines
 from rlboost_jax.rollout.renewals import Renewals
 from rlboost_jax.rollout.weight_updates import WeightUpdates
 from rlboost_jax.rollout.worker import Worker
@@ -57,6 +60,7 @@ class Stream:
         leave: called with the reason when the manager sends this server home.
         leaving: its result is the reason to say goodbye.
         leave_seconds: for the last tokens and the goodbye.
+        log: what this server prints, for a manager that hears it; None: nothing is sent.
     """
 
     def __init__(
@@ -70,7 +74,9 @@ class Stream:
         leave: Callable[[str], None],
         leaving: asyncio.Future[str],
         leave_seconds: float = LEAVE_SECONDS,
+        log: LogLines | None = None,
     ) -> None:
+        self._log = log
         self._leave_seconds = leave_seconds
         self._hello, self._worker, self._updates = hello, worker, updates
         self._compiled, self._clock, self._spans = compiled, clock, worker.spans
@@ -118,11 +124,14 @@ class Stream:
                 return
             self._clock.answered(answer.stamp, loop.time())
             self._stamp, self._heard_at = answer.stamp, loop.time()
+            if not answer.hears_logs:
+                self._log = None
             async with known(answer):
                 await self._talk(socket, answer.renew_seconds)
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse, renew_seconds: float) -> None:
         """Until the stream ends, or this side has said goodbye on it."""
+        self._say_lines()
         sending = asyncio.ensure_future(self._send(socket))
         others: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(part)
@@ -152,6 +161,7 @@ class Stream:
         """What the current dispatch yields, then Goodbye. Cut short, nothing was promised."""
         await asyncio.wrap_future(self._worker.stop())
         self._say_spans()
+        self._say_lines()
         self.say(Goodbye(reason=reason[:MAX_REASON]))
         await asyncio.wait({sending})
         await socket.close()
@@ -179,6 +189,7 @@ class Stream:
             self._renewals.asked(loop.time())
             self.say(renew)
             self._say_spans()
+            self._say_lines()
 
     async def _watch(self) -> None:
         """Returns when the manager has said nothing for longer than it hears a server out."""
@@ -203,6 +214,14 @@ class Stream:
                     dropped=dropped if first == 0 else 0,
                 )
             )
+
+    def _say_lines(self) -> None:
+        """What was printed since the last time; much at once is said a part at a time."""
+        if self._log is None:
+            return
+        lines, dropped = self._log.take(MAX_LINES)
+        if lines or dropped:
+            self.say(Said(lines=lines, dropped=dropped))
 
     async def _obey(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Everything the manager asks, until it hangs up or says Leave."""

@@ -87,6 +87,11 @@ class FleetConfig:
         note='Behind a translated address or a forwarded port; "": the address that leads out of '
         "the manager's host.",
     )
+    wheelhouse: str = setting(
+        "",
+        "folder of wheels that hosts without the package are served",
+        note='docs/how-to/wheelhouse.md makes it. "": none.',
+    )
     max_dollars: float = setting(
         0.0,
         "that the run may cost, reserved devices included; 0: no limit",

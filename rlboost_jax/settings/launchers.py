@@ -24,6 +24,9 @@ class CommandConfig:
     start: str = setting("", "starts one server, or has one started, and ends")
     stop: str = setting("", "ends one within {grace} seconds; 0: at once")
     list: str = setting("", "prints a line RUN NAME NONCE for each that is there")
+    log: str = setting(
+        "", "prints the last lines of a server's log, also of one that has ended; '': nobody can"
+    )
     pools: str = setting("", "names of pools for {pool}, with commas between them")
     timeout_seconds: float = setting(60.0, "that a command may take", above=0)
     poll_seconds: float = setting(
@@ -81,8 +84,10 @@ def names_of(pools: str) -> tuple[str, ...]:
 
 def command_mistakes(command: CommandConfig) -> Iterator[str]:
     """Where `fleet.provider` is "command"."""
-    for what in ("start", "stop", "list"):
+    for what in ("start", "stop", "list", "log"):
         template, place = getattr(command, what), f"fleet.command.{what}"
+        if what == "log" and not template:
+            continue
         if not template.strip():
             yield f"{place} is ''; name a command, docs/how-to/fleet-command.md has examples"
             continue

@@ -43,6 +43,8 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
         dropped=1,
     ),
     "spans_none": m.Spans(spans=(), clock_error=0.0),
+    "said": m.Said(lines=("device cpu", "programs ready in 2.0 s"), dropped=3),
+    "said_nothing": m.Said(lines=()),
     "goodbye": m.Goodbye(reason="SIGTERM"),
     "goodbye_sick": m.Goodbye(reason="sick: out of memory", sick=True),
 }

@@ -236,3 +236,28 @@ def test_a_zygote_that_does_not_leave_is_killed(tmp_path):
         assert provider._forks._process.returncode == -signal.SIGKILL
 
     play(story)
+
+
+DIES = """
+import sys
+from rlboost_jax.rollout.zygote import Zygote
+def run(args):
+    print("looking around", flush=True)
+    print("this host's DNS does not know 'head'", file=sys.stderr, flush=True)
+    return 2
+Zygote(run, 0, 1).serve()
+"""
+
+
+def test_the_last_lines_of_a_server_stand_with_its_end(tmp_path):
+    async def story():
+        provider = open_provider(tmp_path, DIES)
+        await provider.request("local-1", "nonce", ANY_POOL)
+        heard = provider.events()
+        while not isinstance(event := await anext(heard), Exited):
+            pass
+        assert event.log == ("looking around", "this host's DNS does not know 'head'")
+        assert event.reason == "exit code 2: this host's DNS does not know 'head'"
+        await provider.close()
+
+    play(story)

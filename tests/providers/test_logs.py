@@ -1,9 +1,9 @@
-"""A fleet that has had thousands of servers keeps the newest logs only."""
+"""Of thousands of servers the newest logs are kept; last lines are plain text."""
 
 import os
 from pathlib import Path
 
-from rlboost_jax.providers.logs import remove_old_logs
+from rlboost_jax.providers.logs import LETTERS, LINES, last_lines, remove_old_logs, tail_of
 
 
 def test_the_oldest_logs_of_servers_that_ended_go(tmp_path: Path) -> None:
@@ -23,3 +23,21 @@ def test_the_oldest_logs_of_servers_that_ended_go(tmp_path: Path) -> None:
 
 def test_a_folder_that_does_not_exist_yet_has_none(tmp_path: Path) -> None:
     remove_old_logs(tmp_path / "logs", set())
+
+
+def test_last_lines_are_few_short_and_no_more_than_text() -> None:
+    text = "\n".join(
+        ["first", "\x1b[31mred\x07", "", "x" * 9_999, *(f"line {n}" for n in range(8))]
+    )
+    found = last_lines(text)
+    assert len(found) == LINES - 1 and found[0] == "first"
+    assert found[1] == "[31mred", "a terminal does nothing with it"
+    assert found[2] == "x" * LETTERS
+    assert last_lines(text, 2) == ("line 6", "line 7")
+
+
+def test_the_tail_of_a_log_however_long(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(b"\xff" * 2**20 + b"\n" + "".join(f"ü {n}\n" for n in range(50)).encode())
+    assert tail_of(path) == tuple(f"ü {n}" for n in range(50 - LINES, 50))
+    assert tail_of(tmp_path / "nowhere") == () and tail_of(tmp_path) == ()

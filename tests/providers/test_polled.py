@@ -591,3 +591,51 @@ def test_what_its_owner_takes_back_is_said_once_and_is_the_reason_of_its_end() -
         assert [type(event) for event in stories["b"]] == [Granted, Started, Exited]
 
     play(story)
+
+
+@dataclass
+class LoggedDesk(Desk):
+    """That keeps logs as well, or cannot give them."""
+
+    fails: str = ""
+
+    async def log(self, name: str, nonce: str) -> tuple[str, ...]:
+        if self.fails:
+            raise LaunchFailed(self.fails)
+        return ("looking around", f"no manager for {name} {nonce}")
+
+
+@pytest.mark.parametrize("fails", ["", "the host is gone"])
+def test_a_log_that_a_launcher_keeps_stands_with_the_end(fails: str) -> None:
+    async def story() -> None:
+        desk = LoggedDesk(fails=fails)
+        provider = provider_of(desk)
+        await provider.request("a", "n", ANY_POOL)
+        heard = provider.events()
+        while not isinstance(await anext(heard), Started):
+            pass
+        desk.jobs.clear()
+        event = await anext(heard)
+        line = f"its log cannot be had: {fails}" if fails else "no manager for a n"
+        assert isinstance(event, Exited) and event.log[-1] == line
+        assert event.reason == f"it is not listed any more: {line}"
+        await provider.close()
+
+    play(story)
+
+
+def test_lines_that_a_list_has_are_not_asked_for_again() -> None:
+    async def story() -> None:
+        desk = LoggedDesk(fails="it is not asked")
+        provider = provider_of(desk)
+        await provider.request("a", "n", ANY_POOL)
+        heard = provider.events()
+        while not isinstance(await anext(heard), Started):
+            pass
+        desk.set("a.0", state="over", code=2, reason="failed", log=("why",))
+        event = await anext(heard)
+        assert isinstance(event, Exited) and event.log == ("why",)
+        assert event.reason == "exit code 2: failed"
+        await provider.close()
+
+    play(story)

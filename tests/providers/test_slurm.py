@@ -12,7 +12,7 @@ import pytest
 from rlboost_jax.providers import slurm
 from rlboost_jax.providers.base import ANY_POOL
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
-from rlboost_jax.providers.slurm import SlurmLauncher, last_line_of
+from rlboost_jax.providers.slurm import SlurmLauncher
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig, NoticeSignal
 from rlboost_jax.settings.launchers import SlurmConfig, slurm_mistakes
 from tests.providers.benches import SECRET, made_join, rendezvous
@@ -138,7 +138,7 @@ def test_the_last_words_of_a_server_are_the_reason_of_its_end(tmp_path: Path) ->
     (tmp_path / "list").write_text("7|FAILED|512|NonZeroExitCode|rlboost/run/a/n|\n")
     (found,) = asyncio.run(launcher(tmp_path).list())
     assert found.reason == "failed (NonZeroExitCode); no answer from head:1" and found.code == 2
-    assert last_line_of(tmp_path / "nowhere") == ""
+    assert found.log[-1] == "no answer from head:1"
 
 
 def test_logs_on_a_slow_disk_keep_no_manager_waiting(
@@ -150,11 +150,11 @@ def test_logs_on_a_slow_disk_keep_no_manager_waiting(
     async def story() -> None:
         loop, going = asyncio.get_running_loop(), threading.Event()
 
-        def read(path: Path) -> str:
+        def read(path: Path) -> tuple[str, ...]:
             loop.call_soon_threadsafe(going.set)
-            return "it went on" if going.wait(20.0) else "it stood still"
+            return ("it went on" if going.wait(20.0) else "it stood still",)
 
-        monkeypatch.setattr(slurm, "last_line_of", read)
+        monkeypatch.setattr(slurm, "tail_of", read)
         (found,) = await launcher(tmp_path).list()
         assert found.reason.endswith("it went on")
 

@@ -162,7 +162,7 @@ class Run:
         self.workdir = workdir
         self._environment = environment
         place = beside or workdir
-        self._logs = place.with_name(f"{place.name}.logs")
+        self.logs = place.with_name(f"{place.name}.logs")
         self._pace = place.with_name(f"{place.name}.pace")
         faster = FAST if SPEED > 1 and config == TINY else ()
         self.command = [
@@ -182,16 +182,20 @@ class Run:
         self.process = self._child(self.command)
         return self
 
-    def _child(self, command: list[str], nonce: str = "") -> Child:
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of its processes, besides ours."""
         path = os.pathsep.join(filter(None, [str(PACED), os.environ.get("PYTHONPATH")]))
-        environment = {
+        return {
             **self._environment,
             MARK: str(self.workdir),
             "RLBOOST_TEST_PACE": str(self._pace),
             "PYTHONPATH": path,
-            **({NONCE_VARIABLE: nonce} if nonce else {}),
         }
-        return Child(command, self._logs, environment, nonce)
+
+    def _child(self, command: list[str], nonce: str = "") -> Child:
+        own = {NONCE_VARIABLE: nonce} if nonce else {}
+        return Child(command, self.logs, {**self.environment, **own}, nonce)
 
     def finish(self) -> str:
         """Wait for a good end; returns what was printed."""

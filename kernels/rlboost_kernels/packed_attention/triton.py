@@ -23,13 +23,6 @@ from jax.experimental import pallas as pl
 
 from rlboost_kernels.packed_attention.spans import Spans, padded
 
-try:
-    from jax.experimental.pallas import triton as plgpu
-
-    _MISSING = ""
-except ImportError as error:
-    _MISSING = f"this jax has no Pallas Triton: {error}"
-
 # We know; said by jax 0.11 and later while a program is lowered.
 warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
 
@@ -99,8 +92,8 @@ def tiles_of(dtype: Any, head_dim: int, scores: Scores) -> Tiles:
 def why_not(dtype: Any, head_dim: int) -> str:
     """Why heads of this kind cannot be run, or "" if they can; whether there is a device is not
     asked."""
-    if _MISSING:
-        return _MISSING
+    if missing := _missing():
+        return missing
     if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16, jnp.float32):
         return f"heads have type {jnp.dtype(dtype)}; it takes bfloat16, float16 and float32"
     if head_dim not in HEAD_DIMS:
@@ -206,7 +199,7 @@ def _call(
         kernel,
         grid=grid,
         out_shape=[jax.ShapeDtypeStruct(*output) for output in outputs],
-        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        compiler_params=_params(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
         name=name,
     )
@@ -404,3 +397,19 @@ def _slopes(slopes: Array, score: Array, scores: Scores) -> Array:
     if scores.soft_cap is None:
         return slopes
     return slopes * (1 - jnp.square(score / (scores.soft_cap * _LOG2_E)))
+
+
+def _params(**values: int) -> Any:
+    """For the backend, whose import takes a sixth of a rollout server's: where it is used."""
+    from jax.experimental.pallas import triton
+
+    return triton.CompilerParams(**values)
+
+
+def _missing() -> str:
+    """Why there is no backend; "" if there is one."""
+    try:
+        _params(num_warps=4, num_stages=1)
+    except ImportError as error:
+        return f"this jax has no Pallas Triton: {error}"
+    return ""

@@ -9,7 +9,8 @@ accelerators do: neither encrypts. What we say over it ourselves is for who has 
 """
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -73,6 +74,8 @@ def join(coordinator: str, count: int, index: int) -> World:
     given: dict[str, Any] = {}
     if coordinator:
         given = {"coordinator_address": coordinator, "num_processes": count, "process_id": index}
+    if alone_on_host(os.environ):
+        given["local_device_ids"] = ()  # JAX would take the first one only
     try:
         jax.distributed.initialize(
             **given,
@@ -86,6 +89,19 @@ def join(coordinator: str, count: int, index: int) -> World:
             f"{coordinator or 'what the cluster names'} in {JOIN_SECONDS} s: {reason}"
         ) from error
     return World(index=jax.process_index(), count=jax.process_count(), coordinator=coordinator)
+
+
+def alone_on_host(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher has started one process on each host, which has all devices there.
+
+    Without its word JAX takes processes for as many as devices, and gives each the one of its
+    number on its host.
+    """
+    open_mpi = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    slurm = environment.get("SLURM_STEP_TASKS_PER_NODE")  # as 1 or 1(x2) or 2,1(x3)
+    if slurm is not None:
+        return {part.partition("(")[0] for part in slurm.split(",")} == {"1"}
+    return open_mpi == "1"
 
 
 def agreed(run: RunConfig, world: World) -> RunConfig:

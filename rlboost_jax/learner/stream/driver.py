@@ -99,7 +99,7 @@ def drive(
             case Train(index, groups):
                 ask(stream.trained(index, groups, train(index, groups)))
                 times.worked((now := clock()) - since, now)
-                while (message := link.receive(timeout=0)) is not None:
+                while (message := link.receive(timeout=0.0)) is not None:
                     take(message)
             case Update():
                 return times

@@ -28,6 +28,7 @@ from rlboost_jax.messages import (
     Ready,
     Released,
     Renew,
+    Said,
     ServerMessage,
     Spans,
     TokenBatch,
@@ -99,6 +100,9 @@ class Servers:
                 self._ready(instance, message, now)
             case Spans():
                 return False  # of interest to the driver only
+            case Said(lines=lines):
+                instance.says(lines)
+                return False
             case WeightsRejected():
                 self._outbox.record(
                     "rejected", instance.name, version=message.version, reason=message.reason
@@ -169,7 +173,8 @@ class Servers:
         self._placements.record_usage(instance)
         count = self._placements.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
-        self._outbox.record(kind, instance.name, reason=reason, count=count, tokens_lost=in_flight)
+        detail = {"reason": reason, "count": count, "tokens_lost": in_flight, **instance.last_words}
+        self._outbox.record(kind, instance.name, **detail)
         server = self._fleet.server_of(instance.hello)
         if server is not None and not self._roster.speaks(server.name, self._fleet.said_by(server)):
             # else it has dialled again before this stream was given up
@@ -247,6 +252,7 @@ class Servers:
                 orphan_seconds=self._settings.fleet.orphan_seconds,
                 stamp=now,
                 weights_port=self._settings.weights_port,
+                hears_logs=not hello.reserved,
             ),
         )
         self._outbox.record(

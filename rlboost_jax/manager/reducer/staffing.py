@@ -36,16 +36,21 @@ class Staffing:
         server = self._fleet.known(event.name, event.nonce)
         if server is None:
             return
+        lines: dict[str, list[str]] = {}
         match event:
-            case Exited(code=code):
+            case Exited(code=code, log=log):
                 how, sick = "ended before it joined", code == SICK_EXIT_CODE
+                lines = {"log": list(log)} if log else {}
             case Refused():
                 how, sick = "refused", False
             case _:
                 assert_never(event)
+        wanted = not server.doomed
         self._fleet.exited(server, now, sick=sick)  # its goodbye may have been lost
         if not server.joined:
-            self._outbox.record("lost", event.name, reason=f"{how}: {event.reason}")
+            self._outbox.record("lost", event.name, reason=f"{how}: {event.reason}", **lines)
+        elif wanted and lines:  # its loss was recorded as its stream ended
+            self._outbox.record("exited", event.name, reason=event.reason, **lines)
 
     def removed(self, event: MachineRemoved) -> None:
         """The market takes a machine back."""

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import WSMessage, WSMsgType, web
 from aiohttp.typedefs import Handler
 
-from rlboost_jax.credentials import RECOVERS
+from rlboost_jax.credentials import FILES_PORT, RECOVERS
 from rlboost_jax.manager.events import FromServer, FromTrainer, ServerGone, TrainerGone
 from rlboost_jax.manager.limits import ALLOWANCE, Allowance, Callers, Meter
 from rlboost_jax.manager.service.authorization import TOKENS, bears, guarded
@@ -49,6 +49,7 @@ ALLOWED: web.AppKey[Allowance] = web.AppKey("allowance", Allowance)
 CALLERS: web.AppKey[Callers] = web.AppKey("callers", Callers)
 PATIENCE: web.AppKey[float] = web.AppKey("first_frame_seconds", float)
 HOLD: web.AppKey[float] = web.AppKey("hold_seconds", float)
+WEIGHTS_PORT: web.AppKey[int] = web.AppKey("weights_port", int)
 PROGRESS: web.AppKey[Callable[[], str]] = web.AppKey("progress", Callable)  # type: ignore[arg-type]
 
 
@@ -73,9 +74,11 @@ def make_app(
     first_frame_seconds: float = FIRST_FRAME_SECONDS,
     hold_seconds: float = HOLD_SECONDS,
     progress: Callable[[], str] = lambda: "",
+    weights_port: int = 0,
 ) -> web.Application:
     """
     Args:
+        weights_port: where files are served; told with the configuration.
         config: what servers are told of the run's settings, as JSON.
         snapshots: the folder in which all that the trainer publishes lies.
         server_frame_bytes: the longest frame taken from a server.
@@ -96,6 +99,7 @@ def make_app(
     app[ALLOWED], app[CALLERS] = allowance, Callers(allowance)
     app[PATIENCE] = first_frame_seconds
     app[HOLD], app[PROGRESS] = hold_seconds, progress
+    app[WEIGHTS_PORT] = weights_port
     app.router.add_get("/instance", serve_instance)
     app.router.add_get("/trainer", serve_trainer)
     app.router.add_get("/config", get_config)
@@ -165,7 +169,11 @@ def decode_from_trainer(data: bytes, *, snapshots: Path) -> TrainerMessage:
 
 
 async def get_config(request: web.Request) -> web.Response:
-    return web.Response(body=request.app[CONFIG], content_type="application/json")
+    return web.Response(
+        body=request.app[CONFIG],
+        content_type="application/json",
+        headers={FILES_PORT: str(request.app[WEIGHTS_PORT])},
+    )
 
 
 async def get_status(request: web.Request) -> web.Response:

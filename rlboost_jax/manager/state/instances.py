@@ -5,8 +5,9 @@ has to hear of, goes through the instance.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 from rlboost_jax.manager.limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
 from rlboost_jax.manager.state.activity import Activity
@@ -18,6 +19,8 @@ from rlboost_jax.manager.state.parameters import Parameters
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.messages import Hello, InstanceStatus, Manifest, TokenBatch
 from rlboost_jax.sequences.identities import Version
+
+LAST_LINES: Final = 12  # of a server's log, that stand with its loss
 
 
 class Watcher(Protocol):
@@ -43,6 +46,7 @@ class Instance:
     __slots__ = (
         "_holding",
         "_remarks",
+        "_said",
         "_watcher",
         "activity",
         "departure",
@@ -75,6 +79,7 @@ class Instance:
         self._holding = Holding()
         self.held: Mapping[int, Rollout] = self._holding.rollouts
         self.order = 0
+        self._said: deque[str] = deque(maxlen=LAST_LINES)
         self._remarks = Bucket(REMARKS_PER_SECOND, REMARK_BURST)  # what is worth a line
         self._watcher: Watcher | None = None  # None: not in the roster
 
@@ -86,6 +91,15 @@ class Instance:
         if parameters.announced is None:  # a reserved engine may have been handed some
             return "ready" if self.reserved and parameters.version is not None else "joining"
         return "ready" if parameters.are(parameters.announced) else "pulling"
+
+    def says(self, lines: Iterable[str]) -> None:
+        """It has printed these."""
+        self._said.extend(lines)
+
+    @property
+    def last_words(self) -> dict[str, list[str]]:
+        """The last lines that it has printed, for the record of its loss."""
+        return {"log": list(self._said)} if self._said else {}
 
     @property
     def groups(self) -> Mapping[int, int]:

@@ -21,6 +21,7 @@ from rlboost_jax.manager.service.file_server.orders import Serve, Setup, read_or
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
 from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.weights.serve import ServedVersions, add_routes
+from rlboost_jax.weights.wheels import add_delivery_routes
 
 
 def main(arguments: list[str]) -> int:
@@ -37,6 +38,7 @@ async def serve(listener: socket.socket) -> int:
     tokens = Tokens(server=setup.server_token, trainer=setup.trainer_token)
     app = guarded(tokens, gate.admit)
     add_routes(app, versions)
+    add_delivery_routes(app, compiled=setup.compiled, wheels=setup.wheels)
     runner = web.AppRunner(app, **RUNNER_OPTIONS)
     await runner.setup()
     assert runner.server is not None

@@ -21,6 +21,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     server_token: str
     trainer_token: str
     authority: str  # the folder with the manager's certificate; "": no TLS, within tests
+    compiled: str = ""  # the folder with compiled programs; "": none are served
+    wheels: str = ""  # fleet.wheelhouse; "": the same
 
 
 class PageSetup(msgspec.Struct, frozen=True, kw_only=True, tag=True):

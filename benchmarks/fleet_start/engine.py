@@ -1,0 +1,48 @@
+"""The engine of a benchmark's servers: a clock that says when it has given its first token."""
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.stand_in import FINGERPRINT, Dispatch, StandIn, StandInEngine
+from rlboost_jax.settings.run import RunConfig
+
+RATE = 4_000.0  # tokens per second
+
+
+def clock_of(run: RunConfig) -> StandIn:
+    """That samples the responses of this run."""
+    return StandIn(
+        rate=RATE,
+        slots=run.engine.slots,
+        steps=run.engine.steps_per_dispatch,
+        samples=run.learner.prompts_per_step * run.algorithm.group_size,
+        mean=run.sampling.max_response_tokens / 4,
+        longest=run.sampling.max_response_tokens,
+    )
+
+
+class NotedEngine(StandInEngine):
+    """With what a server says of its engine as it introduces itself."""
+
+    device_kind, fingerprint, cache_tokens = "clock", FINGERPRINT, 0
+
+    def __init__(self, settings: StandIn, slot_tokens: int, note: Callable[[str], None]) -> None:
+        super().__init__(settings)
+        self.slots, self.slot_tokens = settings.slots, slot_tokens
+        self._note, self._noted = note, False
+
+    def load(self, params: Any, version: int) -> None:
+        if self.version is None:
+            self._note("weights")
+        super().load(params, version)
+
+    def finish(self) -> Dispatch:
+        found = super().finish()
+        if not self._noted and len(found.tokens):
+            self._noted = True
+            self._note("token")
+        return found
+
+
+def engine_of_run(run: RunConfig, note: Callable[[str], None]) -> NotedEngine:
+    return NotedEngine(clock_of(run), run.slot_tokens, note)

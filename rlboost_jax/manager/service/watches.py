@@ -1,0 +1,36 @@
+"""What is shown all events of a manager, besides what they call for."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from rlboost_jax.manager.events import Action, Event
+from rlboost_jax.manager.service.driver import Watch
+from rlboost_jax.manager.service.said_files import RemoveOld, SaidFiles
+from rlboost_jax.manager.service.tracing import StepTracer
+
+
+def watches_of(stack: ExitStack, workdir: Path, *, step: int, remove_old: RemoveOld) -> Watch:
+    """Those of a run; the stack closes them.
+
+    Args:
+        step: that is profiled; 0: none.
+        remove_old: see `SaidFiles`.
+    """
+    said = SaidFiles(workdir, remove_old)
+    stack.callback(said.close)
+    if not step:
+        return said
+    tracer = StepTracer(workdir, step)
+    stack.callback(tracer.close)
+    return all_of(said, tracer)
+
+
+def all_of(*watches: Watch) -> Watch:
+    """One that shows them all what it is shown."""
+
+    def watch(event: Event, actions: Sequence[Action], began: float, ended: float) -> None:
+        for each in watches:
+            each(event, actions, began, ended)
+
+    return watch

@@ -1,0 +1,46 @@
+"""Compile a run's engine on a host of the owner's, for servers of its kind.
+
+    rlboost compile --workdir=runs/mine
+
+The trainer does this for servers of its own kind. For other kinds of devices run it once on a host
+that is yours for the time, with such a device and with the run's folder on a file system that both
+see; never on a machine that others may take. Servers of that kind get the programs as they join,
+sealed with the run's key. Exit status: 0, or 2 on a mistake.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlboost_jax import compile_cache, usage
+from rlboost_jax.manager.service.run_files import trainer_folder
+from rlboost_jax.qualification.start import server_run
+from rlboost_jax.rollout.instance import engine_of
+from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax.settings.for_servers import for_servers
+from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.weights.compiled import FOLDER, offer
+from rlboost_jax.weights.seal import read_seal_key
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = usage.parser("compile", __doc__)
+    parser.add_argument("--workdir", required=True, type=Path, help="of a run that has begun")
+    workdir = parser.parse_args(arguments).workdir.absolute()
+    try:
+        run = for_servers(read_run_config(workdir))
+        key = read_seal_key(trainer_folder(workdir))
+        place = compile_cache.enable(run.compile_cache_dir)
+        run = server_run(run, say=print)
+        with compile_cache.recorded() as names:
+            engine_of(run, announce=print)
+        size = offer(workdir / FOLDER, compile_cache.kind(), place, names, key)
+    except (ConfigError, Mistake, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{size / 1e6:,.1f} MB of programs for {compile_cache.kind()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
