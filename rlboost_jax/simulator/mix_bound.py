@@ -13,8 +13,8 @@ engine, has ended; and what remains has to be trained. Reserved engines generate
 does not work. With a lag steps overlap, and only the learner's own time is left of it.
 
 What instances cost follows where all that are on loan are paid for: they are on loan for at least
-as long as in the stretch with the fewest, of those that are as long as the shortest run. A run that
-goes on for longer than the market was looked at pays for the learner until then.
+as long as in the stretch with the fewest, of those that are as long as the shortest run. The market
+is looked at for so long that a run that goes on after that pays as much for the learner alone.
 """
 
 import math
@@ -35,7 +35,6 @@ from rlboost_jax.simulator.rates import EngineRates, train_seconds
 HALVINGS: Final = 24
 DIRECTIONS: Final = 33  # of (u, v) that are known
 BEST: Final = 2  # of them that are tried
-LOOKED_AT: Final = 4.0  # times the shortest run: of a market
 SAFE: Final = 1 - 1e-9  # sums are rounded
 Floats = NDArray[np.float64]
 
@@ -89,14 +88,18 @@ class Bounds:
         each = [self._seconds(earned, mix.reserved, seed, step) for step in steps]
         weights, settling = self._horizon.weights, self._horizon.settling
         seconds = math.fsum(w * s for w, s in zip(weights, each, strict=True))
-        looked_at = LOOKED_AT * 2 ** math.ceil(math.log2(sum(each)))
-        parts = ((sum(each[:settling]), 1.0), (sum(each[settling:]), weights[-1]))
-        paid = 0.0
-        if self._pays_all:
-            paid = sum(w * self._instances(mix, seed, s, looked_at) for s, w in parts if s)
         hourly = config.reserved.nodes * config.reserved.price_per_node_hour
-        dollars = min(seconds / 3600 * hourly + paid, looked_at / 3600 * hourly)
-        return Least(seconds=SAFE * seconds, dollars=SAFE * dollars)
+        reserved = seconds / 3600 * hourly
+        if not (self._pays_all and mix.instances):
+            return Least(seconds=SAFE * seconds, dollars=SAFE * reserved)
+        types = self._purchase.prices.instances
+        most = sum(n * kind.price_per_hour for n, kind in zip(mix.counts, types, strict=True))
+        # A run that goes on after this pays as much for the learner.
+        longer = sum(each) + seconds * most / hourly
+        looked_at = 2.0 ** math.ceil(math.log2(max(longer, 2 * sum(each))))
+        parts = ((sum(each[:settling]), 1.0), (sum(each[settling:]), weights[-1]))
+        paid = sum(w * self._instances(mix, seed, s, looked_at) for s, w in parts if s)
+        return Least(seconds=SAFE * seconds, dollars=SAFE * (reserved + paid))
 
     def _instances(self, mix: Mix, seed: int, seconds: float, looked_at: float) -> float:
         """Dollars for those on loan in any stretch of so many seconds, at least."""
