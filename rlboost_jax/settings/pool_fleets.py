@@ -26,7 +26,7 @@ def fleet_of(fleet: FleetConfig, pool: PoolConfig) -> FleetConfig:
     own: dict[str, Any] = {}
     if is_dataclass(section) and not isinstance(section, type):
         known = {each.name for each in fields(section)}
-        values = {"zone": pool.zone} if pool.zone and "zone" in known else {}
+        values: dict[str, Any] = {"zone": pool.zone} if pool.zone and "zone" in known else {}
         values |= pool.options
         for key in values:
             if key not in known:
