@@ -17,15 +17,15 @@ class Link:
         self._got = 0.0  # bytes that a pull under way all the time would have
         self._at = 0.0
         self._ends: list[tuple[float, int]] = []
-        self._pulls: dict[int, tuple[float, Callable[[], None]]] = {}  # → dollars of a GB, what then
+        self._pulls: dict[
+            int, tuple[float, Callable[[], None]]
+        ] = {}  # → dollars of a GB, what then
         self._count = 0
         self._turn = 0  # of the wake-up that counts
         self.sent_bytes = self.sent_dollars = 0.0  # of all pulls, those given up included
         self._dollars = 0.0  # of 1e9 bytes to each of those under way
 
-    def pull(
-        self, size: float, done: Callable[[], None], *, dollars_per_gb: float = 0.0
-    ) -> int:
+    def pull(self, size: float, done: Callable[[], None], *, dollars_per_gb: float = 0.0) -> int:
         """Begin one; returns what `give_up` takes."""
         self._advance()
         self._count += 1

@@ -40,9 +40,7 @@ def _of_type(
         rows = read_trace_rows(kind.trace)
         begin = float(stream("trace begins", seed, number).uniform())
         return replayed(rows, kind.name, count, begin=begin, seconds=seconds)
-    machines = (
-        _machine(kind, number, place, seed=seed, seconds=seconds) for place in range(count)
-    )
+    machines = (_machine(kind, number, place, seed=seed, seconds=seconds) for place in range(count))
     return heapq.merge(*machines, key=lambda change: change.seconds)
 
 

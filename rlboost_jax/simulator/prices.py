@@ -1,14 +1,14 @@
 """A price list: what machines there are to buy, in TOML. docs/how-to/plan.md has the fields.
 
-    date = 2026-01-31
+date = 2026-01-31
 
-    [[instances]]
-    name = "h100-east"
-    price_per_hour = 5.32
+[[instances]]
+name = "h100-east"
+price_per_hour = 5.32
 
-    [[reserved]]
-    name = "one-node"
-    price_per_hour = 83.79
+[[reserved]]
+name = "one-node"
+price_per_hour = 83.79
 """
 
 import difflib

@@ -64,9 +64,7 @@ class Pulls:
 
         def begin() -> None:
             if fetch == self._fetches:
-                self._pull = world.link.pull(
-                    self._size, arrived, dollars_per_gb=self._price
-                )
+                self._pull = world.link.pull(self._size, arrived, dollars_per_gb=self._price)
 
         def arrived() -> None:
             self._coming, self._here = None, manifest
