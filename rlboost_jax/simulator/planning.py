@@ -1,11 +1,12 @@
 """A plan: what mixes of machines cost and take, which are worth it, and which one to have."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from typing import Any, Final
 
+from rlboost_jax.settings.pools import PoolConfig
 from rlboost_jax.simulator.mix_bound import Bounds
 from rlboost_jax.simulator.mix_run import Horizon, Sample, run_mix
 from rlboost_jax.simulator.mixes import Mix, Space, described
@@ -147,20 +148,8 @@ def _chosen(rows: Sequence[PlanRow], limits: Limits) -> tuple[PlanRow, bool]:
 
 def settings_of(purchase: Purchase, row: PlanRow) -> list[str]:
     """Lines of a run's configuration that has that mix."""
-    types, shape = purchase.prices.instances, purchase.learners[row.mix.reserved].reserved
-    pools = [
-        {
-            "name": kind.name,
-            "provider": kind.provider,
-            "max_instances": count,
-            "price_per_hour": kind.price_per_hour,
-            **({"zone": kind.zone} if kind.zone else {}),
-            **({"device": kind.device} if kind.device else {}),
-            **({"options": dict(kind.options)} if kind.options else {}),
-        }
-        for kind, count in zip(types, row.mix.counts, strict=True)
-        if count
-    ]
+    shape = purchase.learners[row.mix.reserved].reserved
+    pools = purchase.machines(row.mix.counts, row.mix.reserved).pools
     hourly = shape.nodes * shape.price_per_node_hour
     lines = [f"config.fleet.reserved_price_per_hour = {hourly:.6g}"]
     if pools:
@@ -172,8 +161,10 @@ def settings_of(purchase: Purchase, row: PlanRow) -> list[str]:
     return lines
 
 
-def _entry(pool: Mapping[str, Any]) -> str:
-    return repr(pool).replace("'", '"')
+def _entry(pool: PoolConfig) -> str:
+    """As a file has it, without what it does not say."""
+    said = {key: value for key, value in asdict(pool).items() if value not in ("", {})}
+    return repr(said).replace("'", '"')
 
 
 def to_json(

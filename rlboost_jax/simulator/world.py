@@ -259,14 +259,16 @@ def settings(config: SimConfig, machines: Machines | None = None) -> Settings:
         renew_seconds=PATIENT / 4,
         progress_seconds=PATIENT,
     )
+    machines = machines or Machines.of(config)
     fleet = FleetConfig(
         **_named_alike(FleetConfig, policy),
-        price_per_hour=(machines or Machines.of(config)).price_per_hour,
+        price_per_hour=machines.price_per_hour,
         reserved_price_per_hour=config.reserved.nodes * config.reserved.price_per_node_hour,
         egress_dollars_per_gb=config.instance.egress_dollars_per_gb,
         orphan_seconds=PATIENT,
-        notice_seconds=(machines or Machines.of(config)).notice_seconds,
+        notice_seconds=machines.notice_seconds,
         chaos=ChaosConfig(),
+        pools=machines.pools,
     )
     return Settings(
         run_id="simulated",

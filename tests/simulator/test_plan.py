@@ -54,7 +54,9 @@ def by_hand(bought, counts, shape, seed):
     """Hours and dollars of a run of 20 steps: the first two as they are, nine times the others."""
     config = replace(bought.learners[shape], num_steps=4)
     market = changes(bought.prices.instances, counts, seed=seed, seconds=36_000.0)
-    world = World(config, market, seed=seed, seconds=36_000.0, machines=bought.machines(shape))
+    world = World(
+        config, market, seed=seed, seconds=36_000.0, machines=bought.machines(counts, shape)
+    )
     seconds = dollars = 0.0
     for number, row in enumerate(world.run()):
         times = 1 if number < 2 else 9
