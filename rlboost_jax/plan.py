@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
 
 
 def _plan() -> None:
-    prices = read_prices(EXAMPLE_FILE if _PRICES.value == EXAMPLE else _PRICES.value)
+    prices = read_prices(EXAMPLE_FILE if _PRICES.value == EXAMPLE else str(_PRICES.value))
     asked = _workload()
     purchase = purchase_of(asked.config, prices, measured=asked.measured)
     horizon = horizon_of(

@@ -56,13 +56,15 @@ def parse(
         arguments = with_files(arguments, kind)
         path = config_path(arguments)
         named = path != given
-        check_overrides(arguments, *([record] if named else [record, *(o for o, _ in others)]))
+        check_overrides(
+            arguments, *([record] if named else [record, *(each for each, _ in others)])
+        )
         try:
-            program, *others = flags.FLAGS(arguments)
+            program, *unknown = flags.FLAGS(arguments)
         except Exception as error:  # a configuration file is a program and raises anything
             raise ConfigError(_missing(error, arguments, path) or _explain(error, path)) from error
-        if others:
-            raise ConfigError(f"unexpected argument {others[0]!r}; options begin with --")
+        if unknown:
+            raise ConfigError(f"unexpected argument {unknown[0]!r}; options begin with --")
         return [program]
     except ConfigError as error:
         exits.leave(f"error: {error}", exits.MISTAKE)
