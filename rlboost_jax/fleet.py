@@ -27,6 +27,7 @@ from rlboost_jax.providers.launcher import Job, Keeper, Kept, Launcher, LaunchFa
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.load import read_run_config, read_run_id
+from rlboost_jax.settings.pool_fleets import fleet_of
 
 ANSWER_SECONDS = 90.0  # for a provider to list what there is
 END_SECONDS = 150.0  # for what is ended to be gone
@@ -42,6 +43,12 @@ class Place:
     workdir: Path
     run_id: str
     fleet: FleetConfig
+    pool: str = ""  # of several; "": it has one
+    pools: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.workdir}" + (f" ({self.pool})" if self.pool else "")
 
     @property
     def rendezvous(self) -> Rendezvous:
@@ -52,6 +59,8 @@ class Place:
             address="",
             local_address="",
             join=join_folder(self.workdir),
+            pool=self.pool,
+            pools=self.pools,
         )
 
 
@@ -65,11 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     try:
-        places = [_place(workdir) for workdir in args.workdirs]
+        places = [place for workdir in args.workdirs for place in _places(workdir)]
         with contextlib.ExitStack() as locks:
             if args.action == "reap":  # and no manager can come while they are ended
-                for place in places:
-                    locks.enter_context(only_manager(place.workdir))
+                for workdir in dict.fromkeys(place.workdir for place in places):
+                    locks.enter_context(only_manager(workdir))
             return asyncio.run(_look(places, reap=args.action == "reap", others=args.all))
     except AlreadyManaged as error:
         print(f"{error}; end the run first, it takes its servers with it", file=sys.stderr)
@@ -90,13 +99,13 @@ async def _look(places: Iterable[Place], *, reap: bool, others: bool) -> int:
                 kept = await _kept(place)
         except (LaunchFailed, TimeoutError) as error:
             why = f": {error}" if str(error) else ""
-            print(f"{place.workdir}: its provider ({place.fleet.provider}) does not answer{why}")
+            print(f"{place.title}: its provider ({place.fleet.provider}) does not answer{why}")
             left += 1
             continue
         for name in (*names, *(f"{each.what} {each.handle}" for each in kept)):
-            print(f"{place.workdir}  {name}")
+            print(f"{place.title}  {name}")
         if not names and not kept:
-            print(f"{place.workdir}  nothing is left ({place.fleet.provider})")
+            print(f"{place.title}  nothing is left ({place.fleet.provider})")
         elif reap:
             left += await _end(place, provider, len(names) + len(kept))
         else:
@@ -113,8 +122,9 @@ async def _seen(place: Place) -> list[str]:
     ends at once what it did not ask for itself."""
     if place.fleet.provider not in LAUNCHED:
         return await _adopted(open_provider(place.fleet, place.rendezvous))
+    own, run_id = place.rendezvous.owns, place.run_id
     jobs = await open_launcher(place.fleet, place.rendezvous).list()
-    return [job.name for job in jobs if job.run == place.run_id and job.state != "over"]
+    return [j.name for j in jobs if j.run == run_id and own(j.name) and j.state != "over"]
 
 
 async def _kept(place: Place) -> list[Kept]:
@@ -134,7 +144,7 @@ async def _end(place: Place, provider: Provider, count: int) -> int:
             left = len(await _seen(place)) + len(await _kept(place))
     except (LaunchFailed, TimeoutError):
         left = count
-    print(f"{place.workdir}  {count - left} ended")
+    print(f"{place.title}  {count - left} ended")
     return left
 
 
@@ -193,9 +203,14 @@ async def _living(launcher: Launcher, known: Container[str]) -> list[Job]:
     return [job for job in found if job.run not in known and job.state != "over"]
 
 
-def _place(workdir: Path) -> Place:
+def _places(workdir: Path) -> list[Place]:
+    """One for each of a run's pools."""
     workdir = workdir.absolute()
-    return Place(workdir, read_run_id(workdir), read_run_config(workdir).fleet)
+    run_id, fleet = read_run_id(workdir), read_run_config(workdir).fleet
+    if not fleet.pools:
+        return [Place(workdir, run_id, fleet)]
+    names = tuple(pool.name for pool in fleet.pools)
+    return [Place(workdir, run_id, fleet_of(fleet, p), p.name, names) for p in fleet.pools]
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.manager.events import (
     MachineAdded,
     MachineRemoved,
+    Priced,
     Record,
     Shutdown,
 )
@@ -77,6 +78,7 @@ from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
 from rlboost_jax.providers.logs import remove_old_logs
 from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
+from rlboost_jax.providers.prices import prices
 from rlboost_jax.relay.start import speak_through_relay
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.fleet import FleetConfig
@@ -310,6 +312,8 @@ async def _manage(
     await driver.employ(provider, found_us=former is not None and record.port == former.port)
     events = market_events(run.fleet, seed=run.seed)
     driver.follow(_market(events, run.fleet, driver.begun))
+    if run.fleet.price_command:
+        driver.follow(_prices(run.fleet))
     code = (await driver.finished).code
     await driver.close()
     return code
@@ -333,6 +337,11 @@ async def _market(
             yield MachineAdded(event.name)
         else:
             yield MachineRemoved(event.name, event.kind == "terminate", event.draw)
+
+
+async def _prices(settings: FleetConfig) -> AsyncIterator[Priced]:
+    async for pool, price_per_hour in prices(settings):
+        yield Priced(pool, price_per_hour)
 
 
 async def _listening(

@@ -65,6 +65,14 @@ class MachineRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class Priced:
+    """What an instance of one of several pools costs from now on, in dollars."""
+
+    pool: str
+    price_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stalled:
     """The driver itself did not run for so long: nobody's silence in that time counts."""
 
@@ -100,6 +108,7 @@ Event = (
     | Listed
     | MachineAdded
     | MachineRemoved
+    | Priced
     | Stalled
     | DiskWaited
     | Shutdown

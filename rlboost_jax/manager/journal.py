@@ -38,6 +38,25 @@ class SegmentBegun(Entry, frozen=True, kw_only=True):
     format: int = FORMAT
 
 
+class PoolEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One of several pools, as `state.pools` has it."""
+
+    asked: int
+    granted: int
+    refused: int
+    lost: int
+    losses: float
+    seconds: float
+    alive: float  # instance-seconds
+    dollars: float
+    dollars_per_second: float
+    price: float
+    start_seconds: float
+    speed: float
+    failures: int
+    retry_in: float
+
+
 class RunState(Entry, frozen=True, kw_only=True):
     """All that outlives a batch. Each replaces the one before."""
 
@@ -53,6 +72,7 @@ class RunState(Entry, frozen=True, kw_only=True):
     dollars: float  # at `at`, growing by `dollars_per_second`
     dollars_per_second: float
     at: float
+    pools: dict[str, PoolEntry] = {}
 
 
 class Published(Entry, frozen=True, kw_only=True):

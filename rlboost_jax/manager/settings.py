@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rlboost_jax.manager.limits import MAX_INSTANCES
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.manager import ManagerConfig
+from rlboost_jax.settings.pool_fleets import mixed
 from rlboost_jax.settings.routing import Routing, routing_of
 from rlboost_jax.settings.run import RunConfig
 
@@ -30,9 +31,15 @@ class Settings:
     def models(self) -> bool:
         """Whether any policy asks what a step will take."""
         manager, fleet = self.manager, self.fleet
-        by_lengths = manager.longest_first or manager.routing == "speed"
-        by_price = fleet.sizing == "marginal" or fleet.merge_tail
+        by_lengths = manager.longest_first or self.routes_by_speed
+        by_price = fleet.sizing == "marginal" or fleet.merge_tail or bool(fleet.pools)
         return by_lengths or by_price or manager.window == "model"
+
+    @property
+    def routes_by_speed(self) -> bool:
+        """Whether work goes to where it would end first."""
+        routing = self.manager.routing
+        return routing == "speed" or (routing == "auto" and mixed(self.fleet))
 
     @staticmethod
     def of(run: RunConfig, run_id: str, *, weights_port: int = 0) -> "Settings":

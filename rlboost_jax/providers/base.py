@@ -89,6 +89,14 @@ class Rendezvous:
     address: str  # HOST:PORT of the manager, for other hosts
     local_address: str  # the same for processes of this host
     join: Path  # folder with the credentials of servers; they never go on a command line
+    pool: str = ""  # whose instances these are; "": the run has no others
+    pools: tuple[str, ...] = ()  # of the run
+
+    def owns(self, name: str) -> bool:
+        """Whether an instance of the run is one of this pool's, which are called after it. What no
+        pool is called like is the first one's."""
+        of = name.rpartition("-")[0]
+        return not self.pools or self.pool == (of if of in self.pools else self.pools[0])
 
 
 class Provider(Protocol):

@@ -1,5 +1,7 @@
 """The provider that a run has chosen."""
 
+from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 from rlboost_jax.providers.base import Provider, Rendezvous
@@ -10,15 +12,41 @@ from rlboost_jax.providers.launcher import Launcher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
 from rlboost_jax.providers.polled import PolledProvider
+from rlboost_jax.providers.pools import PooledProvider
 from rlboost_jax.providers.skypilot import SkyPilotLauncher
 from rlboost_jax.providers.slurm import SlurmLauncher
 from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.pool_fleets import fleet_of
+from rlboost_jax.settings.pools import PoolConfig
 
 SLURM_SETTLE_SECONDS = 30.0  # until squeue has what sbatch took, at the latest
 
 
 def open_provider(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
-    """Of `fleet.provider`. To be called in the event loop that it is used in."""
+    """Of `fleet.provider`, or of `fleet.pools`. To be called in the event loop that it is used
+    in."""
+    if fleet.pools:
+        return PooledProvider(
+            {
+                pool.name: partial(open_provider, fleet_of(fleet, pool), of_pool)
+                for pool, of_pool in of_pools(fleet, rendezvous)
+            }
+        )
+    provider = _open(fleet, rendezvous)
+    if isinstance(provider, PolledProvider):
+        provider.keep_to(rendezvous.owns)
+    return provider
+
+
+def of_pools(
+    fleet: FleetConfig, rendezvous: Rendezvous
+) -> tuple[tuple[PoolConfig, Rendezvous], ...]:
+    """Each pool, and what its provider is told of the run."""
+    names = tuple(pool.name for pool in fleet.pools)
+    return tuple((p, replace(rendezvous, pool=p.name, pools=names)) for p in fleet.pools)
+
+
+def _open(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
     match fleet.provider:
         case "local":
             return LocalProvider(rendezvous, price_per_hour=fleet.price_per_hour)

@@ -74,6 +74,7 @@ class LocalProvider:
         leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
         self._start_seconds, self._leave_seconds = start_seconds, leave_seconds
+        self._owns = rendezvous.owns
         self._logs = rendezvous.workdir / "logs"
         self._args = [
             f"--manager={rendezvous.local_address}",
@@ -88,7 +89,7 @@ class LocalProvider:
         self._files = ServerFiles(rendezvous.workdir / "servers")
         self._events = EventQueue()
         self._forks = Forks(
-            self._logs / "zygote.log",
+            self._logs / f"zygote{rendezvous.pool and '.'}{rendezvous.pool}.log",
             program=zygote,
             leave_seconds=leave_seconds,
             hear=self._hear,
@@ -181,7 +182,7 @@ class LocalProvider:
 
     def _noted(self) -> Sequence[tuple[str, Found]]:
         """Servers of which there are files, and that run."""
-        found = ((name, self._files.find(name)) for name in self._files.names())
+        found = ((name, self._files.find(name)) for name in self._files.names() if self._owns(name))
         return [(name, each) for name, each in found if each is not None]
 
     def _running(self) -> Sequence[tuple[str, _Server]]:

@@ -40,7 +40,7 @@ def remove_old_logs(folder: Path, servers: Container[str], kept: int = KEPT) -> 
     """
     ended: list[tuple[int, Path]] = []
     for path in folder.glob("*.log"):
-        if path.stem not in servers and path.stem not in ("manager", "zygote"):
+        if path.stem not in servers and path.stem.partition(".")[0] not in ("manager", "zygote"):
             with contextlib.suppress(FileNotFoundError):
                 ended.append((path.stat().st_mtime_ns, path))
     for _, path in sorted(ended)[: max(0, len(ended) - kept)]:

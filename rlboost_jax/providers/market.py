@@ -42,7 +42,9 @@ def initial_capacity(settings: FleetConfig) -> int:
 
     Without a provider nobody could use any.
     """
-    return 0 if settings.trace or settings.provider == "none" else settings.max_instances
+    if settings.trace or (settings.provider == "none" and not settings.pools):
+        return 0
+    return settings.most_instances
 
 
 def market_events(settings: FleetConfig, *, seed: int) -> Iterator[MarketEvent]:
@@ -57,7 +59,7 @@ def market_events(settings: FleetConfig, *, seed: int) -> Iterator[MarketEvent]:
     rows: Iterator[TraceRow]
     if settings.trace == "synthetic":
         rows = synthetic_trace(
-            machines=settings.max_instances,
+            machines=settings.most_instances,
             lifetime_seconds=settings.synthetic_lifetime_seconds,
             gap_seconds=settings.synthetic_gap_seconds,
             seed=seed,

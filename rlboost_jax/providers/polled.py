@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlboost_jax.providers.base import (
@@ -82,6 +82,14 @@ class PolledProvider:
         self._ending: set[asyncio.Task[None]] = set()  # over, and their logs are being fetched
         self._adopted = self._closing = False
         self._problem = ""  # with the last list
+        self._owns: Callable[[str], bool] = lambda name: True
+
+    def keep_to(self, owns: Callable[[str], bool]) -> None:
+        """Leave jobs of the run alone whose name is another pool's."""
+        self._owns = owns
+
+    def _is_own(self, job: Job) -> bool:
+        return job.run == self._run_id and self._owns(job.name)
 
     async def request(self, name: str, nonce: str, pool: str) -> None:
         if nonce in self._nonces:
@@ -214,7 +222,7 @@ class PolledProvider:
         async with self._one_list:
             began = self._now()
             try:
-                found = [job for job in await self._launcher.list() if job.run == self._run_id]
+                found = [job for job in await self._launcher.list() if self._is_own(job)]
             except LaunchFailed as error:
                 if str(error) != self._problem:
                     log.warning("servers cannot be listed: %s", error)

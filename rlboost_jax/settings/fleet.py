@@ -7,6 +7,7 @@ from rlboost_jax.messages import MAX_NOTICE_SECONDS
 from rlboost_jax.settings.ec2 import Ec2Config
 from rlboost_jax.settings.kubernetes import KubernetesConfig
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
+from rlboost_jax.settings.pools import PoolConfig
 from rlboost_jax.settings.setting import setting
 from rlboost_jax.settings.skypilot import SkyPilotConfig
 
@@ -38,6 +39,23 @@ class FleetConfig:
         "local", "who starts servers", note="docs/how-to/providers.md has them."
     )
     max_instances: int = setting(2, "preemptible instances that the provider may start", at_least=0)
+    pools: tuple[PoolConfig, ...] = setting(
+        (),
+        "places that instances come from; (): one, that of provider",
+        note='Dictionaries: {"name": "spot", "provider": "slurm", "max_instances": 8, '
+        '"price_per_hour": 0.9, "device": "h100", "options": {"partitions": "spot"}}, with options '
+        "in place of those of the provider's section. provider, max_instances and price_per_hour "
+        "are the pools' own then. docs/how-to/fleet-pools.md has the page.",
+    )
+    price_command: str = setting(
+        "",
+        'prints what pools cost now, lines of POOL PRICE in dollars an hour; "": what they say',
+        note='Split as a shell would, without one: "cat prices.csv" will do. A comma may stand '
+        "between the two, or all may be a JSON object; of a pool's lines the last counts.",
+    )
+    price_seconds: float = setting(
+        60.0, "from one price_command to the next, and that one may take", above=0
+    )
     sizing: Sizing = setting(
         "fixed",
         "how many of them are wanted",
@@ -112,3 +130,8 @@ class FleetConfig:
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     ec2: Ec2Config = field(default_factory=Ec2Config)
     skypilot: SkyPilotConfig = field(default_factory=SkyPilotConfig)
+
+    @property
+    def most_instances(self) -> int:
+        """Of all pools together."""
+        return sum(p.max_instances for p in self.pools) if self.pools else self.max_instances

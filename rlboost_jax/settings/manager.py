@@ -7,7 +7,7 @@ from rlboost_jax.settings.limits import LONGEST_LEASE_SECONDS, MAX_LEASE_SECONDS
 from rlboost_jax.settings.setting import setting
 
 Window = Literal["paper", "model"]
-Routing = Literal["pending", "speed"]
+Routing = Literal["pending", "speed", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,10 @@ class ManagerConfig:
     window_eta: float = setting(3.0, "η of Algorithm 1", above=0)
     window_memory: bool = setting(True, "remember the window of each size of fleet")
     routing: Routing = setting(
-        "pending", "where work goes: to who has fewest requests, or where it would end first"
+        "auto",
+        "where work goes: to who has fewest requests (pending), or where it would end first",
+        note='"auto": "speed" where fleet.pools differ in provider, device or price, else '
+        '"pending".',
     )
     longest_first: bool = setting(
         False,

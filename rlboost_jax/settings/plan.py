@@ -22,6 +22,7 @@ from rlboost_jax.settings.memory import (
     size_text,
     weight_bytes,
 )
+from rlboost_jax.settings.plan_pools import kinds_line, pools_line
 from rlboost_jax.settings.presets import PRESETS
 from rlboost_jax.settings.run import RunConfig
 
@@ -94,10 +95,15 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
     )
     yield "weights", _snapshots(config)
     yield "fleet", _fleet(config)
+    if kinds := kinds_line(fleet, deterministic=config.deterministic):
+        yield "devices", kinds
     reserved, each = fleet.reserved_price_per_hour, fleet.price_per_hour
+    prices = (
+        "what each pool's cost" if fleet.pools else f"${each:.2f} for each preemptible instance"
+    )
     yield (
         "cost",
-        f"${reserved:.2f} an hour reserved + ${each:.2f} for each preemptible instance: at most "
+        f"${reserved:.2f} an hour reserved + {prices}: at most "
         f"${_most(config):.2f} an hour{_budget(fleet)}",
     )
 
@@ -120,7 +126,9 @@ def _environment(config: RunConfig) -> str:
 def _most(config: RunConfig) -> float:
     """Dollars an hour."""
     fleet = config.fleet
-    preemptible = fleet.price_per_hour * fleet.max_instances
+    preemptible = sum(p.price_per_hour * p.max_instances for p in fleet.pools)
+    if not fleet.pools:
+        preemptible = fleet.price_per_hour * fleet.max_instances
     limit = fleet.max_dollars_per_hour
     return fleet.reserved_price_per_hour + (min(preemptible, limit) if limit else preemptible)
 
@@ -169,14 +177,14 @@ def _algorithm(algorithm: AlgorithmConfig) -> str:
 
 
 def _servers(config: RunConfig) -> str:
-    if config.fleet.provider == "none":
+    if config.fleet.provider == "none" and not config.fleet.pools:
         return "rollout servers as you start them"
-    return f"0 to {config.fleet.max_instances} rollout servers"
+    return f"0 to {config.fleet.most_instances} rollout servers"
 
 
 def _fleet(config: RunConfig) -> str:
     fleet, chaos = config.fleet, config.fleet.chaos
-    if fleet.provider == "none":
+    if fleet.provider == "none" and not fleet.pools:
         return "servers join by hand"
     changes = []
     if fleet.trace:
@@ -189,12 +197,15 @@ def _fleet(config: RunConfig) -> str:
             f"{chaos.joins_per_minute:g} joins a minute"
         )
     change = ", ".join(changes) or "nothing is taken away"
-    return f"provider {fleet.provider}, at most {fleet.max_instances}; {change}{_reach(config)}"
+    who = f"provider {fleet.provider}, at most {fleet.max_instances}"
+    return f"{pools_line(fleet) if fleet.pools else who}; {change}{_reach(config)}"
 
 
 def _reach(config: RunConfig) -> str:
     """Said where servers of other hosts could not dial in."""
-    elsewhere = config.fleet.provider not in ("local", "none") and not config.fleet.public_address
+    fleet = config.fleet
+    providers = {pool.provider for pool in fleet.pools} or {fleet.provider}
+    elsewhere = providers - {"local", "none"} and not fleet.public_address
     if not elsewhere or config.manager.host not in ("127.0.0.1", "localhost", "::1"):
         return ""
     return (

@@ -13,10 +13,12 @@ from typing import Final
 from rlboost_jax.sequences.identities import MOST_TRAINED
 from rlboost_jax.settings.ec2 import ec2_mistakes
 from rlboost_jax.settings.errors import ConfigError, install, suggestion
+from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.kubernetes import kubernetes_mistakes
 from rlboost_jax.settings.launchers import command_mistakes, slurm_mistakes
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import TRACKERS
+from rlboost_jax.settings.pool_fleets import pool_mistakes
 from rlboost_jax.settings.ranges import out_of_range
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.skypilot import skypilot_mistakes
@@ -186,7 +188,13 @@ def _manager(config: RunConfig) -> Iterator[str]:
 
 
 def _fleet(config: RunConfig) -> Iterator[str]:
-    fleet = config.fleet
+    yield from pool_mistakes(config.fleet, _fleet_alone)
+    if not config.fleet.pools:
+        yield from _fleet_alone(config.fleet)
+
+
+def _fleet_alone(fleet: FleetConfig) -> Iterator[str]:
+    """With one provider."""
     if fleet.provider == "none" and (fleet.trace or fleet.chaos.enabled):
         yield (
             "fleet.trace and fleet.chaos need servers that the run started itself; "

@@ -17,16 +17,18 @@ class Link:
         self._got = 0.0  # bytes that a pull under way all the time would have
         self._at = 0.0
         self._ends: list[tuple[float, int]] = []
-        self._pulls: dict[int, tuple[float, Callable[[], None]]] = {}  # → count at begin, what then
+        self._pulls: dict[int, tuple[float, Callable[[], None]]] = {}  # → dollars a GB, what then
         self._count = 0
         self._turn = 0  # of the wake-up that counts
-        self.sent_bytes = 0.0  # of all pulls, those given up included
+        self.sent_bytes = self.sent_dollars = 0.0  # of all pulls, those given up included
+        self._dollars = 0.0  # of 1e9 bytes to each of those under way
 
-    def pull(self, size: float, done: Callable[[], None]) -> int:
+    def pull(self, size: float, done: Callable[[], None], *, dollars_per_gb: float = 0.0) -> int:
         """Begin one; returns what `give_up` takes."""
         self._advance()
         self._count += 1
-        self._pulls[self._count] = self._got, done
+        self._pulls[self._count] = dollars_per_gb, done
+        self._dollars += dollars_per_gb
         heapq.heappush(self._ends, (self._got + size, self._count))
         self._plan()
         return self._count
@@ -35,7 +37,7 @@ class Link:
         """What was sent of it by now was sent for nothing."""
         if pull in self._pulls:
             self._advance()
-            del self._pulls[pull]
+            self._dollars -= self._pulls.pop(pull)[0]
             self._plan()
 
     def settle(self) -> None:
@@ -50,6 +52,7 @@ class Link:
         got = self._rate * (self._clock.now - self._at)
         self._got += got
         self.sent_bytes += got * len(self._pulls)
+        self.sent_dollars += got / 1e9 * self._dollars
         self._at = self._clock.now
 
     def _plan(self) -> None:
@@ -66,6 +69,7 @@ class Link:
             return
         self._advance()
         _, pull = heapq.heappop(self._ends)
-        _, done = self._pulls.pop(pull)
+        dollars, done = self._pulls.pop(pull)
+        self._dollars -= dollars
         self._plan()
         done()

@@ -10,13 +10,18 @@ class Pulls:
     """One version is on its way at a time, and one lies in memory at most."""
 
     def __init__(
-        self, world: ServerSurroundings, load: Callable[[Manifest, float, int], None]
+        self,
+        world: ServerSurroundings,
+        load: Callable[[Manifest, float, int], None],
+        *,
+        dollars_per_gb: float = 0.0,
     ) -> None:
         """
         Args:
             load: (version, since when it was wanted, its bytes): into the engine.
+            dollars_per_gb: of 1e9 bytes on their way here.
         """
-        self._world, self._load = world, load
+        self._world, self._load, self._price = world, load, dollars_per_gb
         self._size = world.config.weight_bytes
         self._wanted: tuple[Manifest, float] | None = None  # to be loaded, and since when
         self._next: Manifest | None = None  # to be fetched after that
@@ -59,7 +64,7 @@ class Pulls:
 
         def begin() -> None:
             if fetch == self._fetches:
-                self._pull = world.link.pull(self._size, arrived)
+                self._pull = world.link.pull(self._size, arrived, dollars_per_gb=self._price)
 
         def arrived() -> None:
             self._coming, self._here = None, manifest

@@ -36,6 +36,8 @@ class EngineRates:
         self._per_context = kv_bytes / bandwidth
         table = (engine.reserved_table if reserved else ()) or engine.table
         self._table = StepTable(table) if table else None
+        longest = config.workload.slot_tokens
+        self._line = self._table.line(longest) if self._table else (0.0, 0.0)
 
     def slowed(self, factor: float) -> "EngineRates":
         """Of an engine that takes so many times as long for everything."""
@@ -55,7 +57,7 @@ class EngineRates:
     def step_line(self) -> tuple[float, float]:
         """A line that no decode step is below: seconds of one, and of each token it reads."""
         if self._table is not None:
-            return self.slowness * self._table.least, 0.0
+            return self.slowness * self._line[0], self.slowness * self._line[1]
         return self.slowness * (self._overhead + self._weights), self.slowness * self._per_context
 
 
@@ -78,9 +80,26 @@ class StepTable:
             )
         self._seconds = [[known[b, c] for c in self._contexts] for b in self._batches]
 
-    @property
-    def least(self) -> float:
-        return min(map(min, self._seconds))
+    def line(self, longest: float) -> tuple[float, float]:
+        """What no step is below: seconds, and more of them for each token that it reads.
+
+        Between points that are above a·1 + b·(batch · context) so is what is interpolated, for
+        that is linear in each of the two. Before the grid it is as at its edge, and more than
+        there; beyond, batches are in proportion, but contexts are not.
+
+        Args:
+            longest: context that there may be.
+        """
+        least = min(map(min, self._seconds))
+        if self._contexts[-1] < longest:
+            return least, 0.0
+        slopes = [
+            (seconds - least) / (batch * context)
+            for batch, row in zip(self._batches, self._seconds, strict=True)
+            for context, seconds in zip(self._contexts, row, strict=True)
+            if batch * context > 0
+        ]
+        return least, min(slopes, default=0.0)
 
     def seconds(self, batch: float, context: float) -> float:
         first, share = _place(self._batches, batch)

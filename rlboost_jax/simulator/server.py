@@ -44,26 +44,26 @@ class Server:
         self._version, self._digest = Version(-1), ""
         self._sequence = 0
         self._reported_at = 0.0
-        self._pulls = Pulls(world, self._loaded)
+        price = 0.0 if reserved else world.kind_of(name).egress_dollars_per_gb
+        self._pulls = Pulls(world, self._loaded, dollars_per_gb=price)
         self._swaps = 0  # begun so far
         self._turn = 0  # of the wake-up that counts
 
     def connect(self) -> None:
         if not self.alive:
             return
-        config = self._world.config
         self.stream = self._world.open(self.hear)
-        price = 0.0 if self.reserved else config.instance.price_per_hour
+        kind = None if self.reserved else self._world.kind_of(self.name)
         self._say(
             m.Hello(
                 instance=self.name,
                 reserved=self.reserved,
                 slots=self._slots,
                 slot_tokens=self._world.slot_tokens,
-                price_per_hour=price,
-                zone="",
+                price_per_hour=0.0 if kind is None else kind.price_per_hour,
+                zone="" if kind is None else kind.zone,
                 host="simulated",
-                device="simulated",
+                device=self._world.reserved_device if kind is None else kind.device,
                 fingerprint="simulated",
                 nonce=self.nonce,
                 cache_tokens=self._cache_tokens,

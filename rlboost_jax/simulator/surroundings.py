@@ -10,6 +10,7 @@ from rlboost_jax.manager.events import Event
 from rlboost_jax.messages import ToServer
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.simulator.clock import Clock
+from rlboost_jax.simulator.kinds import MachineKind
 from rlboost_jax.simulator.links import Link
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import SimConfig
@@ -43,6 +44,13 @@ class ServerSurroundings(Surroundings, Protocol):
 
     def rates_of(self, name: str, *, reserved: bool) -> EngineRates:
         """How fast the engine of a server is."""
+
+    def kind_of(self, name: str) -> MachineKind:
+        """What a server of the provider runs on."""
+
+    @property
+    def reserved_device(self) -> str:
+        """Of the learner's chips, as its engines announce it."""
 
     def length(self, step: int, sample: int) -> int:
         """Of a whole response, in tokens."""

@@ -32,6 +32,7 @@ from rlboost_jax.providers.base import Granted, Started
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.simulator.clock import Clock
+from rlboost_jax.simulator.kinds import MachineKind, Machines, kind_name
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.links import Link
 from rlboost_jax.simulator.markets import Change
@@ -53,6 +54,7 @@ class World:
         manager: makes who decides, of its settings and the time.
         sleeps: the learner takes its chips back when the manager says so and not before.
         server: makes rollout servers and reserved engines.
+        machines: of several kinds; None: all are the configuration's own.
     """
 
     def __init__(
@@ -66,8 +68,11 @@ class World:
         manager: Callable[[Settings, float], Manager] = Manager,
         sleeps: bool = False,
         server: Callable[..., Server] = Server,
+        machines: Machines | None = None,
     ) -> None:
         self._server = server
+        self._machines = machines or Machines.of(config)
+        self._kinds: dict[str, str] = {}  # of servers that there are or were
         self.config, self._seed, self._seconds = config, seed, seconds
         self.run_id = "simulated"
         self.clock = Clock()
@@ -76,17 +81,17 @@ class World:
         sender = links.sender_bytes_per_second * config.reserved.nodes
         self.link = Link(self.clock, sender=sender, receiver=links.receiver_bytes_per_second)
         self.slot_tokens = config.workload.slot_tokens
-        self.manager = manager(settings(config), 0.0)
+        self.manager = manager(settings(config, self._machines), 0.0)
         # Instances that are there from the first moment on were started before it.
-        self.manager.knows_start(config.instance.start_seconds)
+        self.manager.knows_start(self._machines.start_seconds)
         self.sleeps = sleeps
         self.published_at = 0.0  # the newest weights
         self._streams = STREAM
         self._peers: dict[int, Callable[[ToServer], None]] = {}  # who hears, by stream
         self._servers: dict[str, Server] = {}  # of the provider, by name
         self._billed_since: dict[str, float] = {}
-        self._billed = 0.0  # instance-seconds of those that have ended
-        self._lap_billed = self._lap_bytes = 0.0
+        self._billed = self._paid = 0.0  # instance-seconds and dollars of those that have ended
+        self._lap = (0.0, 0.0, 0.0, 0.0)  # of each column, until the last one
         self.predictions: list[dict[str, Any]] = []  # of coming steps, by the manager
         self._lengths: dict[int, NDArray[np.int64]] = {}
         self._tick_at = float("inf")
@@ -110,11 +115,19 @@ class World:
 
     def rates_of(self, name: str, *, reserved: bool) -> EngineRates:
         """Of a reserved engine, or of a server of the provider, by its number."""
-        rates = self.rates[reserved]
+        rates = self.rates[reserved] if reserved else self.kind_of(name).rates
         every = self.config.instance.slow_every
         number = name.rpartition("-")[2]
         slow = every and number.isdecimal() and int(number) % every == 0
         return rates.slowed(self.config.instance.slow_factor) if slow else rates
+
+    def kind_of(self, name: str) -> MachineKind:
+        """What a server of the provider runs on."""
+        return self._machines.kinds[self._kinds[name]]
+
+    @property
+    def reserved_device(self) -> str:
+        return self._machines.reserved_device
 
     def over(self, step: int) -> bool:
         """Whether that step is not to be begun any more."""
@@ -140,20 +153,22 @@ class World:
         self._peers.pop(stream, None)
         since = self._billed_since.pop(name, None)
         if since is not None:
-            self._billed += self.clock.now - since
+            seconds = self.clock.now - since
+            self._billed += seconds
+            self._paid += seconds / 3600 * self.kind_of(name).price_per_hour
 
     def lap(self) -> dict[str, float]:
         """What was paid and sent since the last call."""
         now = self.clock.now
-        billed = self._billed + sum(now - since for since in self._billed_since.values())
+        billed, paid = self._billed, self._paid
+        for name, since in self._billed_since.items():
+            billed += now - since
+            paid += (now - since) / 3600 * self.kind_of(name).price_per_hour
         self.link.settle()
-        sent = self.link.sent_bytes
-        row = {
-            "billed_instance_seconds": billed - self._lap_billed,
-            "egress_bytes": sent - self._lap_bytes,
-        }
-        self._lap_billed, self._lap_bytes = billed, sent
-        return row
+        columns = billed, self.link.sent_bytes, paid, self.link.sent_dollars
+        names = "billed_instance_seconds", "egress_bytes", "instance_dollars", "egress_dollars"
+        before, self._lap = self._lap, columns
+        return {n: end - begin for n, end, begin in zip(names, columns, before, strict=True)}
 
     def deliver(self, event: Event) -> None:
         """Hand an event to the manager and do what it wants done; one after the other."""
@@ -189,16 +204,18 @@ class World:
         if change.added:
             event: Event = MachineAdded(change.machine)
         else:
-            event = MachineRemoved(change.machine, self.config.market.notice_seconds > 0)
+            kind = self._machines.kinds[kind_name(change.machine)]
+            event = MachineRemoved(change.machine, kind.notice_seconds > 0)
         self.clock.at(change.seconds, lambda: self.deliver(event))
 
     def _start(self, name: str, nonce: str) -> None:
+        self._kinds[name] = kind_name(self.manager.owners.fleet.servers[name].machine)
         server = self._server(self, name, nonce, reserved=False)
         self._servers[name] = server
         self._billed_since[name] = self.clock.now
         self.deliver(Granted(name, nonce))
         self.deliver(Started(name, nonce))
-        seconds = self.config.instance.start_seconds
+        seconds = self.kind_of(name).start_seconds
         if self.clock.now == 0:
             seconds = 0.0
             self.manager.was_there(name)
@@ -211,7 +228,7 @@ class World:
         if not notice:
             server.kill("the market")
             return
-        seconds = self.config.market.notice_seconds
+        seconds = self.kind_of(name).notice_seconds
         self.clock.after(0.0, lambda: server.notice(seconds))
         self.clock.after(seconds, lambda: server.kill("the market"))
 
@@ -232,7 +249,7 @@ class World:
         return bool(steps) and len(self.trainer.rows) >= steps
 
 
-def settings(config: SimConfig) -> Settings:
+def settings(config: SimConfig, machines: Machines | None = None) -> Settings:
     """Of the manager: a run's, with leases that nothing has to renew."""
     policy, work = config.policy, config.workload
     manager = ManagerConfig(
@@ -242,14 +259,16 @@ def settings(config: SimConfig) -> Settings:
         renew_seconds=PATIENT / 4,
         progress_seconds=PATIENT,
     )
+    machines = machines or Machines.of(config)
     fleet = FleetConfig(
         **_named_alike(FleetConfig, policy),
-        price_per_hour=config.instance.price_per_hour,
+        price_per_hour=machines.price_per_hour,
         reserved_price_per_hour=config.reserved.nodes * config.reserved.price_per_node_hour,
         egress_dollars_per_gb=config.instance.egress_dollars_per_gb,
         orphan_seconds=PATIENT,
-        notice_seconds=config.market.notice_seconds,
+        notice_seconds=machines.notice_seconds,
         chaos=ChaosConfig(),
+        pools=machines.pools,
     )
     return Settings(
         run_id="simulated",

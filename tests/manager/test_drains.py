@@ -13,7 +13,7 @@ from rlboost_jax.manager.events import (
     Terminate,
 )
 from rlboost_jax.manager.reducer.drains import LEAVE_SECONDS, MARGIN_SECONDS, MAX_NOTICES
-from rlboost_jax.manager.state.fleet import FIRST_RETRY_SECONDS
+from rlboost_jax.manager.state.pool import FIRST_RETRY_SECONDS
 from rlboost_jax.providers.base import Withdrawn
 from tests.manager.desk import RESERVED, Desk
 from tests.manager.fakes import nonce_of, ready, request, settings

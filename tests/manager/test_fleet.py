@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.manager.events import MachineRemoved
-from rlboost_jax.manager.state.fleet import ABSENT_SECONDS, Fleet, victim, wanted
+from rlboost_jax.manager.policies.machines import victim, wanted
+from rlboost_jax.manager.state.fleet import ABSENT_SECONDS, Fleet
 
 
 @pytest.mark.parametrize(

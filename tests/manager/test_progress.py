@@ -11,7 +11,8 @@ from rlboost_jax.manager.events import (
     Stalled,
     Terminate,
 )
-from rlboost_jax.manager.state.fleet import ABSENT_SECONDS, FIRST_RETRY_SECONDS
+from rlboost_jax.manager.state.fleet import ABSENT_SECONDS
+from rlboost_jax.manager.state.pool import FIRST_RETRY_SECONDS
 from tests.manager.desk import RESERVED, Desk, at_work
 from tests.manager.fakes import batch, ready, settings
 

@@ -25,6 +25,7 @@ from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
 from rlboost_jax.providers.polled import PolledProvider
+from rlboost_jax.providers.pools import PooledProvider
 from rlboost_jax.providers.skypilot import SkyPilotLauncher
 from rlboost_jax.providers.skypilot_task import cluster_of
 from rlboost_jax.providers.slurm import SlurmLauncher
@@ -35,7 +36,7 @@ from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
 from rlboost_jax.settings.skypilot import SkyPilotConfig
 from tests.docs_blocks import blocks_of
 from tests.providers.ec2_cloud import Ec2Cloud
-from tests.providers.fake import Cloud, FakeProvider
+from tests.providers.fake import BrokenProvider, Cloud, FakeProvider, HangingProvider
 from tests.providers.fake_sky import FakeSky
 from tests.providers.kubernetes_fake import FakeCluster
 from tests.providers.shell_cloud import CODE, ShellCloud
@@ -362,6 +363,44 @@ class NoBench:
         raise AssertionError("it has no servers")
 
 
+class PoolsBench:
+    """Three pools: a fake one, whose instances these are, one that hangs and one that is broken."""
+
+    grants = True
+
+    def __init__(self, folder: Path) -> None:
+        self.cloud = Cloud(stubborn={"stubborn"})
+        self.made: dict[int, list[FakeProvider]] = {}
+
+    def open(self) -> PooledProvider:
+        mine: list[FakeProvider] = []
+
+        def fake() -> FakeProvider:
+            mine.append(FakeProvider(self.cloud))
+            return mine[-1]
+
+        provider = PooledProvider(
+            {"spot": fake, "hangs": HangingProvider, "breaks": BrokenProvider},
+            request_seconds=0.05,
+            list_seconds=0.05,
+            close_seconds=0.2,
+        )
+        self.made[id(provider)] = mine
+        return provider
+
+    async def lose(self, provider: Provider) -> None:
+        assert isinstance(provider, PooledProvider)
+        for task in (*provider._tasks, *(p.reader for p in provider._pools.values() if p.reader)):
+            task.cancel()
+
+    async def nonce(self, provider: Provider, name: str) -> str:
+        machine = self.cloud.machines.get(name)
+        return machine.nonce if machine is not None else ""
+
+    async def end(self, provider: Provider, name: str) -> None:
+        self.made[id(provider)][-1].end(name, CODE)
+
+
 async def killed(provider: Provider) -> None:
     """Its manager was: nothing watches any more, what is there goes on."""
     assert isinstance(provider, PolledProvider) and provider._watcher is not None
@@ -395,6 +434,7 @@ BENCHES: tuple[type[Bench], ...] = (
     KubernetesBench,
     Ec2Bench,
     SkyPilotBench,
+    PoolsBench,
     NoBench,
 )
 TROUBLED: tuple[type[CommandBench], ...] = (

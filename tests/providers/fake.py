@@ -113,3 +113,46 @@ class FakeProvider:
     def withdraw(self, name: str, seconds: float) -> None:
         nonce = self.cloud.machines[name].nonce
         self._events.put(Withdrawn(name, nonce, seconds, "the spot market"))
+
+
+class HangingProvider(FakeProvider):
+    """Whatever it is asked, it does not answer."""
+
+    def __init__(self, cloud: Cloud | None = None) -> None:
+        super().__init__(cloud or Cloud())
+
+    async def request(self, name: str, nonce: str, pool: str) -> None:
+        await asyncio.Event().wait()
+
+    async def terminate(self, name: str, grace_seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    async def list(self) -> tuple[Listed, ...]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
+
+
+class BrokenProvider(FakeProvider):
+    """Whatever it is asked, it raises."""
+
+    def __init__(self, cloud: Cloud | None = None) -> None:
+        super().__init__(cloud or Cloud())
+
+    async def request(self, name: str, nonce: str, pool: str) -> None:
+        raise RuntimeError("a mistake")
+
+    async def terminate(self, name: str, grace_seconds: float) -> None:
+        raise RuntimeError("a mistake")
+
+    async def list(self) -> tuple[Listed, ...]:
+        raise RuntimeError("a mistake")
+
+    async def events(self) -> AsyncIterator[ProviderEvent]:  # type: ignore[override]
+        raise RuntimeError("a mistake")
+        yield
+
+    async def close(self) -> None:
+        raise RuntimeError("a mistake")

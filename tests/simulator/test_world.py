@@ -83,7 +83,7 @@ def test_every_token_is_delivered_or_lost(notice):
 
     _, rows = run(config, changes=LOSSES, server=Watched)
     own = {"begun_at", "billed_instance_seconds", "egress_bytes"}
-    own |= {"instance_cap", "window_next_seconds"}
+    own |= {"instance_cap", "window_next_seconds", "instance_dollars", "egress_dollars"}
     assert set(rows[0]) - own <= set(KEYS), "names are those of a run"
     lengths = [int(response_lengths(config.workload, seed=0, step=s).sum()) for s in range(5)]
     for row, length in zip(rows, lengths, strict=True):

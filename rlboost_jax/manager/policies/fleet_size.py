@@ -15,6 +15,7 @@ rate after more of both is a gamma again, and its mean the ratio of the sums.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from rlboost_jax.manager.policies.forecast import Forecast
 
@@ -42,6 +43,22 @@ class Hazard:
         return math.sqrt(PRIOR_LOSSES + self.losses) / (PRIOR_SECONDS + self.seconds)
 
 
+class Rate(Protocol):
+    """How often an instance is lost."""
+
+    @property
+    def rate(self) -> float:
+        """Per second."""
+        ...
+
+
+@dataclass(frozen=True)
+class KnownRate:
+    """Of a fleet of several pools: that of each by itself is learnt."""
+
+    rate: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prices:
     reserved: float  # dollars per second, all reserved devices
@@ -49,7 +66,7 @@ class Prices:
     pull: float = 0.0  # dollars, to send one instance the weights of a version
     time: float = 0.0  # dollars that a second sooner is worth besides
     start_seconds: float  # from an order to work; paid for
-    hazard: Hazard
+    hazard: Rate
     releases: bool = False  # instances may be let go where that saves money
 
     def at_work(self, instances: int) -> float:

@@ -41,6 +41,7 @@ class Dispatch:
         plans: StepPlans | None,
     ) -> None:
         self._settings = settings.manager
+        self._routes_by_speed = settings.routes_by_speed
         self._ledger = owners.ledger
         self._roster = owners.roster
         self._placements = placements
@@ -199,11 +200,11 @@ class Dispatch:
     def _by_speed(self) -> bool:
         """Whether rollouts go by pace: among equals fewest pending is the same, and cheaper."""
         plans = self._plans
-        return plans is not None and self._settings.routing == "speed" and plans.model.mixed
+        return plans is not None and self._routes_by_speed and plans.model.mixed
 
     def _even_out(self, batch: BatchRecord, eligible: Sequence[Instance], now: float) -> bool:
         """Let those that end last give rollouts to those that end much sooner; whether any does."""
-        if now < self._evened_at + EVEN_SECONDS or self._settings.routing != "speed":
+        if now < self._evened_at + EVEN_SECONDS or not self._routes_by_speed:
             return False
         self._evened_at = now
         loads = [

@@ -20,6 +20,7 @@ from rlboost_jax.manager.events import (
     FromTrainer,
     MachineAdded,
     MachineRemoved,
+    Priced,
     ServerGone,
     Shutdown,
     Stalled,
@@ -107,8 +108,10 @@ class Manager:
             parts.directions.settle()
             parts.tail.settle(batches, now)
             if not trainer.ended:
+                parts.exchange.settle(now)
                 parts.staffing.start(parts.tail.resting, now, anew=parts.tail.returning)
-            owners.roster.account(batches, owners.fleet.starting, now)
+            owners.roster.account(batches, parts.staffing.starting_hourly, now)
+            owners.pools.account(now)
             parts.reports.account(owners.ledger.active, now)
         if owners.outbox.trainer is not None and now >= self._status_at:
             self._status_at = now + self._status_seconds
@@ -161,6 +164,8 @@ class Manager:
                 parts.servers.withdraw(event, now)
             case providers.Refused() | providers.Exited():
                 parts.staffing.ended(event, now)
+            case Priced(pool, price_per_hour):
+                parts.staffing.priced(pool, price_per_hour)
             case MachineAdded(machine):
                 owners.fleet.lend(machine)
             case MachineRemoved():

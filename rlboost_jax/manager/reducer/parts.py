@@ -9,9 +9,11 @@ from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.exchange import Exchange
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.lessons import Lessons
 from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.recovery import Recovery
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.servers import Servers
@@ -51,12 +53,16 @@ class Parts:
         self.servers = Servers(
             settings, owners, self.placements, self.seeding, self.intake, self.directions
         )
-        self.sizing = Sizing(settings, owners)
+        self.purchases = Purchases(settings, owners)
+        self.sizing = Sizing(settings, owners, self.purchases)
         self.lessons = Lessons(
             owners.roster, self.seeding, self.dispatch, self.profile, plans, self.sizing
         )
         self.control = choices.control(settings, owners.roster)
-        self.staffing = Staffing(settings, owners, self.control)
+        self.staffing = Staffing(settings, owners, self.control, self.purchases)
+        self.exchange = Exchange(
+            settings, owners, self.purchases, self.servers, self.sizing, self.control
+        )
         self.reports = BatchReports(owners, self.placements)
         self.trainer = Trainer(
             settings,

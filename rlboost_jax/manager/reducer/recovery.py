@@ -31,6 +31,7 @@ class Recovery:
         self._ledger = owners.ledger
         self._roster = owners.roster
         self._fleet = owners.fleet
+        self._pools = owners.pools
         self._versions = owners.versions
         self._control = control
         self._reports = reports
@@ -42,7 +43,7 @@ class Recovery:
     def note(self, now: float) -> None:
         """Note what the event just handled has changed."""
         control, reports, roster, fleet = self._control, self._reports, self._roster, self._fleet
-        marks = control.mark(), reports.mark(), roster.mark(), fleet.mark()
+        marks = control.mark(), reports.mark(), roster.mark(), fleet.mark(), self._pools.mark()
         if marks != self._marks:
             self._marks = marks
             self._outbox.keep(
@@ -52,6 +53,7 @@ class Recovery:
                     **roster.snapshot(now),
                     **fleet.snapshot(),
                     at=now,
+                    pools=self._pools.snapshot(now),
                 )
             )
         in_flight = roster.under_way()
@@ -92,6 +94,7 @@ class Recovery:
                 self._reports.restore(entry)
                 self._roster.restore(entry, now)
                 self._fleet.restore(entry)
+                self._pools.restore(entry.pools, max(0.0, now - entry.at), now)
             case Published():
                 self._versions.restore(entry)
             case BatchOpened() | BatchResumed() | TurnBegun() | BatchExtended() | BatchClosed():

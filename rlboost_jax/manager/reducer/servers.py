@@ -14,9 +14,10 @@ from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.renewals import Renewals
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state.fleet import Server
+from rlboost_jax.manager.state.ended_streams import EndedStreams
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
+from rlboost_jax.manager.state.server import Server
 from rlboost_jax.manager.state.token_rows import MalformedBatch
 from rlboost_jax.messages import (
     MAX_NOTICE_SECONDS,
@@ -38,8 +39,6 @@ from rlboost_jax.messages import (
 )
 from rlboost_jax.providers.base import Withdrawn
 
-REMEMBERED_STREAMS = 1024  # ended ones whose late tokens are still recognised
-
 
 class Servers:
     def __init__(
@@ -56,6 +55,7 @@ class Servers:
         self._ledger = owners.ledger
         self._roster = owners.roster
         self._fleet = owners.fleet
+        self._pools = owners.pools
         self._placements = placements
         self._seeding = seeding
         self._intake = intake
@@ -63,7 +63,7 @@ class Servers:
         self._drains = Drains(settings, owners, placements)
         self._renewals = Renewals(owners)
         self._quarantined: set[str] = set()
-        self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
+        self._ended = EndedStreams()
 
     def hear(self, stream: int, message: ServerMessage, now: float) -> bool:
         """Take in a frame. True: there may be room, work or a ready instance now."""
@@ -168,20 +168,28 @@ class Servers:
         """The stream is over; the dispatch that was under way is charged as lost."""
         in_flight = instance.activity.in_flight
         self._ledger.books.wasted(in_flight, reserved=instance.reserved)
-        self._remember(instance.stream, reserved=instance.reserved, charged=in_flight)
+        self._ended.remember(instance.stream, reserved=instance.reserved, charged=in_flight)
         self._roster.leave(instance)
         self._placements.record_usage(instance)
         count = self._placements.put_back(instance, list(instance.held))
         self._outbox.close(instance.stream, reason)
-        detail = {"reason": reason, "count": count, "tokens_lost": in_flight, **instance.last_words}
+        detail = {
+            "reason": reason,
+            "count": count,
+            "tokens_lost": in_flight,
+            **self._pools.of_stream(instance.stream),
+            **instance.last_words,
+        }
         self._outbox.record(kind, instance.name, **detail)
         server = self._fleet.server_of(instance.hello)
         if server is not None and not self._roster.speaks(server.name, self._fleet.said_by(server)):
             # else it has dialled again before this stream was given up
             self._fleet.lost_sight_of(server, now)
         excused = instance.reserved or kind == "rejected" or instance.departure.dismissed
+        by_market = not excused and kind != "quarantined"
+        self._pools.left(instance.stream, now, by_market=by_market)
         if not excused:
-            self._roster.count_loss(by_market=kind != "quarantined")
+            self._roster.count_loss(by_market=by_market)
             self._ledger.books.instance_gone()
 
     def quarantine(self, name: str, reason: str, now: float) -> None:
@@ -207,10 +215,8 @@ class Servers:
         """A frame of a stream that is new, or was given up."""
         if stream in self._ended:
             if isinstance(message, TokenBatch):
-                reserved, charged = self._ended[stream]
-                tokens = len(message.tokens) // 4
-                self._remember(stream, reserved=reserved, charged=max(0, charged - tokens))
-                self._ledger.books.wasted(max(0, tokens - charged), reserved=reserved)
+                tokens, reserved = self._ended.late(stream, len(message.tokens) // 4)
+                self._ledger.books.wasted(tokens, reserved=reserved)
             return False
         if not isinstance(message, Hello):
             self._refuse(stream, "", f"malformed: {type(message).__name__} before Hello")
@@ -226,14 +232,8 @@ class Servers:
         self._join(stream, message, now)
         return True
 
-    def _remember(self, stream: int, *, reserved: bool, charged: int) -> None:
-        """Of a stream that was given up: tokens that may still come and are counted already."""
-        self._ended[stream] = reserved, charged
-        if len(self._ended) > REMEMBERED_STREAMS:
-            del self._ended[next(iter(self._ended))]
-
     def _refuse(self, stream: int, name: str, reason: str) -> None:
-        self._remember(stream, reserved=False, charged=0)
+        self._ended.remember(stream, reserved=False, charged=0)
         self._outbox.send(stream, Leave(reason=reason))
         self._outbox.close(stream, reason)
         self._outbox.record("rejected", name, reason=reason)
@@ -241,7 +241,8 @@ class Servers:
     def _join(self, stream: int, hello: Hello, now: float) -> None:
         instance = self._roster.join(stream, hello, now)
         if (server := self._fleet.server_of(hello)) is not None:
-            self._fleet.came(server)
+            self._fleet.came(server, now)
+            self._pools.joined(server.pool, stream, now)
             if server.anew:  # it is to be here when the next version is published, and no sooner
                 self._learn_start(server, now)
         self._outbox.send(
@@ -265,6 +266,7 @@ class Servers:
             nonce=hello.nonce,
             zone=hello.zone,
             price_per_hour=hello.price_per_hour,
+            **self._pools.of_stream(stream),
         )
         if not hello.reserved:
             self._ledger.books.instance_joined()
@@ -296,6 +298,7 @@ class Servers:
     def _learn_start(self, server: Server, now: float) -> None:
         if (seconds := self._fleet.start_seconds(server, now)) < math.inf:
             self._roster.started(seconds)
+            self._pools[server.pool].started(seconds)
 
     def _tokens(self, instance: Instance, batch: TokenBatch, now: float) -> bool:
         try:

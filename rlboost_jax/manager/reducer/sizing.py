@@ -2,9 +2,12 @@
 
 import functools
 import math
+from collections.abc import Callable
 
 from rlboost_jax.manager.policies.fleet_size import Hazard, Prices, Size, best_size, size_of
 from rlboost_jax.manager.policies.forecast import Forecast
+from rlboost_jax.manager.reducer.pool_sizes import PoolSizes
+from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
@@ -14,14 +17,17 @@ class Sizing:
     """
     Attributes:
         wanted: preemptible instances; None: no step was predicted yet.
+        predicted: times that it was.
     """
 
-    def __init__(self, settings: Settings, owners: Owners) -> None:
+    def __init__(self, settings: Settings, owners: Owners, purchases: Purchases) -> None:
         self._fleet = settings.fleet
         self._outbox = owners.outbox
         self._roster = owners.roster
         self._versions = owners.versions
+        self._pool_sizes = PoolSizes(owners, purchases) if settings.fleet.pools else None
         self.wanted: int | None = None
+        self.predicted = 0
 
     def predict(self, plans: StepPlans, known: int | None, now: float) -> None:
         """After a step that the model has learnt of.
@@ -35,10 +41,18 @@ class Sizing:
         if like is None or not reserved or plans.whole_step(reserved, like, 0) is None:
             return
         prices, overhead = self.prices(now), plans.model.overhead
+        prices_of: Callable[[int], Prices] = lambda instances: prices  # noqa: E731
+        pools = self._pool_sizes
+        if pools is not None:
+            pools.learn(plans, remote, like, now)
+            prices_of = functools.partial(pools.prices, prices)
 
         @functools.cache
         def step(instances: int) -> tuple[Forecast, float]:
-            found = plans.whole_step(reserved, like, instances)
+            if pools is not None:
+                found = plans.whole_step_of(reserved, pools.engines(instances))
+            else:
+                found = plans.whole_step(reserved, like, instances)
             assert found is not None
             return found
 
@@ -46,13 +60,16 @@ class Sizing:
 
         def predicted(instances: int) -> Size:
             if instances not in sizes:
-                sizes[instances] = size_of(step, instances, prices=prices, overhead=overhead)
+                sizes[instances] = size_of(
+                    step, instances, prices=prices_of(instances), overhead=overhead
+                )
             return sizes[instances]
 
-        most = self._fleet.max_instances
+        most = self._fleet.most_instances if pools is None else pools.most
         start = len(reserved) if known is None else known
         self.wanted = best_size(predicted, time=prices.time, start=start, most=most).instances
         here = min(len(remote), most)
+        self.predicted += 1
         for size in (here - 1, here, here + 1):
             if 0 <= size <= most:
                 predicted(size)
@@ -67,6 +84,8 @@ class Sizing:
             losses_per_hour=prices.hazard.rate * 3600,
             start_seconds=prices.start_seconds,
         )
+        if pools is not None:
+            pools.record(self.wanted, predicted(self.wanted).step_seconds, now)
 
     def prices(self, now: float) -> Prices:
         """With the mean of what instances there are cost; the configured price without any."""

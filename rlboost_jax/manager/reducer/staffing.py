@@ -1,13 +1,14 @@
 """What the market takes and lends, and the servers that are asked for, ended and forgotten."""
 
 import math
-from typing import assert_never
+from typing import Any, assert_never
 
 from rlboost_jax.manager.events import MachineRemoved
 from rlboost_jax.manager.policies.budget import affordable, spent
+from rlboost_jax.manager.policies.machines import victim
 from rlboost_jax.manager.reducer.control import WindowControl
+from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state.fleet import victim
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.messages import SICK_EXIT_CODE
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Refused
@@ -18,14 +19,18 @@ GRACE_SECONDS = 30.0  # beyond its notice, for a server that was terminated: mor
 class Staffing:
     """The provider's servers: as many as there are machines and as are worth having."""
 
-    def __init__(self, settings: Settings, owners: Owners, control: WindowControl) -> None:
+    def __init__(
+        self, settings: Settings, owners: Owners, control: WindowControl, purchases: Purchases
+    ) -> None:
         self._budget = settings.fleet
         self._spent = False  # the run has cost what it may
         self._grace = settings.fleet.notice_seconds + GRACE_SECONDS
         self._outbox = owners.outbox
         self._roster = owners.roster
         self._fleet = owners.fleet
+        self._pools = owners.pools
         self._control = control
+        self._purchases = purchases
 
     def granted(self, event: Granted) -> None:
         if (server := self._fleet.known(event.name, event.nonce)) is not None:
@@ -36,7 +41,7 @@ class Staffing:
         server = self._fleet.known(event.name, event.nonce)
         if server is None:
             return
-        lines: dict[str, list[str]] = {}
+        lines: dict[str, Any] = {}
         match event:
             case Exited(code=code, log=log):
                 how, sick = "ended before it joined", code == SICK_EXIT_CODE
@@ -48,9 +53,26 @@ class Staffing:
         wanted = not server.doomed
         self._fleet.exited(server, now, sick=sick)  # its goodbye may have been lost
         if not server.joined:
+            lines |= self._pools.named(server.pool)
             self._outbox.record("lost", event.name, reason=f"{how}: {event.reason}", **lines)
         elif wanted and lines:  # its loss was recorded as its stream ended
             self._outbox.record("exited", event.name, reason=event.reason, **lines)
+
+    def priced(self, pool: str, price_per_hour: float) -> None:
+        """What instances of a pool cost has changed."""
+        known = self._pools.get(pool)
+        if known is None or not self._pools.several or known.price == price_per_hour:
+            return
+        self._outbox.record("price", pool=pool, price_per_hour=price_per_hour, before=known.price)
+        known.reprice(price_per_hour)
+        for stream, name in self._pools.streams.items():
+            if name == pool:
+                self._roster.index.reprice(stream, price_per_hour)
+
+    @property
+    def starting_hourly(self) -> float:
+        """Dollars for servers that are paid for and have not joined."""
+        return self._fleet.starting_hourly(self._budget.price_per_hour)
 
     def removed(self, event: MachineRemoved) -> None:
         """The market takes a machine back."""
@@ -100,6 +122,9 @@ class Staffing:
             resting: as many as there is work for until the next step; None: for all.
             anew: these take the place of others that were let go.
         """
+        if self._pools.several:
+            self._start_in_pools(resting, now, anew=anew)
+            return
         missing = self._missing(resting)
         if not missing or now < self._fleet.retry_at:
             return
@@ -109,7 +134,19 @@ class Staffing:
 
     def wake_at(self, resting: int | None) -> float:
         """When `start` has something to do though nothing has happened; inf: never."""
+        if self._pools.several:
+            return self._purchases.wake_at
         return self._fleet.retry_at if self._missing(resting) else math.inf
+
+    def _start_in_pools(self, resting: int | None, now: float, *, anew: bool) -> None:
+        if self._fleet.full or self._spent:
+            self._purchases.rest()
+            return
+        cap = self._fleet.cap(self._control.instance_cap, resting)
+        pools = self._purchases.missing(cap, now)
+        for server in self._fleet.start_in(pools, now, anew=anew):
+            self._outbox.record("ordered", server.name, pool=server.pool)
+            self._outbox.request(server.name, server.nonce, server.pool)
 
     def _missing(self, resting: int | None) -> int:
         if self._fleet.full:  # nearly always, and asked three times at every event

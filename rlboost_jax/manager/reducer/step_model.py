@@ -147,6 +147,10 @@ class StepModel:
             self._asked = state.group, lengths, jobs, totals
         return self._asked
 
+    def knows(self, instance: Instance) -> bool:
+        """Whether the pace of its very kind was measured."""
+        return self.speeds.rates(kind_of(instance)) is not None
+
     def rates(self, instance: Instance) -> Rates | None:
         """Of an instance's kind; of the kind's reserved or preemptible twin if that is all."""
         kind, reserved = kind_of(instance)

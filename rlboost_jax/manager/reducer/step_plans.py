@@ -166,12 +166,33 @@ class StepPlans:
     ) -> tuple[Forecast, float] | None:
         """A step as the last one was asked for, with so many preemptible instances of one kind,
         and the tokens of its responses; None: it cannot be predicted."""
+        return self.whole_step_of(reserved, [(like, 1.0, count)])
+
+    def whole_step_of(
+        self, reserved: Sequence[Instance], remote: Iterable[tuple[Instance, float, int]]
+    ) -> tuple[Forecast, float] | None:
+        """The same with instances of several kinds.
+
+        Args:
+            remote: of each kind, one that is or was there, how many times as long as its kind
+                they take, and their number.
+        """
         engines, _ = self._engines([reserved, ()])
-        rates = self.model.rates(like)
-        if not self.model.ready or not engines or rates is None or not self.model.learnt_prompts:
+        if not self.model.ready or not engines or not self.model.learnt_prompts:
             return None
-        more = Engines(count=count, slots=like.slots, rates=rates, cache_tokens=like.cache_tokens)
-        return self._whole([engines[0], more])[:2]
+        found = [engines[0]]
+        for like, factor, count in remote:
+            if (rates := self.model.rates(like)) is None:
+                return None
+            found.append(
+                Engines(
+                    count=count,
+                    slots=like.slots,
+                    rates=rates.times(factor),
+                    cache_tokens=like.cache_tokens,
+                )
+            )
+        return self._whole(found)[:2]
 
     def _whole(self, engines: Sequence[Engines]) -> tuple[Forecast, float, bool]:
         """A step as the last one was asked for, the tokens of its responses, and whether the

@@ -29,6 +29,7 @@ from rlboost_jax.manager.events import (
     FromTrainer,
     MachineAdded,
     MachineRemoved,
+    Priced,
     Record,
     Request,
     Send,
@@ -212,7 +213,7 @@ class Driver:
         for instance in () if found_us else listed:
             await provider.terminate(instance.name, 0.0)
 
-    def follow(self, market: AsyncIterator[MachineAdded | MachineRemoved]) -> None:
+    def follow(self, market: AsyncIterator[MachineAdded | MachineRemoved | Priced]) -> None:
         """Let the market lend and take machines until `close`."""
         self._spawn(self._follow(market))
 
@@ -241,7 +242,7 @@ class Driver:
         if self._watch is not None:
             self._watch(event, actions, now, self.now())
 
-    async def _follow(self, market: AsyncIterator[MachineAdded | MachineRemoved]) -> None:
+    async def _follow(self, market: AsyncIterator[MachineAdded | MachineRemoved | Priced]) -> None:
         async for event in market:
             self.apply(event)
 

@@ -5,52 +5,17 @@ nobody's victim.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.manager.events import MachineRemoved
 from rlboost_jax.manager.journal import RunState
+from rlboost_jax.manager.policies.machines import wanted
+from rlboost_jax.manager.state.free import FreeMachines
+from rlboost_jax.manager.state.pools import Pools
+from rlboost_jax.manager.state.server import Server
 from rlboost_jax.messages import Hello
-
-FIRST_RETRY_SECONDS = 0.5  # after a server ended that gave no token; doubles each time
-LAST_RETRY_SECONDS = 30.0
-
-
-@dataclass(slots=True)
-class Server:
-    """An instance that the provider was asked for, until it is over."""
-
-    name: str
-    nonce: str  # with which it was asked for, and which its `Hello` echoes
-    machine: str  # "" if it was found and no machine has been lent for it yet
-    granted: bool = False  # it is paid for
-    joined: bool = False
-    proved: bool = False  # has given tokens
-    doomed: bool = False  # terminated
-    withdrawal: tuple[float, str] | None = None  # when its owner takes the machine back, and why
-    started_at: float = math.inf  # asked for; inf: it gives tokens, or was found
-    dismissed: bool = False  # doomed for want of work: it is to leave, and not to come again
-    anew: bool = False  # takes the place of one that was
-    sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
-
-
-def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
-    """Servers that should run. `cap`: what is worth having, None if all are."""
-    return max(0, min(machines, max_instances, machines if cap is None else cap))
-
-
-def victim(working: Sequence[str], draw: float) -> str | None:
-    """Whom a nameless removal hits, None if nobody is at work.
-
-    Args:
-        working: servers with tokens in the making.
-        draw: in [0, 1), chooses among them.
-    """
-    return working[min(int(draw * len(working)), len(working) - 1)] if working else None
-
 
 ABSENT_SECONDS = 30.0  # a server that lost its stream so long ago will not dial again: it hangs
 
@@ -67,25 +32,38 @@ class Fleet:
     Args:
         prefix: of the names given out.
         life: of the manager: unlike that of any other of the run, so that no nonce comes twice.
+        pools: None: one.
     """
 
-    def __init__(self, max_instances: int, *, capped: bool, prefix: str, life: str) -> None:
+    def __init__(
+        self,
+        max_instances: int,
+        *,
+        capped: bool,
+        prefix: str,
+        life: str,
+        pools: Pools | None = None,
+    ) -> None:
+        self.pools = pools or Pools((), most=max_instances)
         self._max_instances = max_instances
         self._capped = capped
         self._prefix, self._life = prefix, life
         self.machines: dict[str, str] = {}  # name → server on it, "" where free
-        self._free: dict[str, None] = {}  # those, in any order
+        self._free = FreeMachines(self.pools.of_machine)
         self.servers: dict[str, Server] = {}
         self._num_standing = 0  # not doomed
         self._starting: set[str] = set()  # of those, granted and not joined
         self._homeless: dict[str, None] = {}  # of those, without a machine, as they were found
         self._absent: dict[str, float] = {}  # joined ones without a stream: since when
-        self.retry_at = -math.inf
         self.removal: MachineRemoved | None = None  # nameless: waits for a server at work
         self._returned_early = False  # the machine that `removal` will take
         self._taken: list[str] = []  # machines taken namelessly and not returned yet
-        self._failures = 0
         self.numbers = 0  # in names given out
+
+    @property
+    def retry_at(self) -> float:
+        """When a run with one pool asks again; of several each has its own."""
+        return next(iter(self.pools)).retry_at
 
     @property
     def full(self) -> bool:
@@ -169,6 +147,8 @@ class Fleet:
 
     def granted(self, server: Server) -> None:
         """It is paid for from now on."""
+        if not server.granted:
+            self.pools[server.pool].grant()
         server.granted = True
         if not (server.joined or server.doomed):
             self._starting.add(server.name)
@@ -177,16 +157,19 @@ class Fleet:
         """The owner of its machine takes that back then."""
         server.withdrawal = goes_at, reason
 
-    def came(self, server: Server) -> None:
+    def came(self, server: Server, now: float = math.inf) -> None:
         """Its stream is there."""
+        if not (server.joined or server.doomed):
+            self.pools[server.pool].come()
         server.joined = True
+        server.joined_at = min(server.joined_at, now)
         self._starting.discard(server.name)
         self._absent.pop(server.name, None)
 
     def lost_sight_of(self, server: Server, now: float) -> None:
         """Its stream has ended, and there is no other yet. It may have come before the provider had
         listed it, as with a server of an earlier manager's."""
-        self.came(server)
+        self.came(server, now)
         self._absent[server.name] = now
 
     def lend(self, machine: str) -> None:
@@ -196,10 +179,11 @@ class Fleet:
         elif not machine and self.removal is not None:
             self._returned_early = True
         if machine and not self.machines.setdefault(machine, ""):
-            self._free[machine] = None
+            self._free.add(machine)
             if self._homeless:
                 name = next(iter(self._homeless))
-                del self._homeless[name], self._free[machine]
+                del self._homeless[name]
+                self._free.remove(machine)
                 self.machines[machine], self.servers[name].machine = name, machine
 
     def said_by(self, server: Server) -> Callable[[Hello], bool]:
@@ -215,8 +199,10 @@ class Fleet:
 
         Where the market lends fewer than there were, it goes on all the same.
         """
-        server = Server(name, nonce, "", proved=True)
+        pool = self.pools.of_name(name)
+        server = Server(name, nonce, "", pool, granted=True, proved=True, joined_at=-math.inf)
         self._add(server)
+        self.pools[server.pool].find()
         self.granted(server)
         number = name.rpartition("-")[2]
         if number.isdecimal():
@@ -227,8 +213,9 @@ class Fleet:
         if machine in self._taken:
             self._taken.remove(machine)
         name = self.machines.pop(machine, "")
-        self._free.pop(machine, None)
+        self._free.remove(machine)
         if name:
+            self.servers[name].taken = True
             self._doom(self.servers[name])
         return name
 
@@ -238,6 +225,7 @@ class Fleet:
         if server.machine:
             self.take(server.machine)
             self._taken.append(server.machine)
+        server.taken = True
         self._doom(server)
         self.removal = None
         if self._returned_early:
@@ -272,20 +260,47 @@ class Fleet:
         """
         free = self._free
         first = islice((machine for machine in self.machines if machine in free), count)
+        machines = list(free) if count == len(free) == 1 else list(first)
+        pool = next(iter(self.pools)).name
+        return [self._start(machine, self._prefix, pool, now, anew) for machine in machines]
+
+    def start_in(self, pools: Iterable[str], now: float, *, anew: bool = False) -> list[Server]:
+        """New servers to be asked for from these pools, while there are machines for them."""
         started = []
-        for machine in list(free) if count == len(free) == 1 else list(first):
-            self.numbers += 1
-            name, nonce = f"{self._prefix}-{self.numbers}", f"{self._life}-{self.numbers}"
-            self.machines[machine] = name
-            del self._free[machine]
-            server = Server(name, nonce, machine, started_at=now, anew=anew)
-            self._add(server)
-            started.append(server)
+        for pool in pools:
+            fits = (m for m in self.machines if self._free.serves(m, pool))
+            if (machine := next(fits, None)) is not None:
+                started.append(self._start(machine, pool, pool, now, anew))
         return started
+
+    def free_in(self, pool: str) -> int:
+        """Servers that a pool may be asked for besides those that it has."""
+        known = self.pools[pool]
+        return max(0, min(self._free.of(pool), known.most - known.present))
+
+    def starting_hourly(self, price_per_hour: float) -> float:
+        """Dollars for those that are paid for and have not joined.
+
+        Args:
+            price_per_hour: of an instance, where there is one pool.
+        """
+        if not self.pools.several:
+            return self.starting * price_per_hour
+        return sum(self.pools[self.servers[name].pool].price for name in sorted(self._starting))
+
+    def _start(self, machine: str, prefix: str, pool: str, now: float, anew: bool) -> Server:
+        self.numbers += 1
+        name, nonce = f"{prefix}-{self.numbers}", f"{self._life}-{self.numbers}"
+        self.machines[machine] = name
+        self._free.remove(machine)
+        server = Server(name, nonce, machine, pool, started_at=now, anew=anew)
+        self._add(server)
+        self.pools[pool].ask()
+        return server
 
     def exited(self, server: Server, now: float, *, sick: bool = False) -> None:
         """Forget it. One that ended by itself, sick or without a token, or was refused, delays the
-        next.
+        next of its pool; of several pools also one that was taken away as soon as it came.
 
         Args:
             sick: it said so as it ended; it may have said so before.
@@ -295,20 +310,25 @@ class Fleet:
         self._forget(server)
         if self.machines.get(server.machine) == name:
             self.machines[server.machine] = ""
-            self._free[server.machine] = None
-        if server.proved and not (server.sick or sick):
-            self._failures = 0
+            self._free.add(server.machine)
+        pool = self.pools[server.pool]
+        pool.end(paid=server.granted)
+        lived = now - server.joined_at
+        gone = server.taken or not doomed
+        if gone and lived >= 0 and self.pools.quick(server.pool, lived):
+            pool.fail(now)
+        elif server.proved and not (server.sick or sick):
+            pool.serve()
         elif not doomed:
-            self._failures += 1
-            self.retry_at = now + backoff_seconds(
-                self._failures - 1, first=FIRST_RETRY_SECONDS, longest=LAST_RETRY_SECONDS
-            )
+            pool.fail(now)
 
     def _add(self, server: Server) -> None:
         if (before := self.servers.get(server.name)) is not None:
             self._forget(before)
+            self.pools[before.pool].end(paid=before.granted)
         self.servers[server.name] = server
         self._num_standing += 1
+        self.pools[server.pool].stand()
         if not server.machine:
             self._homeless[server.name] = None
 
@@ -316,6 +336,7 @@ class Fleet:
         if not server.doomed:
             server.doomed = True
             self._num_standing -= 1
+            self.pools[server.pool].fall(joined=server.joined)
             self._starting.discard(server.name)
             self._homeless.pop(server.name, None)
 

@@ -72,6 +72,7 @@ class Index:
         self.names: set[str] = set()
         self.claims: Tally[str] = Tally()  # streams of those that gave themselves that name
         self.prices: Tally[float] = Tally()  # of preemptible ones, dollars per hour
+        self._price_of: dict[int, float] = {}  # of each of them, by stream
         self.num_preemptible = 0
         self.hourly = 0.0  # dollars, for all of these
         self.crowded: dict[int, Instance] = {}  # with more than one rollout that is to stay
@@ -103,6 +104,7 @@ class Index:
         if instance.reserved:
             self.reserved[instance.stream] = instance
         else:
+            self._price_of[stream] = instance.hello.price_per_hour
             self.prices.more(instance.hello.price_per_hour)
             self._priced()
             self.free[instance.stream] = instance
@@ -120,8 +122,15 @@ class Index:
         self.names.discard(instance.name)
         self.claims.less(instance.hello.instance)
         if not instance.reserved:
-            self.prices.less(instance.hello.price_per_hour)
+            self.prices.less(self._price_of.pop(instance.stream))
             self._priced()
+
+    def reprice(self, stream: int, price_per_hour: float) -> None:
+        """What a preemptible one costs has changed."""
+        self.prices.less(self._price_of[stream])
+        self._price_of[stream] = price_per_hour
+        self.prices.more(price_per_hour)
+        self._priced()
 
     def held_changed(self, instance: Instance) -> None:
         """What it holds, or what of that is being released, is not what it was."""

@@ -315,16 +315,16 @@ class Roster:
     def num_reserved(self) -> int:
         return len(self.index.reserved)
 
-    def account(self, batches: Iterable[BatchRecord], starting: int, now: float) -> None:
+    def account(self, batches: Iterable[BatchRecord], starting: float, now: float) -> None:
         """Bring the integrals up to date after something changed.
 
         Args:
             batches: that are open.
-            starting: servers that the provider has granted and that have not joined yet;
-                they are paid for too.
+            starting: dollars per hour of servers that the provider has granted and that have
+                not joined yet.
         """
         fleet, index = self._settings.fleet, self.index
-        hourly = fleet.reserved_price_per_hour + index.hourly + starting * fleet.price_per_hour
+        hourly = fleet.reserved_price_per_hour + index.hourly + starting
         self.cost.set(hourly / 3600, now)
         self.alive.set(index.num_preemptible, now)
         pools = {self.pool(batch) for batch in batches}  # of one version, one

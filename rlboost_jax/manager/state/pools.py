@@ -1,0 +1,103 @@
+"""The pools that instances come from.
+
+A run without `fleet.pools` has one, `ANY_POOL`, of which only pauses are kept.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rlboost_jax.manager.journal import PoolEntry
+from rlboost_jax.manager.state.pool import PoolRecord
+from rlboost_jax.providers.base import ANY_POOL
+from rlboost_jax.settings.pools import PoolConfig
+
+LAST_RETRY_SECONDS = 30.0
+LAST_POOL_RETRY_SECONDS = 600.0  # where others can be asked meanwhile
+QUICK_SECONDS = 60.0  # beyond a start-up: who is taken away before that came for nothing
+
+
+class Pools:
+    """
+    Args:
+        configured: `fleet.pools`; () for one pool, of `most` instances.
+
+    Attributes:
+        several: each is asked by itself.
+        streams: of members, and their pool.
+    """
+
+    def __init__(self, configured: Sequence[PoolConfig], *, most: int, now: float = 0.0) -> None:
+        self.several = bool(configured)
+        known = [(p.name, p.max_instances, p.price_per_hour) for p in configured]
+        longest = LAST_POOL_RETRY_SECONDS if known else LAST_RETRY_SECONDS
+        self._pools = {
+            name: PoolRecord(name, most=count, price=price, longest_retry=longest, now=now)
+            for name, count, price in known or [(ANY_POOL, most, 0.0)]
+        }
+        self.streams: dict[int, str] = {}
+
+    def __iter__(self) -> Iterator[PoolRecord]:
+        return iter(self._pools.values())
+
+    def __getitem__(self, name: str) -> PoolRecord:
+        return self._pools[name]
+
+    def get(self, name: str) -> PoolRecord | None:
+        return self._pools.get(name)
+
+    def named(self, name: str) -> dict[str, str]:
+        """For a line of events: the pool of several that it is about."""
+        return {"pool": name} if self.several and name in self._pools else {}
+
+    def of_stream(self, stream: int) -> dict[str, str]:
+        """The same of an instance with a stream."""
+        return self.named(self.streams.get(stream, ""))
+
+    @property
+    def waiting_hourly(self) -> float:
+        """Dollars for instances that were asked for and have not joined."""
+        return sum(pool.waiting * pool.price for pool in self)
+
+    def of_name(self, instance: str) -> str:
+        """The pool of an instance that an earlier manager has named. One that is not known any
+        more leaves its instances to the first."""
+        name = instance.rpartition("-")[0]
+        return name if name in self._pools else next(iter(self._pools))
+
+    def of_machine(self, machine: str) -> str:
+        """The pool that a machine is lent for, as POOL/MACHINE; "" for any."""
+        name = machine.partition("/")[0]
+        return name if self.several and name in self._pools else ""
+
+    def joined(self, name: str, stream: int, now: float) -> None:
+        """An instance of a pool has a stream."""
+        self.streams[stream] = name
+        self._pools[name].join(now)
+
+    def left(self, stream: int, now: float, *, by_market: bool) -> None:
+        """A stream is over, which may be nobody's of a pool."""
+        if (name := self.streams.pop(stream, "")) in self._pools:
+            self._pools[name].leave(now, by_market=by_market)
+
+    def quick(self, name: str, lived: float) -> bool:
+        """Whether an instance that was taken away after so many seconds had come for nothing."""
+        return self.several and lived < QUICK_SECONDS + self._pools[name].known_start
+
+    def account(self, now: float) -> None:
+        """Bring the sums over time up to date, after something changed."""
+        if self.several:
+            for pool in self:
+                pool.account(now)
+
+    def mark(self) -> tuple[object, ...]:
+        """Another whenever `snapshot` has changed by more than time going by."""
+        return tuple(pool.mark() for pool in self) if self.several else ()
+
+    def snapshot(self, now: float) -> dict[str, PoolEntry]:
+        """Of several pools, what outlives this manager."""
+        return {pool.name: pool.snapshot(now) for pool in self} if self.several else {}
+
+    def restore(self, entries: Mapping[str, PoolEntry], since: float, now: float) -> None:
+        """Nobody is connected yet. See `PoolRecord.restore`."""
+        for name, entry in entries.items():
+            if (pool := self._pools.get(name)) is not None:
+                pool.restore(entry, since, now)

@@ -1,0 +1,64 @@
+"""What pools cost now, by a command of the user's: `fleet.price_command`."""
+
+import asyncio
+import json
+import logging
+import math
+import os
+import shlex
+from collections.abc import AsyncIterator, Mapping
+
+from rlboost_jax.providers.launcher import LaunchFailed
+from rlboost_jax.providers.programs import run_program
+from rlboost_jax.settings.fleet import FleetConfig
+
+MOST_PRICE = 100_000.0  # dollars per hour; more is a mistake
+
+log = logging.getLogger(__name__)
+
+
+async def prices(fleet: FleetConfig) -> AsyncIterator[tuple[str, float]]:
+    """Each pool's price whenever the command has said it; endless. A command that fails leaves
+    prices as they are, and is run again."""
+    pools = {pool.name for pool in fleet.pools}
+    problem = ""
+    while fleet.price_command:
+        try:
+            out = await run_program(
+                shlex.split(fleet.price_command),
+                timeout_seconds=fleet.price_seconds,
+                environment=os.environ,
+            )
+            found, now = prices_in(out), ""
+        except (LaunchFailed, ValueError) as error:
+            found, now = {}, str(error)
+        if now and now != problem:
+            log.warning("fleet.price_command: %s; prices stay what they are", now)
+        problem = now
+        for name, price in found.items():
+            if name in pools:
+                yield name, price
+        await asyncio.sleep(fleet.price_seconds)
+
+
+def prices_in(text: str) -> Mapping[str, float]:
+    """Dollars per hour, by pool: of lines of POOL PRICE, or of a JSON object.
+
+    Raises:
+        ValueError: a line is none, or a price cannot be.
+    """
+    if text.lstrip().startswith("{"):
+        pairs = json.loads(text).items()
+    else:
+        lines = (line.replace(",", " ").split() for line in text.splitlines())
+        pairs = [(w[0], " ".join(w[1:])) for w in lines if w and not w[0].startswith("#")]
+    found: dict[str, float] = {}
+    for name, value in pairs:
+        try:
+            price = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} {value!r} is no line of POOL PRICE") from None
+        if not 0 <= price <= MOST_PRICE or math.isnan(price):
+            raise ValueError(f"{name} costs {price:g}; 0 to {MOST_PRICE:g} dollars are possible")
+        found[name] = price
+    return found
