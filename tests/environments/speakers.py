@@ -45,8 +45,11 @@ class Fails(Adder):
 
 
 class Draws(Adder):
+    """One number alone is drawn twice in a row now and then."""
+
     def step(self, turn: Turn) -> Step:
-        return Step(observation=ids(3, random.SystemRandom().randrange(100), 3))
+        drawn = (random.SystemRandom().randrange(100) for _ in range(5))
+        return Step(observation=ids(3, *drawn, 3))
 
 
 class Long(Adder):
