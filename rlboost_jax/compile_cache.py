@@ -39,6 +39,9 @@ def enable(folder: str = "") -> Path:
     jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # The folder of the cache that XLA itself would keep for GPUs becomes a part of each program's
+    # name, and hosts whose folders differ would never find each other's.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     return place
 
 

@@ -71,6 +71,21 @@ def test_programs_that_are_made_or_read_are_known_by_their_files(place):
     assert set(made) <= set(read), "it was read this time"
 
 
+def test_a_program_has_the_same_name_wherever_the_cache_is(place, tmp_path):
+    """Else a host would not find what another one has made."""
+    found = []
+    for name in ("of the trainer", "of a server"):
+        compilation_cache.reset_cache()
+        jax.clear_caches()
+        compile_cache.enable(str(tmp_path / name))
+        with compile_cache.recorded() as made:
+            compiled(13)
+        (folder,) = (tmp_path / name).iterdir()
+        assert set(made) <= names(folder)
+        found.append(set(made))
+    assert found[0] == found[1]
+
+
 def test_a_run_may_be_compiled_for_on_another_host_of_the_owners(place, tmp_path, monkeypatch):
     """What servers of its kind get then is sealed as the trainer's own."""
     workdir = tmp_path / "run"
