@@ -86,7 +86,7 @@ class EpisodesOfBatch:
 
     def _hosted(self, work: Work, problem: Problem) -> Hosted:
         opened, sample = problem.opened, work.sample
-        prompt = self._around.speech.first(opened.said.observation, opened.tools)
+        prompt = self._around.renderer.first(opened.said.observation, opened.tools)
         data = prompt.astype("<i4").tobytes()
         example = msgspec.json.encode(problem.example, enc_hook=str, order="sorted")
         records: Sequence[Any] = self._records.pop(sample, [])

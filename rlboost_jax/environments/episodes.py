@@ -23,9 +23,13 @@ from rlboost_jax.environments.frames import Opened
 from rlboost_jax.environments.hosted import Problem
 from rlboost_jax.environments.journal import FOLDER, Journal
 from rlboost_jax.environments.pool import EnvironmentPool, Lost
+from rlboost_jax.environments.prompt_renderer import (
+    PromptRenderer,
+    UnencodableObservation,
+    renderer_of,
+)
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.environments.service_thread import ServiceThread
-from rlboost_jax.environments.speech import Speech, Unspeakable, speech_of
 from rlboost_jax.environments.translation import answer_of, question_of
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
@@ -60,10 +64,10 @@ class EpisodeService:
         try:
             self._thread.run(self.pool.start())
             opened = self._thread.run(self._first(example, seed))
-            self.speech: Speech = speech_of(run, opened.tools)
-            for line in self.speech.notes:
+            self.renderer: PromptRenderer = renderer_of(run, opened.tools)
+            for line in self.renderer.notes:
                 note(f"  {line}")
-        except BaseException:
+        except BaseException:  # an interrupt, too: workers would outlive the command
             self.close()
             raise
 
@@ -94,8 +98,8 @@ class EpisodeService:
         """
         opened = self._thread.run(self._first(example, seed))
         try:
-            tokens = self.speech.first(opened.said.observation, opened.tools)
-        except Unspeakable as error:
+            tokens = self.renderer.first(opened.said.observation, opened.tools)
+        except UnencodableObservation as error:
             raise ConfigError(f"environment.name {self._settings.name!r}: {error}") from None
         most = self._run.engine.max_prompt_tokens
         if not 0 < len(tokens) <= most:

@@ -104,11 +104,11 @@ class EpisodeExercises:
             self.service = EpisodeService(
                 run, example=example, seed=seed_of(run.seed, example), note=note
             )
-        except BaseException:
+        except BaseException:  # an interrupt, too: the data set has processes of its own
             if self._dataset is not None:
                 self._dataset.close()
             raise
-        self.stop_ids = self.service.speech.stop_ids
+        self.stop_ids = self.service.renderer.stop_ids
         self.ask_group: AskGroup | None = None  # `validate_environment.py` sees to that
 
     def train(self, seed: int) -> FirstPrompts:
@@ -134,7 +134,7 @@ class EpisodeExercises:
         return when_all([episode, self._dataset.ask(asked, response)], lambda r: added(*r))
 
     def text(self, tokens: ArrayLike) -> str:
-        return self.service.speech.text(tokens)
+        return self.service.renderer.text(tokens)
 
     def close(self) -> None:
         self.service.close()

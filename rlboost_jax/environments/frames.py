@@ -39,7 +39,7 @@ class Ready(Frame, frozen=True, kw_only=True):
     mistake: str = ""  # why the environment cannot be used
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class WireObservation(msgspec.Struct, frozen=True, kw_only=True):
     """An observation: one of these."""
 
     text: str | None = None
@@ -47,7 +47,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     tokens: bytes | None = None  # int32
 
     @classmethod
-    def of(cls, observation: Observation) -> "Said":
+    def of(cls, observation: Observation) -> "WireObservation":
         if isinstance(observation, str):
             return cls(text=observation)
         if isinstance(observation, np.ndarray):
@@ -81,7 +81,7 @@ class Reset(Frame, frozen=True, kw_only=True):
 
 class Opened(Frame, frozen=True, kw_only=True):
     episode: int
-    said: Said
+    said: WireObservation
     tools: tuple[ToolSpec, ...]
 
 
@@ -118,7 +118,7 @@ class Taken(Frame, frozen=True, kw_only=True):
 
     episode: int
     turn: Turn  # with its calls and their results
-    said: Said
+    said: WireObservation
     reward: float
     done: bool
     metrics: dict[str, float]

@@ -221,11 +221,6 @@ class EnvironmentPool:
         self.processes_lost = 0
 
     @property
-    def num_live(self) -> int:
-        """Environments that are there."""
-        return sum(len(host.episodes) for host in self._hosts)
-
-    @property
     def pids(self) -> list[int]:
         """Of the processes that run episodes."""
         return [host.process.pid for host in self._hosts]
