@@ -215,10 +215,10 @@ class Opening:
         """From here on questions are answered."""
         if not isinstance(exercises, EpisodeExercises):
             return None
-        service = exercises.service
-        service.connect(self._path, self._workdir.run_id, answer=link.answer, fail=link.fail)
-        link.parked = service.take
-        return Environments(exercises, self._run.environment.max_turns)
+        environments = Environments(exercises, self._run.environment.max_turns)
+        environments.connect(self._path, self._workdir.run_id, answer=link.answer, fail=link.fail)
+        link.parked = environments.take
+        return environments
 
     def _manager(self) -> tuple[ManagerProcess, ManagerLink]:
         """Neither is started yet."""

@@ -4,6 +4,7 @@ The tool may not be called twice: each call appends a line with its key to a fil
 """
 
 import contextlib
+import json
 import math
 import os
 import random
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from rlboost_jax.evaluate import evaluate
 from tests.shared import made_once
 from tests.system.harness import LOOK_SECONDS, PATIENT, REPOSITORY, Run, prepared
 
@@ -93,6 +95,15 @@ def test_the_tool_is_used_and_nothing_is_tokenized_again(calm: Run) -> None:
     assert all(row["tokens_retokenised"] == 0 for row in calm.metrics())
     assert all(row["max_logprob_gap"] <= 1e-5 for row in calm.metrics())
     calm.assert_accounts_hold()
+
+
+def test_the_command_measures_what_the_run_measured(calm: Run) -> None:
+    """Greedily, with the newest checkpoint; nothing is left in the folder."""
+    before = sorted(calm.workdir.rglob("*.journal"))
+    found = evaluate(calm.workdir)
+    own = json.loads((calm.workdir / "summary.json").read_text())["last_accuracy"]
+    assert (found["step"], found["accuracy"], found["prompts"]) == (4, own, 8)
+    assert sorted(calm.workdir.rglob("*.journal")) == before == []
 
 
 def test_workers_that_are_killed_change_no_bit(calm: Run, tmp_path: Path) -> None:
