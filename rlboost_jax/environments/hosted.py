@@ -27,6 +27,7 @@ from rlboost_jax.environments.protocol import Message, ToolCall, ToolResult, Tur
 from rlboost_jax.environments.records import CallBegun, CallDone, Past, Record, TurnAnswered
 from rlboost_jax.environments.runner import KnownCall
 from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.settings.errors import Mistake
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +38,17 @@ class Problem:
         example: see `Environment.reset`.
         opened: what the environment said to it, and its tools.
         beside: what else is known of the example.
+        failed: why the environment could not begin it; "": it did. Its episodes are left out.
     """
 
     example: Mapping[str, Any]
     seed: int
     opened: Opened
     beside: Any = None
+    failed: str = ""
 
 
-class EpisodeFailed(RuntimeError):
+class EpisodeFailed(Mistake, RuntimeError):
     """An environment failed, and `environment.on_failure` or `on_divergence` is "stop"."""
 
 
