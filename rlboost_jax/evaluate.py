@@ -83,7 +83,12 @@ def _changed(run: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """With other fields of the evaluation, checked."""
     given = {name: value for name, value in changes.items() if value is not None}
     evaluation: EvaluationConfig = replace(run.evaluation, **given)
-    environment = replace(run.environment, chaos_kills_per_minute=0.0)
+    environment = replace(  # on this host alone: others are the living run's
+        run.environment,
+        chaos_kills_per_minute=0.0,
+        listen="",
+        workers=max(1, run.environment.workers),
+    )
     run = replace(run, evaluation=evaluation, environment=environment)
     check(run)
     return run

@@ -22,12 +22,14 @@ from rlboost_jax.environments.episode import FIRST_PAUSE_SECONDS, MOST_OUTSIDE
 from rlboost_jax.environments.frames import Opened, WireObservation
 from rlboost_jax.environments.hosted import EpisodeFailed, Problem
 from rlboost_jax.environments.journal import FOLDER, Journal
-from rlboost_jax.environments.pool import EnvironmentPool, Lost
+from rlboost_jax.environments.live import Lost
+from rlboost_jax.environments.pool import EnvironmentPool
 from rlboost_jax.environments.prompt_renderer import (
     PromptRenderer,
     UnencodableObservation,
     renderer_of,
 )
+from rlboost_jax.environments.remote import FOLDER as FOLDER_OF_HOSTS
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.environments.service_thread import ServiceThread
 from rlboost_jax.environments.translation import answer_of, question_of
@@ -45,17 +47,24 @@ class EpisodeService:
     """Raises ConfigError, when made, for an environment that cannot be used."""
 
     def __init__(
-        self, run: RunConfig, *, example: Mapping[str, Any], seed: int, note: Callable[[str], None]
+        self,
+        run: RunConfig,
+        *,
+        example: Mapping[str, Any],
+        seed: int,
+        note: Callable[[str], None],
+        folder: Path | None = None,
     ) -> None:
         """Starts the workers and opens an example, whose tools a chat template is proved with.
 
         Args:
             note: shows a line on the console.
+            folder: of the run; None: no other hosts are let in.
         """
         self._run, self._note = run, note
         self._settings = run.environment
         required = run.rewards.sandbox == "required"
-        self.pool = EnvironmentPool(run.environment, sandbox_required=required)
+        self.pool = EnvironmentPool(run.environment, sandbox_required=required, note=note)
         self._thread = ServiceThread("episodes")
         self._batches: dict[int, EpisodesOfBatch] = {}
         self._early: dict[int, dict[int, messages.Parked]] = {}  # of batches that are not begun
@@ -65,6 +74,8 @@ class EpisodeService:
         self._run_id = ""
         self._said: set[str] = set()
         try:
+            if folder is not None:
+                self._thread.run(self.pool.listen(folder / FOLDER_OF_HOSTS))
             self._thread.run(self.pool.start())
             try:
                 opened = self._thread.run(self._first(example, seed))

@@ -2,6 +2,7 @@
 
 Trainer → worker: `Setup`, then `Reset`, `GiveTurn`, `Known`, `Close`, `Ping`.
 Worker → trainer: `Ready`, then `Opened`, `Calling`, `CallEnded`, `Taken`, `Broken`, `Pong`.
+Where a worker is another host's, that host says `Ended` as the last.
 An episode is known by a number that is never given twice on one connection.
 """
 
@@ -161,8 +162,15 @@ class Pong(Frame, frozen=True, kw_only=True):
     number: int
 
 
+class Ended(Frame, frozen=True, kw_only=True):
+    """A worker of another host is gone, and so is this connection."""
+
+    why: str
+    outside: bool  # somebody has ended it
+
+
 ToWorker = Setup | Reset | GiveTurn | Known | Close | Ping
-FromWorker = Ready | Opened | Calling | CallEnded | Taken | Broken | Pong
+FromWorker = Ready | Opened | Calling | CallEnded | Taken | Broken | Pong | Ended
 
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

@@ -15,7 +15,8 @@ from rlboost_jax.environments import actions as decided
 from rlboost_jax.environments.actions import Actions, EpisodeQuestion, Reply
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.frames import Opened, Taken
-from rlboost_jax.environments.pool import EnvironmentPool, Live, Lost
+from rlboost_jax.environments.live import Live, Lost
+from rlboost_jax.environments.pool import EnvironmentPool
 from rlboost_jax.environments.prompt_renderer import (
     NOTHING,
     Continued,

@@ -203,7 +203,7 @@ class Opening:
     def _exercises(self) -> Exercises:
         run, console = self._run, self._console
         with console.phase(f"reading the data of task {run.task.name}"):
-            exercises = exercises_of(run, note=console.note)
+            exercises = exercises_of(run, note=console.note, folder=self._path)
         self._stack.callback(exercises.close)
         if exercises.record is not None:
             keep_record(self._path, exercises.record)

@@ -10,7 +10,7 @@ from rlboost_jax.environments.actions import EpisodeQuestion, Say
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.frames import Opened, Taken, ToolSpec, WireObservation
 from rlboost_jax.environments.hosted import Hosted, Ledger, Problem
-from rlboost_jax.environments.pool import Lost
+from rlboost_jax.environments.live import Lost
 from rlboost_jax.environments.prompt_renderer import Continued, DecodedTurn
 from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.settings.environment import EnvironmentConfig
