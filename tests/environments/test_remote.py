@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +21,9 @@ from rlboost_jax.environments.remote import JOIN, ROUTE
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.rewards.frames import frame
 from rlboost_jax.settings.environment import EnvironmentConfig
+from tests.endpoints import free_port
 from tests.environments.test_pool import HERE, opened, said, settings
 from tests.patience import PATIENCE_SECONDS
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Place:
