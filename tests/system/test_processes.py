@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from tests.system.harness import PATIENT, Run
+from tests.system import test_tools_quickstart as tools
+from tests.system.harness import PATIENT, TINY, Run
 
 # A minute; what two processes compute is tested in tests/learner/test_processes.py.
 pytestmark = [pytest.mark.system, pytest.mark.soak]
@@ -21,14 +22,15 @@ SMALL = (
 
 
 class TwoProcesses:
-    def __init__(self, workdir, *overrides):
+    def __init__(self, workdir, *overrides, config=TINY):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.leader, self.follower = (
             Run(
                 workdir,
-                *SMALL,
+                *(SMALL if config == TINY else ()),
                 *overrides,
+                config=config,
                 options=(
                     f"--coordinator=127.0.0.1:{port}",
                     "--num_processes=2",
@@ -57,8 +59,8 @@ class TwoProcesses:
 def two(tmp_path):
     made = []
 
-    def start(name, *overrides):
-        made.append(TwoProcesses(tmp_path / name, *overrides))
+    def start(name, *overrides, **options):
+        made.append(TwoProcesses(tmp_path / name, *overrides, **options))
         return made[-1].start()
 
     yield start
@@ -129,3 +131,29 @@ def test_two_processes_with_a_lag_go_on_with_the_same_bits_when_killed(two, lag)
     assert cut.follower.process.returncode == 1
     shutil.rmtree(cut.leader.workdir / "snapshots")
     assert two("cut", *settings).finish().leader.digests() == whole.digests()
+
+
+def test_two_processes_with_an_environment_have_the_same_bits_whatever_dies(two, tmp_path):
+    """Servers, workers of the environment, and each of the two processes once: no bit changes, and
+    no call is made twice. The environment is the leader's; followers know nothing of it."""
+
+    def options_of(name):
+        log = {"mean_notes": 1.0, "most_notes": 4, "log": str(tmp_path / f"{name}.calls")}
+        return (*tools.SHORT, f"environment.options={log!r}", "learner.mesh=(1, 2, 1)")
+
+    def start(name, *more):
+        return two(name, *options_of(name), *more, config=tools.CONFIG)
+
+    calm = start("calm", *tools.CALM).finish().leader
+    assert len(calm.digests()) == 4 and all(row["tool_calls"] for row in calm.metrics())
+    chaos = start("chaos", *PATIENT, "environment.chaos_kills_per_minute=30")
+    chaos.leader.wait_until(chaos.leader.metrics, "first row")
+    chaos.follower.kill()
+    chaos.leader.end()
+    chaos = start("chaos", *PATIENT, "environment.chaos_kills_per_minute=30")
+    chaos.leader.wait_until(lambda: len(chaos.leader.metrics()) >= 2, "second row")
+    chaos.leader.kill()
+    chaos.follower.end()
+    again = start("chaos", *PATIENT, "environment.chaos_kills_per_minute=30").finish().leader
+    assert again.digests() == calm.digests()
+    tools.assert_each_call_was_carried_out_once(again, calm)
