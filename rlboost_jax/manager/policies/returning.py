@@ -6,9 +6,9 @@ for longest (`rlboost_jax.engine.pages`). So what was free as a response left is
 own: how much has been taken since tells whether they are there.
 
 To go back saves their prefill, which holds up whatever else runs where it is done. It costs the
-wait for a slot there, if another engine has one free now. Turns are short, so slots come free often: with 64 slots and turns of 50 tokens every engine
-has one free at nearly every step. Where nobody has a free slot it waits in any case, and may as
-well wait there.
+wait for a slot there, if another engine has one free now. Turns are short, so slots come free
+often: with 64 slots and turns of 50 tokens every engine has one free at nearly every step. Where
+nobody has a free slot it waits in any case, and may as well wait there.
 """
 
 import math
