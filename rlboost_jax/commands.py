@@ -31,6 +31,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
     {
         "train": Command("rlboost_jax.main", "train a model, or go on with a run", _RUN),
         "rollout": Command("rlboost_jax.rollout", "generate for a run, from any machine"),
+        "environments": Command("rlboost_jax.environments", "run a run's environments here"),
         "play": Command("rlboost_jax.environments.play", "play a run's environment by hand", _RUN),
         "report": Command("rlboost_jax.report", "draw a run as a page, report.html"),
         "page": Command("rlboost_jax.page", "show a run in a browser, finished or not"),

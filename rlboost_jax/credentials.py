@@ -20,7 +20,7 @@ import json
 import os
 import ssl
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,8 @@ JOIN_FILES: Final = (TOKEN_FILE, CA_FILE, CLIENT_CERTIFICATE, CLIENT_KEY, SEAL_C
 # A run's authority certifies one manager, by this name. Clients ask for it whatever address
 # they dialled, so a manager may be reached through any forwarded port or translated address.
 MANAGER_NAME: Final = "manager.rlboost.internal"
-SERVER, TRAINER = "server", "trainer"  # what the certificates of clients are made out to
+# What the certificates of clients are made out to.
+SERVER, TRAINER, ENVIRONMENT = "server", "trainer", "environment"
 # What a connection that ends before the first answer is called, by aiohttp and by urllib.
 HUNG_UP: Final = ("ServerDisconnectedError", "RemoteDisconnected", "ConnectionResetError")
 FILES_PORT: Final = "Rlboost-Files-Port"  # header of the configuration: where files are served
@@ -114,6 +115,17 @@ def read_credentials(
             return read_credentials(Path(made), environment)
     token = _token(folder, environment)
     return Credentials(token=token, tls=_client_tls(folder), seal=_seal_check(folder))
+
+
+def read_environment_credentials(folder: Path) -> Credentials:
+    """What opens a trainer to a host of environments: a folder, and nothing else. There is no seal:
+    no weights go there.
+
+    Raises:
+        CredentialsUnusable: something is missing, unreadable or not what it should be.
+    """
+    files = (CA_FILE, CLIENT_CERTIFICATE, CLIENT_KEY)
+    return Credentials(token=_token(folder, {}), tls=_client_tls(folder, files))
 
 
 def packed(folder: Path) -> str:
@@ -194,8 +206,7 @@ def _token(folder: Path, environment: Mapping[str, str]) -> str:
     return token
 
 
-def _client_tls(folder: Path) -> ssl.SSLContext:
-    names = (CA_FILE, CLIENT_CERTIFICATE, CLIENT_KEY, SEAL_CHECK)
+def _client_tls(folder: Path, names: Sequence[str] = JOIN_FILES[1:]) -> ssl.SSLContext:
     if missing := [name for name in names if not (folder / name).exists()]:
         raise CredentialsUnusable(
             f"{folder} lacks {', '.join(missing)}; {COPY_AGAIN} (managers of releases before there "

@@ -5,19 +5,19 @@
 
 Generates on this host's first device, greedily unless set otherwise, and prints one JSON object:
 mean@k as `accuracy`, pass@k as `best` (of right and wrong answers). Works beside a living run.
+In a run with an environment prompts are what it says to held-out examples; it is started here.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import logging
 
-from rlboost_jax import exits, messages, usage
-from rlboost_jax.sequences.identities import Batch, Version, Work, sample_number
+from rlboost_jax import exits, usage
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.errors import ConfigError, Mistake
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.run import RunConfig
@@ -48,21 +48,16 @@ def evaluate(
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
     from rlboost_jax import compile_cache
-    from rlboost_jax.data.open import open_exercises
+    from rlboost_jax.environments.opening import exercises_of
     from rlboost_jax.learner.base import read_policy
     from rlboost_jax.learner.best import FOLDER, best_step
     from rlboost_jax.learner.checkpoint_reading import newest_step
-    from rlboost_jax.learner.evaluation import Measurement
+    from rlboost_jax.learner.local_evaluation import measured
     from rlboost_jax.qualification.start import reader_run
     from rlboost_jax.rollout.instance import engine_of
 
     workdir = Path(workdir)
     run = _changed(read_run_config(workdir), changes)
-    if run.environment.name:
-        raise ConfigError(
-            f"{workdir} has an environment ({run.environment.name!r}), and only the run itself "
-            "measures its policy with one; set evaluation.every_steps"
-        )
     run = reader_run(run, say=logging.info)  # before the first device is touched
     folder = workdir / (FOLDER if best else "checkpoints")
     if best:
@@ -76,89 +71,27 @@ def evaluate(
     compile_cache.enable(run.compile_cache_dir)
     generator = (engine or engine_of)(run)
     generator.load(params, Version(step))
-    judge = (exercises or open_exercises)(run)
+    judge = exercises(run) if exercises else exercises_of(run, note=logging.info)
     try:
-        group_size = min(run.evaluation.samples, run.algorithm.group_size)
-        measurement = Measurement(
-            judge,
-            judge.heldout(run.seed, run.evaluation.num_prompts),
-            run.evaluation,
-            step=step,
-            max_tokens=run.sampling.max_response_tokens,
-            group_size=group_size,
-        )
-        requests = [
-            request
-            for prompts, samples in measurement.parts()
-            for prompt in prompts
-            for request in _requests(
-                prompt,
-                [
-                    sample_number(
-                        prompt.prompt, place, group_size=group_size, purpose=prompt.purpose
-                    )
-                    for place in range(samples)
-                ],
-                measurement.sampling,
-                run.seed,
-                step,
-            )
-        ]
-        generator.submit(requests)
-        responses: dict[int, list[int]] = {request.request_id: [] for request in requests}
-        for dispatch in generator.run():
-            ends = np.cumsum(dispatch.counts, dtype=np.int64)
-            for index, count, end in zip(dispatch.request_ids, dispatch.counts, ends, strict=True):
-                responses[int(index)].extend(dispatch.tokens[end - count : end].tolist())
-        for request in requests:
-            measurement.take(_finished(request, responses[request.request_id]))
-        return {"step": step, **asdict(measurement.score())}
+        score = measured(run, generator, judge, step=step)
     finally:
         judge.close()
+    return {"step": step, **asdict(score)}
 
 
 def _changed(run: RunConfig, changes: dict[str, Any]) -> RunConfig:
     """With other fields of the evaluation, checked."""
     given = {name: value for name, value in changes.items() if value is not None}
     evaluation: EvaluationConfig = replace(run.evaluation, **given)
-    run = replace(run, evaluation=evaluation)
+    environment = replace(  # on this host alone: others are the living run's
+        run.environment,
+        chaos_kills_per_minute=0.0,
+        listen="",
+        workers=max(1, run.environment.workers),
+    )
+    run = replace(run, evaluation=evaluation, environment=environment)
     check(run)
     return run
-
-
-def _requests(
-    prompt: messages.PromptRequest,
-    samples: Sequence[int],
-    sampling: messages.Sampling,
-    seed: int,
-    step: int,
-) -> Iterator[messages.GenerateRequest]:
-    """As a manager would number them."""
-    for sample in samples:
-        yield messages.GenerateRequest(
-            request_id=sample,
-            work=Work(
-                seed=seed,
-                batch=Batch(step),
-                purpose=prompt.purpose,
-                prompt=prompt.prompt,
-                sample=sample,
-            ),
-            version=Version(step),
-            prompt_tokens=prompt.tokens,
-            response_tokens=b"",
-            sampling=sampling,
-        )
-
-
-def _finished(request: messages.GenerateRequest, tokens: list[int]) -> messages.FinishedRollout:
-    return messages.FinishedRollout(
-        work=request.work,
-        tokens=messages.pack_tokens(tokens),
-        logprobs=b"",
-        versions=((request.version, len(tokens)),),
-        instances=(),
-    )
 
 
 def main(

@@ -1,5 +1,6 @@
-"""A manager without TLS, as its clients within one process know it."""
+"""Addresses of tests: a manager without TLS, as its clients in one process know it, and ports."""
 
+import socket
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,3 +13,11 @@ SEAL: Final = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))  # of its r
 
 def endpoint(address: str, token: str = "secret") -> Endpoint:
     return Endpoint(address=address, credentials=Credentials(token=token, seal=public_of(SEAL)))
+
+
+def free_port() -> int:
+    """Of the loopback address, for who has to know it before it listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

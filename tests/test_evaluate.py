@@ -13,13 +13,14 @@ import pytest
 from configs import tiny
 from rlboost_jax import evaluate
 from rlboost_jax.data.tasks import Task
+from rlboost_jax.environments.hosted import EpisodeFailed
 from rlboost_jax.learner.best import BestCheckpoint
 from rlboost_jax.learner.checkpoint_reading import CheckpointNotFound
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.models.params import init_params
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.load import read_run_config, run_config, write_run_config
 from rlboost_jax.settings.run import RunConfig
 
 pytestmark = pytest.mark.optimized(False)  # what is sampled is compared with itself
@@ -82,6 +83,47 @@ def test_several_responses_and_the_best_checkpoint(
     right = np.array([tokens[0] % 2 == 0 for tokens in judge.responses]).reshape(3, 4)
     assert score["accuracy"] == right.mean() and score["best"] == right.any(axis=1).mean()
     assert len({tuple(tokens) for tokens in judge.responses}) > 3, "each has noise of its own"
+
+
+def with_environment(workdir: Path, folder: Path, **environment: Any) -> Path:
+    """The same checkpoints, of a run with an environment that speaks in token ids."""
+    run = read_run_config(workdir)
+    run = replace(
+        run,
+        task=replace(run.task, name="environment"),
+        environment=replace(
+            run.environment,
+            **{"name": "drawers", "max_given_tokens": 24, "workers": 1, **environment},
+        ),
+    )
+    write_run_config(folder / "config.json", run, "f00d")
+    (folder / "checkpoints").symlink_to(workdir / "checkpoints")
+    return folder
+
+
+def test_episodes_of_an_environment(workdir: Path, tmp_path: Path) -> None:
+    """Random parameters: what they come to is compared in `tests/system/test_tools_quickstart.py`.
+    The folder of the run stays as it is."""
+    folder = with_environment(workdir, tmp_path)
+    score = evaluate.evaluate(folder, num_prompts=5, samples=3, temperature=2.0)
+    assert (score["step"], score["prompts"], score["samples"]) == (4, 5, 3)
+    assert 0 <= score["accuracy"] <= score["best"] <= 1 and score["left_out"] == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "config.json"]
+
+
+def test_an_environment_that_fails(workdir: Path, tmp_path: Path) -> None:
+    failing = {"name": "tests.environments.speakers:Fails", "attempts": 1}
+    folder = with_environment(workdir, tmp_path, **failing)
+    score = evaluate.evaluate(folder, num_prompts=2)
+    assert np.isnan(score["accuracy"]) and score["left_out"] == 2
+    folder = with_environment(workdir, _made(tmp_path / "stop"), **failing, on_failure="stop")
+    with pytest.raises(EpisodeFailed):
+        evaluate.evaluate(folder, num_prompts=2)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def test_mistakes(workdir: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class NewSequence(NamedTuple):
     """The turn cannot be continued: this prompt begins another sequence of the same episode."""
 
     prompt: NDArray[np.int32]
-    retokenized: int  # tokens of it that stand for earlier turns of the policy, at most
+    retokenised: int  # tokens of it that stand for earlier turns of the policy, at most
     reason: str
 
 

@@ -76,6 +76,9 @@ class EpisodesOfBatch:
             problem = self._problems(first)
             if problem is None:  # of a batch that was begun otherwise
                 return
+            if problem.failed:
+                self._leave_out(first, question, problem.failed)
+                return
             hosted = self._episodes[work.sample] = self._hosted(first, problem)
         hosted.ask(question)
 
@@ -86,7 +89,7 @@ class EpisodesOfBatch:
 
     def _hosted(self, work: Work, problem: Problem) -> Hosted:
         opened, sample = problem.opened, work.sample
-        prompt = self._around.speech.first(opened.said.observation, opened.tools)
+        prompt = self._around.renderer.first(opened.said.observation, opened.tools)
         data = prompt.astype("<i4").tobytes()
         example = msgspec.json.encode(problem.example, enc_hook=str, order="sorted")
         records: Sequence[Any] = self._records.pop(sample, [])
@@ -108,6 +111,13 @@ class EpisodesOfBatch:
             say=lambda say: self._say(work, say),
             judged=lambda judged: self._judged(sample, judged),
         )
+
+    def _leave_out(self, work: Work, question: EpisodeQuestion, why: str) -> None:
+        """An episode that no environment could begin: it is over with its first turn."""
+        if question.finished:
+            self._judged(work.sample, Judge((), why))
+        else:
+            self._say(work, Say(question))
 
     def _judged(self, sample: int, judged: Judge) -> None:
         verdict = self._verdicts.pop(sample, None)

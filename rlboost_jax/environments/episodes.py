@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,19 @@ from rlboost_jax import messages
 from rlboost_jax.environments.actions import EpisodeQuestion
 from rlboost_jax.environments.batches import EpisodesOfBatch, Problems
 from rlboost_jax.environments.episode import FIRST_PAUSE_SECONDS, MOST_OUTSIDE
-from rlboost_jax.environments.frames import Opened
-from rlboost_jax.environments.hosted import Problem
+from rlboost_jax.environments.frames import Opened, WireObservation
+from rlboost_jax.environments.hosted import EpisodeFailed, Problem
 from rlboost_jax.environments.journal import FOLDER, Journal
-from rlboost_jax.environments.pool import EnvironmentPool, Lost
+from rlboost_jax.environments.live import Lost
+from rlboost_jax.environments.pool import EnvironmentPool
+from rlboost_jax.environments.prompt_renderer import (
+    PromptRenderer,
+    UnencodableObservation,
+    renderer_of,
+)
+from rlboost_jax.environments.remote import FOLDER as FOLDER_OF_HOSTS
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.environments.service_thread import ServiceThread
-from rlboost_jax.environments.speech import Speech, Unspeakable, speech_of
 from rlboost_jax.environments.translation import answer_of, question_of
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
@@ -33,22 +39,32 @@ from rlboost_jax.sequences.sequence import runs_after_prompt
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.run import RunConfig
 
+_NOTHING_SAID: Final = Opened(episode=0, said=WireObservation(tokens=b""), tools=())
+_SHOWN: Final = 80  # characters of an example
+
 
 class EpisodeService:
     """Raises ConfigError, when made, for an environment that cannot be used."""
 
     def __init__(
-        self, run: RunConfig, *, example: Mapping[str, Any], seed: int, note: Callable[[str], None]
+        self,
+        run: RunConfig,
+        *,
+        example: Mapping[str, Any],
+        seed: int,
+        note: Callable[[str], None],
+        folder: Path | None = None,
     ) -> None:
         """Starts the workers and opens an example, whose tools a chat template is proved with.
 
         Args:
             note: shows a line on the console.
+            folder: of the run; None: no other hosts are let in.
         """
         self._run, self._note = run, note
         self._settings = run.environment
         required = run.rewards.sandbox == "required"
-        self.pool = EnvironmentPool(run.environment, sandbox_required=required)
+        self.pool = EnvironmentPool(run.environment, sandbox_required=required, note=note)
         self._thread = ServiceThread("episodes")
         self._batches: dict[int, EpisodesOfBatch] = {}
         self._early: dict[int, dict[int, messages.Parked]] = {}  # of batches that are not begun
@@ -58,12 +74,17 @@ class EpisodeService:
         self._run_id = ""
         self._said: set[str] = set()
         try:
+            if folder is not None:
+                self._thread.run(self.pool.listen(folder / FOLDER_OF_HOSTS))
             self._thread.run(self.pool.start())
-            opened = self._thread.run(self._first(example, seed))
-            self.speech: Speech = speech_of(run, opened.tools)
-            for line in self.speech.notes:
+            try:
+                opened = self._thread.run(self._first(example, seed))
+            except EpisodeFailed as error:  # the very first: a mistake rather than a bad moment
+                raise ConfigError(str(error)) from None
+            self.renderer: PromptRenderer = renderer_of(run, opened.tools)
+            for line in self.renderer.notes:
                 note(f"  {line}")
-        except BaseException:
+        except BaseException:  # an interrupt, too: workers would outlive the command
             self.close()
             raise
 
@@ -88,14 +109,24 @@ class EpisodeService:
     def problem(self, example: Mapping[str, Any], seed: int) -> tuple[Problem, NDArray[np.int32]]:
         """An episode's beginning, and its prompt; of any thread.
 
+        Where the environment cannot begin it, however often it is tried, its episodes are left out
+        (`environment.on_failure`): their prompt is a single token then, of which nothing counts.
+
         Raises:
-            ConfigError: the environment cannot say it, however often it is tried, or it is too
-                long.
+            ConfigError: what it says is no prompt of this run, or it is too long.
+            EpisodeFailed: it cannot begin it, and `environment.on_failure` is "stop".
         """
-        opened = self._thread.run(self._first(example, seed))
         try:
-            tokens = self.speech.first(opened.said.observation, opened.tools)
-        except Unspeakable as error:
+            opened = self._thread.run(self._first(example, seed))
+        except EpisodeFailed as error:
+            if self._settings.on_failure == "stop":
+                raise
+            self._note(f"{error}; its group is left out")
+            problem = Problem(example=example, seed=seed, opened=_NOTHING_SAID, failed=str(error))
+            return problem, np.array(self.renderer.stop_ids[:1], np.int32)
+        try:
+            tokens = self.renderer.first(opened.said.observation, opened.tools)
+        except UnencodableObservation as error:
             raise ConfigError(f"environment.name {self._settings.name!r}: {error}") from None
         most = self._run.engine.max_prompt_tokens
         if not 0 < len(tokens) <= most:
@@ -194,7 +225,9 @@ class EpisodeService:
                 losses += 1
                 if failures >= self._settings.attempts or losses >= MOST_OUTSIDE:
                     name = self._settings.name
-                    raise ConfigError(f"environment.name {name!r}: {lost}") from None
+                    raise EpisodeFailed(
+                        f"environment {name!r} cannot begin example {_short(example)}: {lost}"
+                    ) from None
                 self.failed_once(str(lost))
                 await asyncio.sleep(FIRST_PAUSE_SECONDS * losses)
             finally:
@@ -229,3 +262,8 @@ class EpisodeService:
         self._early = {n: parked for n, parked in self._early.items() if n > number}
         if (batch := self._batches.pop(number, None)) is not None:
             self.spawn(batch.close())
+
+
+def _short(example: Mapping[str, Any]) -> str:
+    text = repr(dict(example))
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol, SupportsIndex
 
@@ -93,7 +94,18 @@ class EpisodeExercises:
     Raises ConfigError, when made, for an environment or data that cannot be used.
     """
 
-    def __init__(self, run: RunConfig, *, note: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        *,
+        note: Callable[[str], None] = lambda line: None,
+        folder: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            note: shows a line on the console.
+            folder: of the run; None: no other hosts are let in.
+        """
         self.name = run.environment.name
         self._dataset = Dataset(run) if run.task.name == DATASET else None
         self.record: Mapping[str, Any] | None = self._dataset.record if self._dataset else None
@@ -102,13 +114,13 @@ class EpisodeExercises:
         try:
             example, _ = self._examples(run.seed)[0]
             self.service = EpisodeService(
-                run, example=example, seed=seed_of(run.seed, example), note=note
+                run, example=example, seed=seed_of(run.seed, example), note=note, folder=folder
             )
-        except BaseException:
+        except BaseException:  # an interrupt, too: the data set has processes of its own
             if self._dataset is not None:
                 self._dataset.close()
             raise
-        self.stop_ids = self.service.speech.stop_ids
+        self.stop_ids = self.service.renderer.stop_ids
         self.ask_group: AskGroup | None = None  # `validate_environment.py` sees to that
 
     def train(self, seed: int) -> FirstPrompts:
@@ -134,7 +146,7 @@ class EpisodeExercises:
         return when_all([episode, self._dataset.ask(asked, response)], lambda r: added(*r))
 
     def text(self, tokens: ArrayLike) -> str:
-        return self.service.speech.text(tokens)
+        return self.service.renderer.text(tokens)
 
     def close(self) -> None:
         self.service.close()

@@ -2,6 +2,7 @@
 
 Trainer → worker: `Setup`, then `Reset`, `GiveTurn`, `Known`, `Close`, `Ping`.
 Worker → trainer: `Ready`, then `Opened`, `Calling`, `CallEnded`, `Taken`, `Broken`, `Pong`.
+Where a worker is another host's, that host says `Ended` as the last.
 An episode is known by a number that is never given twice on one connection.
 """
 
@@ -39,7 +40,7 @@ class Ready(Frame, frozen=True, kw_only=True):
     mistake: str = ""  # why the environment cannot be used
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class WireObservation(msgspec.Struct, frozen=True, kw_only=True):
     """An observation: one of these."""
 
     text: str | None = None
@@ -47,7 +48,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     tokens: bytes | None = None  # int32
 
     @classmethod
-    def of(cls, observation: Observation) -> "Said":
+    def of(cls, observation: Observation) -> "WireObservation":
         if isinstance(observation, str):
             return cls(text=observation)
         if isinstance(observation, np.ndarray):
@@ -81,7 +82,7 @@ class Reset(Frame, frozen=True, kw_only=True):
 
 class Opened(Frame, frozen=True, kw_only=True):
     episode: int
-    said: Said
+    said: WireObservation
     tools: tuple[ToolSpec, ...]
 
 
@@ -118,7 +119,7 @@ class Taken(Frame, frozen=True, kw_only=True):
 
     episode: int
     turn: Turn  # with its calls and their results
-    said: Said
+    said: WireObservation
     reward: float
     done: bool
     metrics: dict[str, float]
@@ -161,8 +162,15 @@ class Pong(Frame, frozen=True, kw_only=True):
     number: int
 
 
+class Ended(Frame, frozen=True, kw_only=True):
+    """A worker of another host is gone, and so is this connection."""
+
+    why: str
+    outside: bool  # somebody has ended it
+
+
 ToWorker = Setup | Reset | GiveTurn | Known | Close | Ping
-FromWorker = Ready | Opened | Calling | CallEnded | Taken | Broken | Pong
+FromWorker = Ready | Opened | Calling | CallEnded | Taken | Broken | Pong | Ended
 
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

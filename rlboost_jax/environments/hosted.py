@@ -15,18 +15,20 @@ from rlboost_jax.environments import actions as decided
 from rlboost_jax.environments.actions import Actions, EpisodeQuestion, Reply
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.frames import Opened, Taken
-from rlboost_jax.environments.pool import EnvironmentPool, Live, Lost
+from rlboost_jax.environments.live import Live, Lost
+from rlboost_jax.environments.pool import EnvironmentPool
+from rlboost_jax.environments.prompt_renderer import (
+    NOTHING,
+    Continued,
+    PromptRenderer,
+    UnencodableObservation,
+    messages_of,
+)
 from rlboost_jax.environments.protocol import Message, ToolCall, ToolResult, Turn
 from rlboost_jax.environments.records import CallBegun, CallDone, Past, Record, TurnAnswered
 from rlboost_jax.environments.runner import KnownCall
-from rlboost_jax.environments.speech import (
-    NOTHING,
-    Continued,
-    Speech,
-    Unspeakable,
-    messages_of,
-)
 from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.settings.errors import Mistake
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +39,17 @@ class Problem:
         example: see `Environment.reset`.
         opened: what the environment said to it, and its tools.
         beside: what else is known of the example.
+        failed: why the environment could not begin it; "": it did. Its episodes are left out.
     """
 
     example: Mapping[str, Any]
     seed: int
     opened: Opened
     beside: Any = None
+    failed: str = ""
 
 
-class EpisodeFailed(RuntimeError):
+class EpisodeFailed(Mistake, RuntimeError):
     """An environment failed, and `environment.on_failure` or `on_divergence` is "stop"."""
 
 
@@ -98,7 +102,7 @@ class Around(Protocol):
     """What an episode needs of the service."""
 
     pool: EnvironmentPool
-    speech: Speech
+    renderer: PromptRenderer
 
     def spawn(self, coroutine: Any) -> None: ...
     def fail(self, error: Exception) -> None: ...
@@ -178,10 +182,10 @@ class Hosted:
             self._live = live
             opened = await live.reset(problem.example, problem.seed)
             self._tools = opened.tools
-            said = self._around.speech.first(opened.said.observation, opened.tools)
+            said = self._around.renderer.first(opened.said.observation, opened.tools)
         except Lost as lost:
             self._lost(lost)
-        except Unspeakable as error:
+        except UnencodableObservation as error:
             self._act(self._episode.lost(str(error), own=True))
         else:
             if said.astype("<i4").tobytes() == self._prompt:
@@ -193,30 +197,30 @@ class Hosted:
     async def _take(self, index: int, past: Past) -> None:
         assert self._live is not None
         tokens = tuple(np.frombuffer(past.sampled, "<i4").tolist())
-        speech = self._around.speech
-        heard = speech.heard(tokens)
+        renderer = self._around.renderer
+        decoded = renderer.decode(tokens)
         turn = Turn(
             index=index,
             tokens=tokens,
-            text=heard.text,
-            thinking=heard.thinking,
-            calls=heard.calls,
-            finish="stop" if stopped(tokens, speech.stop_ids) else "length",
+            text=decoded.text,
+            thinking=decoded.thinking,
+            calls=decoded.calls,
+            finish="stop" if stopped(tokens, renderer.stop_ids) else "length",
             logprobs=tuple(np.frombuffer(self._episode.logprobs(index), "<f4").tolist()),
         )
         try:
             taken = await self._live.take(turn, past.name.hex())
-            reply = self._reply(index, heard, taken)
+            reply = self._reply(index, decoded, taken)
         except Lost as lost:
             self._lost(lost)
-        except Unspeakable as error:
+        except UnencodableObservation as error:
             self._act(self._episode.lost(str(error), own=True))
         else:
             self._act(self._episode.taken(reply))
 
-    def _reply(self, index: int, heard: Any, taken: Taken) -> Reply:
-        """Raises Unspeakable."""
-        opened, speech = self._problem.opened, self._around.speech
+    def _reply(self, index: int, decoded: Any, taken: Taken) -> Reply:
+        """Raises UnencodableObservation."""
+        opened, renderer = self._problem.opened, self._around.renderer
         before = [*messages_of(opened.said.observation)]
         for answered in self._episode.before(index):
             before = _messages(answered) if answered.anew else [*before, *_messages(answered)]
@@ -225,11 +229,11 @@ class Hosted:
             self._tools = taken.tools
             said = Continued(
                 given=NOTHING,
-                prompt=speech.first(observation, taken.tools),
+                prompt=renderer.first(observation, taken.tools),
                 messages=messages_of(observation),
             )
         else:
-            said = speech.after(before, heard, results, observation, self._tools)
+            said = renderer.after(before, decoded, results, observation, self._tools)
         return Reply(
             given=said.given.astype("<i4").tobytes(),
             prompt=said.prompt.astype("<i4").tobytes(),

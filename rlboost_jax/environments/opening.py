@@ -1,6 +1,7 @@
 """The exercises of a run, with an environment or without."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import open_exercises
@@ -8,10 +9,15 @@ from rlboost_jax.environments.exercises import EpisodeExercises
 from rlboost_jax.settings.run import RunConfig
 
 
-def exercises_of(run: RunConfig, *, note: Callable[[str], None]) -> Exercises:
+def exercises_of(
+    run: RunConfig, *, note: Callable[[str], None], folder: Path | None = None
+) -> Exercises:
     """Raises ConfigError where they cannot be used; close what comes back.
 
     Args:
         note: shows a line on the console.
+        folder: of the run; None: hosts of environments are not let in.
     """
-    return EpisodeExercises(run, note=note) if run.environment.name else open_exercises(run)
+    if run.environment.name:
+        return EpisodeExercises(run, note=note, folder=folder)
+    return open_exercises(run)

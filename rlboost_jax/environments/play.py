@@ -20,8 +20,8 @@ from ml_collections import config_flags
 from rlboost_jax import exits
 from rlboost_jax.environments.exercises import seed_of
 from rlboost_jax.environments.player import Player, example_of
+from rlboost_jax.environments.prompt_renderer import UnencodableObservation
 from rlboost_jax.environments.runner import EnvironmentFailed
-from rlboost_jax.environments.speech import Unspeakable
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
         player, example = Player(run), example_of(run, _EXAMPLE.value)
         seed = seed_of(run.seed, example) if _SEED.value is None else _SEED.value
         asyncio.run(_show(player, example, seed))
-    except (EnvironmentFailed, Unspeakable) as error:
+    except (EnvironmentFailed, UnencodableObservation) as error:
         exits.leave(f"error: the environment failed: {error}", exits.MISTAKE)
     except (ConfigError, OSError) as error:
         exits.leave(f"error: {error}", exits.MISTAKE)

@@ -13,9 +13,9 @@ from rlboost_jax.environments.exercises import Numbers, RowsOf
 from rlboost_jax.environments.factories import check_made, maker_of
 from rlboost_jax.environments.frames import ToolSpec
 from rlboost_jax.environments.observations import is_empty
+from rlboost_jax.environments.prompt_renderer import PromptRenderer, messages_of, renderer_of
 from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.environments.runner import EnvironmentFailed, EpisodeRunner, RememberedCalls
-from rlboost_jax.environments.speech import Speech, messages_of, speech_of
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
@@ -44,26 +44,26 @@ class Player:
         """What there is to show, as it comes.
 
         Raises:
-            EnvironmentFailed, Unspeakable: as it would in a run.
+            EnvironmentFailed, UnencodableObservation: as it would in a run.
         """
         runner = self._runner
         observation = await runner.reset(example, seed)
         tools = _described(runner)
-        speech = speech_of(self._run, tools)
-        prompt = speech.first(observation, tools)
-        yield f"prompt, {len(prompt)} tokens:\n{speech.text(prompt)}"
+        renderer = renderer_of(self._run, tools)
+        prompt = renderer.first(observation, tools)
+        yield f"prompt, {len(prompt)} tokens:\n{renderer.text(prompt)}"
         before, total, count = [*messages_of(observation)], 0.0, 0
         most = self._run.environment.max_turns
         for index, typed in zip(range(most), turns, strict=False):
-            tokens = encoded(typed.replace("\\n", "\n"), self._tokenizer, speech)
-            heard = speech.heard(tokens)
-            finish = "stop" if stopped(tokens, speech.stop_ids) else "length"
+            tokens = encoded(typed.replace("\\n", "\n"), self._tokenizer, renderer)
+            decoded = renderer.decode(tokens)
+            finish = "stop" if stopped(tokens, renderer.stop_ids) else "length"
             turn = Turn(
                 index=index,
                 tokens=tokens,
-                text=heard.text,
-                thinking=heard.thinking,
-                calls=heard.calls,
+                text=decoded.text,
+                thinking=decoded.thinking,
+                calls=decoded.calls,
                 finish=finish,  # type: ignore[arg-type]
             )
             done = await runner.step(turn, key=f"turn-{index}")
@@ -79,17 +79,17 @@ class Player:
                 break
             if step.anew:
                 tools, before = _described(runner), [*messages_of(step.observation)]
-                prompt = speech.first(step.observation, tools)
-                yield f"another sequence, {len(prompt)} tokens:\n{speech.text(prompt)}"
+                prompt = renderer.first(step.observation, tools)
+                yield f"another sequence, {len(prompt)} tokens:\n{renderer.text(prompt)}"
                 continue
-            said = speech.after(before, heard, done.turn.results, step.observation, tools)
+            said = renderer.after(before, decoded, done.turn.results, step.observation, tools)
             if not len(said.given) and not len(said.prompt) and is_empty(step.observation):
                 raise EnvironmentFailed("it said nothing, and not that the episode is done")
             before += said.messages
             if len(said.prompt):
-                yield f"another sequence, {len(said.prompt)} tokens:\n{speech.text(said.prompt)}"
+                yield f"another sequence, {len(said.prompt)} tokens:\n{renderer.text(said.prompt)}"
             else:
-                yield f"given, {len(said.given)} tokens:\n{speech.text(said.given)}"
+                yield f"given, {len(said.given)} tokens:\n{renderer.text(said.given)}"
         else:
             yield f"not done after {count} turns; reward so far {total:g}"
         await runner.close()
@@ -102,7 +102,7 @@ def _described(runner: EpisodeRunner) -> tuple[ToolSpec, ...]:
     )
 
 
-def encoded(text: str, tokenizer: Tokenizer | None, speech: Speech) -> tuple[int, ...]:
+def encoded(text: str, tokenizer: Tokenizer | None, renderer: PromptRenderer) -> tuple[int, ...]:
     """A turn as the policy would have sampled it, with the token that ends it.
 
     Raises:
@@ -110,7 +110,7 @@ def encoded(text: str, tokenizer: Tokenizer | None, speech: Speech) -> tuple[int
     """
     if tokenizer is not None:
         (ids,) = tokenizer.encode([text], chat=True)
-        return (*ids, speech.stop_ids[0])
+        return (*ids, renderer.stop_ids[0])
     words = {vocabulary.text([token]): token for token in range(VOCAB_SIZE)}
     unknown = [word for word in text.split() if word not in words]
     if unknown:
@@ -119,7 +119,7 @@ def encoded(text: str, tokenizer: Tokenizer | None, speech: Speech) -> tuple[int
             f"{' '.join(vocabulary.MARKS)}"
         )
     ids = [words[word] for word in text.split()]
-    return tuple(ids) if stopped(ids, speech.stop_ids) else (*ids, speech.stop_ids[0])
+    return tuple(ids) if stopped(ids, renderer.stop_ids) else (*ids, renderer.stop_ids[0])
 
 
 def example_of(run: RunConfig, given: str) -> Any:

@@ -58,7 +58,7 @@ class Line:
             self._writer.write(data)
 
     def close(self) -> None:
-        """Nothing is heard from here on. Whoever is at the other end ends by itself."""
+        """Nothing more is received. Whoever is at the other end ends by itself."""
         self._closed = True
         self._task.cancel()
         if self._writer is not None:
@@ -72,8 +72,8 @@ class Line:
             self._writer.write(data)
         why, outside = "", False
         try:
-            while (heard := await frames.received(reader)) is not None:
-                self._hear(frames.decode_from_worker(heard))
+            while (received := await frames.received(reader)) is not None:
+                self._hear(frames.decode_from_worker(received))
         except (FrameTooLong, msgspec.MsgspecError) as error:
             why = f"the environment worker said what is no answer: {error}"
         if not why:

@@ -185,7 +185,9 @@ class _Worker:
         try:
             said = await episode.runner.reset(message.example, message.seed)
             tools = _described(episode.runner)
-            answer = frames.Opened(episode=message.episode, said=frames.Said.of(said), tools=tools)
+            answer = frames.Opened(
+                episode=message.episode, said=frames.WireObservation.of(said), tools=tools
+            )
             self.say(answer)
         except Exception as error:
             self._broke(message.episode, error)
@@ -199,7 +201,7 @@ class _Worker:
                 frames.Taken(
                     episode=message.episode,
                     turn=done.turn,
-                    said=frames.Said.of(step.observation),
+                    said=frames.WireObservation.of(step.observation),
                     reward=step.reward,
                     done=step.done,
                     metrics=dict(step.metrics),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlboost_jax.gateway.backend import Model, Piece
 from rlboost_jax.gateway.calls import ChatCall, TokenCall
-from rlboost_jax.gateway.session import Spoken, Told
+from rlboost_jax.gateway.session import AnsweredTurn, SampledTurn
 
 TokenText = Callable[[int], str | None]
 DONE: Final = b"data: [DONE]\n\n"
@@ -41,30 +41,30 @@ class ChatAnswer:
             "model": call.model or model.name,
         }
         self._sent = ""  # text, in chunks
-        self._told_tokens = 0
+        self._sent_tokens = 0
 
-    def whole(self, told: Told) -> dict[str, Any]:
-        spoken = told.spoken
+    def whole(self, answered: AnsweredTurn) -> dict[str, Any]:
+        turn = answered.sampled
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": spoken.text if spoken.text or not spoken.calls else None,
+            "content": turn.text if turn.text or not turn.calls else None,
             "refusal": None,
         }
-        if spoken.thinking:
-            message["reasoning_content"] = spoken.thinking
-        if spoken.calls:
-            message["tool_calls"] = list(tool_calls(spoken))
+        if turn.thinking:
+            message["reasoning_content"] = turn.thinking
+        if turn.calls:
+            message["tool_calls"] = list(tool_calls(turn))
         choice: dict[str, Any] = {
             "index": 0,
             "message": message,
-            "logprobs": self._logprobs(spoken.tokens, spoken.logprobs),
-            "finish_reason": finish_of(spoken),
+            "logprobs": self._logprobs(turn.tokens, turn.logprobs),
+            "finish_reason": finish_of(turn),
         }
         body = {**self._head, "object": "chat.completion", "choices": [choice]}
         if self._call.return_token_ids:
-            choice["token_ids"] = list(spoken.tokens)
-            body["prompt_token_ids"] = _listed(spoken.prompt)
-        return {**body, "usage": usage_of(spoken), "rlboost": note(told, self._call.ignored)}
+            choice["token_ids"] = list(turn.tokens)
+            body["prompt_token_ids"] = _listed(turn.prompt)
+        return {**body, "usage": usage_of(turn), "rlboost": note(answered, self._call.ignored)}
 
     def first(self) -> bytes:
         """The chunk that a stream begins with."""
@@ -73,41 +73,41 @@ class ChatAnswer:
     def piece(self, piece: Piece) -> bytes:
         """The chunk of some tokens; b"" where it would be empty."""
         self._sent += piece.text
-        self._told_tokens += len(piece.tokens)
+        self._sent_tokens += len(piece.tokens)
         logprobs = self._logprobs(piece.tokens, piece.logprobs)
         ids = list(piece.tokens) if self._call.return_token_ids else None
         if not piece.text and logprobs is None and ids is None:
             return b""
         return self._chunk({"content": piece.text}, logprobs=logprobs, ids=ids)
 
-    def rest(self, told: Told) -> Iterator[bytes]:
+    def rest(self, answered: AnsweredTurn) -> Iterator[bytes]:
         """What is left when the turn is made, up to the mark of the end."""
-        spoken = told.spoken
-        if spoken.thinking:
-            yield self._chunk({"reasoning_content": spoken.thinking})
-        left, logprobs = spoken.tokens[self._told_tokens :], spoken.logprobs[self._told_tokens :]
+        turn = answered.sampled
+        if turn.thinking:
+            yield self._chunk({"reasoning_content": turn.thinking})
+        left, logprobs = turn.tokens[self._sent_tokens :], turn.logprobs[self._sent_tokens :]
         # A backend is certain of the text it has let go of: the turn's begins with it.
-        if not spoken.text.startswith(self._sent):
+        if not turn.text.startswith(self._sent):
             yield event(
                 {"error": {"message": "the text changed as it ended", "type": "server_error"}}
             )
             return
-        text = spoken.text[len(self._sent) :]
+        text = turn.text[len(self._sent) :]
         if text or left:
             ids = list(left) if self._call.return_token_ids else None
             yield self._chunk({"content": text}, logprobs=self._logprobs(left, logprobs), ids=ids)
-        for index, call in enumerate(tool_calls(spoken)):
+        for index, call in enumerate(tool_calls(turn)):
             function = call["function"]
             begun = {"name": function["name"], "arguments": ""}
             yield self._chunk({"tool_calls": [{"index": index, **call, "function": begun}]})
             arguments = {"index": index, "function": {"arguments": function["arguments"]}}
             yield self._chunk({"tool_calls": [arguments]})
         yield self._chunk(
-            {}, finish=finish_of(spoken), note=note(told, self._call.ignored), spoken=spoken
+            {}, finish=finish_of(turn), note=note(answered, self._call.ignored), turn=turn
         )
         if self._call.include_usage:
             usage = {**self._head, "object": "chat.completion.chunk", "choices": []}
-            yield event({**usage, "usage": usage_of(spoken)})
+            yield event({**usage, "usage": usage_of(turn)})
         yield DONE
 
     def _chunk(
@@ -118,7 +118,7 @@ class ChatAnswer:
         logprobs: dict[str, Any] | None = None,
         ids: list[int] | None = None,
         note: dict[str, Any] | None = None,
-        spoken: Spoken | None = None,
+        turn: SampledTurn | None = None,
     ) -> bytes:
         choice: dict[str, Any] = {
             "index": 0,
@@ -129,8 +129,8 @@ class ChatAnswer:
         body = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
         if ids is not None:
             choice["token_ids"] = ids
-        if spoken is not None and self._call.return_token_ids:
-            body["prompt_token_ids"] = _listed(spoken.prompt)
+        if turn is not None and self._call.return_token_ids:
+            body["prompt_token_ids"] = _listed(turn.prompt)
         if note is not None:
             body["rlboost"] = note
         return event(body)
@@ -152,26 +152,28 @@ class ChatAnswer:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def generated(call: TokenCall, told: Told, *, session: str, model: Model) -> dict[str, Any]:
+def generated(
+    call: TokenCall, answered: AnsweredTurn, *, session: str, model: Model
+) -> dict[str, Any]:
     """Answer of verifiers' generate endpoint: each token by its id."""
-    spoken = told.spoken
+    turn = answered.sampled
     entries: list[Any] = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token, logprob in zip(spoken.tokens, spoken.logprobs, strict=True)
+        for token, logprob in zip(turn.tokens, turn.logprobs, strict=True)
     ]
     body: dict[str, Any] = {
-        "request_id": f"{session}-{told.turn}",
+        "request_id": f"{session}-{answered.turn}",
         "model": call.model or model.name,
         "choices": [
             {
                 "index": 0,
-                "token_ids": list(spoken.tokens),
+                "token_ids": list(turn.tokens),
                 "logprobs": {"content": entries},
-                "finish_reason": spoken.finish,
+                "finish_reason": turn.finish,
             }
         ],
-        "usage": usage_of(spoken),
-        "rlboost": note(told, call.ignored),
+        "usage": usage_of(turn),
+        "rlboost": note(answered, call.ignored),
     }
     if call.return_token_ids:
         body["prompt_token_ids"] = list(call.tokens)
@@ -193,20 +195,20 @@ def models(model: Model, created: int) -> dict[str, Any]:
     return {"object": "list", "data": [card]}
 
 
-def finish_of(spoken: Spoken) -> str:
-    return "tool_calls" if spoken.calls and spoken.finish == "stop" else spoken.finish
+def finish_of(turn: SampledTurn) -> str:
+    return "tool_calls" if turn.calls and turn.finish == "stop" else turn.finish
 
 
-def tool_calls(spoken: Spoken) -> Iterator[dict[str, Any]]:
-    for call in spoken.calls:
+def tool_calls(turn: SampledTurn) -> Iterator[dict[str, Any]]:
+    for call in turn.calls:
         function = {"name": call.name, "arguments": call.arguments}
         yield {"id": call.id, "type": "function", "function": function}
 
 
-def usage_of(spoken: Spoken) -> dict[str, Any] | None:
-    if spoken.prompt is None:
+def usage_of(turn: SampledTurn) -> dict[str, Any] | None:
+    if turn.prompt is None:
         return None
-    before, sampled = len(spoken.prompt), len(spoken.tokens)
+    before, sampled = len(turn.prompt), len(turn.tokens)
     return {
         "prompt_tokens": before,
         "completion_tokens": sampled,
@@ -214,13 +216,13 @@ def usage_of(spoken: Spoken) -> dict[str, Any] | None:
     }
 
 
-def note(told: Told, ignored: Iterable[str]) -> dict[str, Any]:
+def note(answered: AnsweredTurn, ignored: Iterable[str]) -> dict[str, Any]:
     """What OpenAI's protocol has no field for."""
-    spoken = told.spoken
+    turn = answered.sampled
     return {
-        "turn": told.turn,
-        "sequence": spoken.sequence,
-        "version": spoken.version,
+        "turn": answered.turn,
+        "sequence": turn.sequence,
+        "version": turn.version,
         "ignored": list(ignored),
     }
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlboost_jax.gateway.session import Ask, Spoken
+from rlboost_jax.gateway.session import Ask, SampledTurn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Backend(Protocol):
 
     model: Model
 
-    def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | Spoken]: ...
+    def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | SampledTurn]: ...
 
     async def opened(self, session: str) -> Mapping[str, Any]:
         """A client asks for a session. Returns what else it is told, such as an example.

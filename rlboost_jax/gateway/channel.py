@@ -11,7 +11,7 @@ from typing import Any
 
 from rlboost_jax.gateway.backend import Model, Piece
 from rlboost_jax.gateway.errors import ApiError, exhausted
-from rlboost_jax.gateway.session import Ask, Spoken
+from rlboost_jax.gateway.session import Ask, SampledTurn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Channel:
 
     more: Mapping[str, Any]
     _asked: "asyncio.Queue[Ask | Over]" = field(default_factory=asyncio.Queue)
-    _answer: "asyncio.Future[Spoken] | None" = None
+    _answer: "asyncio.Future[SampledTurn] | None" = None
 
     @property
     def waits(self) -> bool:
@@ -48,12 +48,12 @@ class Channel:
         """The next call, or how the session ended."""
         return await self._asked.get()
 
-    def answer(self, spoken: Spoken) -> None:
+    def answer(self, sampled: SampledTurn) -> None:
         """To the newest call; nothing where nobody waits for it any more."""
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(spoken)
+            self._answer.set_result(sampled)
 
-    async def ask(self, ask: Ask) -> Spoken:
+    async def ask(self, ask: Ask) -> SampledTurn:
         self._answer = asyncio.get_running_loop().create_future()
         self._asked.put_nowait(ask)
         return await self._answer
@@ -84,7 +84,7 @@ class Channels:
             if entry in self._waiting:
                 self._waiting.remove(entry)
 
-    async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | Spoken]:
+    async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | SampledTurn]:
         channel = self._channels.get(session)
         if channel is None:
             raise ApiError(

@@ -36,7 +36,7 @@ from rlboost_jax.gateway.channel import Channel, Over
 from rlboost_jax.gateway.harness import Harness
 from rlboost_jax.gateway.listener import Listener, listener_of
 from rlboost_jax.gateway.served import message_of
-from rlboost_jax.gateway.session import Ask, Called, Spoken
+from rlboost_jax.gateway.session import Ask, Called, SampledTurn
 
 Reward = Callable[..., float]
 
@@ -123,10 +123,10 @@ class Gateway:
         return ()
 
     async def step(self, turn: Turn) -> Step:
-        spoken = _spoken(turn, self._calls, self._ask)
-        if spoken.message is not None:
-            self._messages = (*self._messages, spoken.message)
-        self._channel.answer(spoken)
+        sampled = _sampled_turn(turn, self._calls, self._ask)
+        if sampled.message is not None:
+            self._messages = (*self._messages, sampled.message)
+        self._channel.answer(sampled)
         found = await self._next()
         if isinstance(found, Over):
             return await self._over(found)
@@ -181,14 +181,14 @@ class Gateway:
         return Step(reward=reward or 0.0, done=True, metrics=dict(over.metrics))
 
 
-def _spoken(turn: Turn, calls: Sequence[ToolCall], ask: Ask) -> Spoken:
+def _sampled_turn(turn: Turn, calls: Sequence[ToolCall], ask: Ask) -> SampledTurn:
     called = tuple(
         Called(id=call.id or f"call_{turn.index}_{place}", name=call.name, arguments=_text(call))
         for place, call in enumerate(calls)
         if not call.problem
     )
     chat = isinstance(ask.call, ChatCall)
-    return Spoken(
+    return SampledTurn(
         tokens=turn.tokens,
         logprobs=turn.logprobs,
         finish=turn.finish,

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from rlboost_jax.gateway.backend import Piece
 from rlboost_jax.gateway.errors import ApiError
-from rlboost_jax.gateway.session import Told
+from rlboost_jax.gateway.session import AnsweredTurn
 
 
 class Progress:
@@ -19,18 +19,18 @@ class Progress:
         """
         self.turn, self.created = turn, created
         self._pieces: list[Piece] = []
-        self._end: Told | ApiError | None = None
+        self._end: AnsweredTurn | ApiError | None = None
         self._changed = asyncio.Event()
 
     def add(self, piece: Piece) -> None:
         self._pieces.append(piece)
         self._wake()
 
-    def finish(self, end: Told | ApiError) -> None:
+    def finish(self, end: AnsweredTurn | ApiError) -> None:
         self._end = end
         self._wake()
 
-    async def told(self) -> Told:
+    async def answered(self) -> AnsweredTurn:
         """Raises the ApiError that it ended with."""
         while self._end is None:
             await self._changed.wait()

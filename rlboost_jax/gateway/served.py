@@ -19,7 +19,7 @@ from rlboost_jax.gateway.calls import Call, ChatCall
 from rlboost_jax.gateway.context import Chat, Context, ahead_of, room_for
 from rlboost_jax.gateway.engine_thread import EngineFailed, EngineThread, Stream, Yield
 from rlboost_jax.gateway.errors import failed, invalid
-from rlboost_jax.gateway.session import Ask, Called, Finish, Spoken
+from rlboost_jax.gateway.session import Ask, Called, Finish, SampledTurn
 from rlboost_jax.gateway.stops import before_stop, certain, stopped_after
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.sequences.endings import stopped
@@ -63,7 +63,7 @@ class Served:
         self._requests = 0
         self.model = Model(name=policy.name, max_tokens=policy.slot_tokens)
 
-    async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | Spoken]:
+    async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | SampledTurn]:
         call = ask.call
         try:
             context = ahead_of(self._contexts.get(session), ask, self._chat)
@@ -84,9 +84,9 @@ class Served:
         finally:
             if not last:  # a stop text, or nobody waits for it any more
                 self._thread.cancel(request.request_id)
-        spoken = turn.spoken(context, self._policy.version)
-        self._contexts[session] = context.with_sampled(spoken.tokens, turn.parsed)
-        yield spoken
+        sampled = turn.sampled(context, self._policy.version)
+        self._contexts[session] = context.with_sampled(sampled.tokens, turn.parsed)
+        yield sampled
 
     async def opened(self, session: str) -> Mapping[str, Any]:
         return {}
@@ -159,7 +159,7 @@ class _Turn:
             self.ended_by_text = True
         return Piece(tokens=tokens, logprobs=logprobs, text=self._new_text())
 
-    def spoken(self, context: Context, version: Version) -> Spoken:
+    def sampled(self, context: Context, version: Version) -> SampledTurn:
         tokens, call = tuple(self._tokens), self._call
         self.parsed = turn = self._served.parse(tokens)
         text = before_stop(turn.text, call.sampling.stop)
@@ -178,7 +178,7 @@ class _Turn:
             if not each.problem
         )
         chat = isinstance(call, ChatCall)
-        return Spoken(
+        return SampledTurn(
             tokens=tokens,
             logprobs=tuple(self._logprobs),
             finish=finish,

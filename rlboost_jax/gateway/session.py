@@ -3,7 +3,7 @@
 A session is an episode. No socket, clock or random source in here: calls and turns go in, what is
 to be done comes out. Always:
 
-- At most one turn is under way. It is told once to each call that asks for it.
+- At most one turn is under way. It is answered once to each call that asks for it.
 - An answer is kept until a turn after it is made: a call that is repeated, because its connection
   broke or its client did, gets the same turn again and never another sample.
 - Nothing changes by a turn that fails: the same call may come again.
@@ -32,7 +32,7 @@ class Called:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spoken:
+class SampledTurn:
     """A turn as a backend made it.
 
     Attributes:
@@ -74,12 +74,12 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class AnsweredTurn:
     """A turn that was made: what each call that asked for it is answered."""
 
     turn: int
     call: Call
-    spoken: Spoken
+    sampled: SampledTurn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +92,11 @@ class Busy:
     """Another call is under way."""
 
 
-Decision = Ask | Told | UnderWay | Busy
+Decision = Ask | AnsweredTurn | UnderWay | Busy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class KnownConversation:
     """A conversation up to the end of a turn; None: not known in that form."""
 
     messages: tuple[Message, ...] | None = None
@@ -106,14 +106,14 @@ class Said:
 
 
 class Session:
-    """One episode. Its owner carries out what `receive` says, and calls `spoken` or `failed`."""
+    """One episode. Its owner carries out what `receive` says, and calls `sampled` or `failed`."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self._limits = limits
-        self._said: Said | None = None
+        self._conversation: KnownConversation | None = None
         self._turns = 0
         self._asked: tuple[str, Ask] | None = None  # under way, by the call's key
-        self._told: tuple[str, Told] | None = None  # the newest
+        self._answered: tuple[str, AnsweredTurn] | None = None  # the newest
         self._over = ""
 
     @property
@@ -150,23 +150,23 @@ class Session:
         self._asked = _key(call, key), ask
         return ask
 
-    def known(self, call: Call, key: str = "") -> Told | UnderWay | None:
+    def known(self, call: Call, key: str = "") -> AnsweredTurn | UnderWay | None:
         """The turn that a call asks for, if it is the one under way or the newest."""
         key = _key(call, key)
         if self._asked is not None and self._asked[0] == key:
             return UnderWay()
-        if self._asked is None and self._told is not None and self._told[0] == key:
-            return self._told[1]
+        if self._asked is None and self._answered is not None and self._answered[0] == key:
+            return self._answered[1]
         return None
 
-    def spoken(self, spoken: Spoken) -> Told:
+    def sampled(self, sampled: SampledTurn) -> AnsweredTurn:
         """The turn under way was made."""
         assert self._asked is not None, "no turn is under way"
         (key, ask), self._asked = self._asked, None
-        told = Told(turn=ask.turn, call=ask.call, spoken=spoken)
-        self._told, self._turns = (key, told), self._turns + 1
-        self._said = _said(ask, spoken)
-        return told
+        answered = AnsweredTurn(turn=ask.turn, call=ask.call, sampled=sampled)
+        self._answered, self._turns = (key, answered), self._turns + 1
+        self._conversation = _conversation(ask, sampled)
+        return answered
 
     def failed(self) -> None:
         """The turn under way was not made."""
@@ -190,13 +190,13 @@ class Session:
         return replace(ask, given=call.tokens)
 
     def _grown(self, call: ChatCall) -> tuple[Message, ...] | None:
-        said = self._said
+        said = self._conversation
         if said is None or said.messages is None or said.tools != call.tools:
             return None
         return grown(said.messages, call.messages)
 
     def _extended(self, call: TokenCall) -> tuple[int, ...] | None:
-        said = self._said
+        said = self._conversation
         if said is None or said.tokens is None:
             return None
         length = len(said.tokens)
@@ -209,13 +209,15 @@ def _key(call: Call, key: str) -> str:
     return f"key {key}" if key else call.key
 
 
-def _said(ask: Ask, spoken: Spoken) -> Said:
-    tokens = None if spoken.prompt is None else (*spoken.prompt, *spoken.tokens)
-    cut = spoken.finish == "length"
+def _conversation(ask: Ask, sampled: SampledTurn) -> KnownConversation:
+    tokens = None if sampled.prompt is None else (*sampled.prompt, *sampled.tokens)
+    cut = sampled.finish == "length"
     call = ask.call
     if isinstance(call, TokenCall):
-        return Said(tokens=(*call.tokens, *spoken.tokens), cut=cut)
+        return KnownConversation(tokens=(*call.tokens, *sampled.tokens), cut=cut)
     before: Sequence[Message] = call.messages
-    if spoken.message is None:
-        return Said(tokens=tokens, cut=cut)
-    return Said(messages=(*before, spoken.message), tools=call.tools, tokens=tokens, cut=cut)
+    if sampled.message is None:
+        return KnownConversation(tokens=tokens, cut=cut)
+    return KnownConversation(
+        messages=(*before, sampled.message), tools=call.tools, tokens=tokens, cut=cut
+    )

@@ -19,7 +19,7 @@ from rlboost_jax.gateway.calls import Call
 from rlboost_jax.gateway.errors import ApiError, exhausted, failed, invalid
 from rlboost_jax.gateway.limits import MAX_QUEUED, GatewayLimits
 from rlboost_jax.gateway.progress import Progress
-from rlboost_jax.gateway.session import Ask, Session, Spoken, Told, UnderWay
+from rlboost_jax.gateway.session import AnsweredTurn, Ask, SampledTurn, Session, UnderWay
 
 log: Final = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Sessions:
         """The turn that a call asks for: another, the one under way, or the newest once more.
 
         Raises:
-            ApiError: none can be made. What goes wrong later is raised by `Progress.told`.
+            ApiError: none can be made. What goes wrong later is raised by `Progress.answered`.
         """
         session.touched = self._clock()
         if (progress := self._known(session, call, key)) is not None:
@@ -127,7 +127,9 @@ class Sessions:
         try:
             decision = session.state.receive(call, key)
             if not isinstance(decision, Ask):  # an equal call was made while this one waited
-                assert isinstance(decision, Told), "who has the lock finds no turn under way"
+                assert isinstance(decision, AnsweredTurn), (
+                    "who has the lock finds no turn under way"
+                )
                 session.lock.release()
                 return session.progress or _finished(decision, int(self._now()))
             progress = session.progress = Progress(decision.turn, int(self._now()))
@@ -164,8 +166,8 @@ class Sessions:
                 return None
             case UnderWay():
                 return session.progress
-            case Told() as told:
-                return session.progress or _finished(told, int(self._now()))
+            case AnsweredTurn() as answered:
+                return session.progress or _finished(answered, int(self._now()))
 
     def _check_queue(self, session: OpenSession) -> None:
         if self.limits.concurrent == "refuse":
@@ -182,11 +184,11 @@ class Sessions:
 
     async def _make(self, session: OpenSession, ask: Ask, progress: Progress) -> None:
         """One turn. However it ends, who waits for it hears of it once, and the next may begin."""
-        end: Told | ApiError = failed("the gateway ends", "session_over")
+        end: AnsweredTurn | ApiError = failed("the gateway ends", "session_over")
         try:
             async with asyncio.timeout(self.limits.turn_seconds):
-                spoken = await self._sampled(session, ask, progress)
-            end = session.state.spoken(spoken)
+                sampled = await self._sampled(session, ask, progress)
+            end = session.state.sampled(sampled)
         except ApiError as error:
             end = error
         except TimeoutError:
@@ -198,13 +200,13 @@ class Sessions:
             log.exception("turn %d of session %s failed", ask.turn, session.id)
             end = failed("the turn failed; the gateway's log says why")
         finally:
-            if not isinstance(end, Told):
+            if not isinstance(end, AnsweredTurn):
                 session.state.failed()
             session.touched = self._clock()
             progress.finish(end)
             session.lock.release()
 
-    async def _sampled(self, session: OpenSession, ask: Ask, progress: Progress) -> Spoken:
+    async def _sampled(self, session: OpenSession, ask: Ask, progress: Progress) -> SampledTurn:
         turn = self.backend.turn(session.id, ask)
         async with contextlib.aclosing(turn) as items:  # type: ignore[type-var]
             async for item in items:
@@ -215,9 +217,9 @@ class Sessions:
         raise AssertionError("a backend ended a turn without saying it")
 
 
-def _finished(told: Told, created: int) -> Progress:
-    progress = Progress(told.turn, created)
-    progress.finish(told)
+def _finished(answered: AnsweredTurn, created: int) -> Progress:
+    progress = Progress(answered.turn, created)
+    progress.finish(answered)
     return progress
 
 

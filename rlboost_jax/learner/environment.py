@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from rlboost_jax import messages
 from rlboost_jax.data.exercises import Prompt
 from rlboost_jax.environments.exercises import EpisodeExercises
 from rlboost_jax.environments.hosted import Problem
@@ -45,6 +47,21 @@ class Environments:
 
     def __init__(self, exercises: EpisodeExercises, turns: int) -> None:
         self._exercises, self._service, self.turns = exercises, exercises.service, turns
+
+    def connect(
+        self,
+        folder: Path,
+        run_id: str,
+        *,
+        answer: Callable[[messages.Answer], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        """Before the first batch; see `EpisodeService.connect`."""
+        self._service.connect(folder, run_id, answer=answer, fail=fail)
+
+    def take(self, parked: messages.Parked) -> None:
+        """A turn is over; of any thread."""
+        self._service.take(parked)
 
     def begin(self, batch: Batch, prompt_of: PromptOf) -> None:
         def problem(work: Work) -> Problem | None:

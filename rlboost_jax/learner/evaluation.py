@@ -45,6 +45,11 @@ class Measurement:
     """One evaluation of one version. Responses in, in any order, and a score out.
 
     Invariant: each response that was asked for counts once, as it was generated last.
+
+    A response that was withdrawn is taken from its next delivery, whatever attempt that is: streams
+    keep their order, so what comes after `Withdrawn` is what the manager believes now. A manager
+    that lost its journal begins with attempt 0 again; if newer attempts alone counted, its
+    responses would be waited for for ever.
     """
 
     def __init__(
@@ -99,7 +104,7 @@ class Measurement:
         self._groups: dict[int, Future[Verdicts]] = {}  # by place of the prompt, whole ones
         self._tokens: dict[int, Tokens] = {}  # of responses whose groups are asked about
         self._lengths: dict[int, int] = {}
-        self._attempts: dict[int, int] = {}  # the newest that was here, withdrawn or not
+        self._attempts: dict[int, int] = {}  # of those that are here
 
     @property
     def complete(self) -> bool:
@@ -166,6 +171,7 @@ class Measurement:
                 if asked is not None:
                     asked.cancel()
                 self._lengths.pop(sample, None)
+                self._attempts.pop(sample, None)
 
     def score(self) -> Score:
         """Waits for what is still being judged. Raises ValueError where responses are missing."""

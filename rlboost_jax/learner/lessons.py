@@ -17,8 +17,13 @@ from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
 from rlboost_jax.environments.factories import maker_of
 from rlboost_jax.environments.frames import ToolSpec
+from rlboost_jax.environments.prompt_renderer import (
+    DecodedTurn,
+    PromptRenderer,
+    messages_of,
+    renderer_of,
+)
 from rlboost_jax.environments.protocol import Environment, ToolResult, Turn
-from rlboost_jax.environments.speech import Heard, Speech, messages_of, speech_of
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.errors import ConfigError
@@ -73,13 +78,13 @@ class EpisodeLessons:
         make: Callable[[], Environment],
         seed: int,
         *,
-        speech: Speech,
+        renderer: PromptRenderer,
         written: Callable[[str], NDArray[np.int32]],
     ) -> None:
         """
         Args:
             make: an environment, for each lesson anew.
-            speech: what the environment says, as the policy reads it.
+            renderer: what the environment says, as the policy reads it.
             written: a turn in text as token ids, to its end token.
 
         Raises:
@@ -91,7 +96,7 @@ class EpisodeLessons:
                 "`demonstration` that shows how episodes are done; set it to 0, or write one"
             )
         self._make, self._seed, self.name = make, seed, name
-        self._speech, self._written = speech, written
+        self._renderer, self._written = renderer, written
 
     def lesson(self, index: int, rng: np.random.Generator, *, worked: bool) -> Sequence:
         environment: Any = self._make()
@@ -101,15 +106,15 @@ class EpisodeLessons:
             for t in getattr(environment, "tools", {}).values()
         ]
         before = list(messages_of(first))
-        runs = [self._speech.first(first, tools)]
+        runs = [self._renderer.first(first, tools)]
         for number in range(MOST_TURNS):
             runs.append(self._ids(environment.demonstration(rng, worked)))
-            heard = self._speech.heard(runs[-1].tolist())
-            turn = _carried_out(environment, number, runs[-1], heard)
+            decoded = self._renderer.decode(runs[-1].tolist())
+            turn = _carried_out(environment, number, runs[-1], decoded)
             step = _now(environment.step(turn))
             if step.done:
                 break
-            said = self._speech.after(before, heard, turn.results, step.observation, tools)
+            said = self._renderer.after(before, decoded, turn.results, step.observation, tools)
             if not len(said.given):
                 break
             before += said.messages
@@ -136,8 +141,8 @@ def lessons_of(run: RunConfig) -> Lessons:
             )
         return np.array([*turn.encode(), ByteTokenizer.END], np.int32)
 
-    speech = speech_of(run, ())
-    return EpisodeLessons(environment.name, make, seed, speech=speech, written=written)
+    renderer = renderer_of(run, ())
+    return EpisodeLessons(environment.name, make, seed, renderer=renderer, written=written)
 
 
 def lessons_seed(run: RunConfig) -> int:
@@ -157,13 +162,15 @@ def taught(runs: Iterable[NDArray[np.int32]]) -> Sequence:
     )
 
 
-def _carried_out(environment: Any, number: int, tokens: NDArray[np.int32], heard: Heard) -> Turn:
+def _carried_out(
+    environment: Any, number: int, tokens: NDArray[np.int32], decoded: DecodedTurn
+) -> Turn:
     turn = Turn(
         index=number,
         tokens=tuple(tokens.tolist()),
-        text=heard.text,
-        thinking=heard.thinking,
-        calls=heard.calls,
+        text=decoded.text,
+        thinking=decoded.thinking,
+        calls=decoded.calls,
     )
     own = getattr(environment, "calls", None)
     calls = turn.calls if own is None else tuple(own(turn))

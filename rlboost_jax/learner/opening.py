@@ -207,7 +207,7 @@ class Opening:
     def _exercises(self) -> Exercises:
         run, console = self._run, self._console
         with console.phase(f"reading the data of task {run.task.name}"):
-            exercises = exercises_of(run, note=console.note)
+            exercises = exercises_of(run, note=console.note, folder=self._path)
         self._stack.callback(exercises.close)
         if exercises.record is not None:
             keep_record(self._path, exercises.record)
@@ -219,10 +219,10 @@ class Opening:
         """From here on questions are answered."""
         if not isinstance(exercises, EpisodeExercises):
             return None
-        service = exercises.service
-        service.connect(self._path, self._workdir.run_id, answer=link.answer, fail=link.fail)
-        link.parked = service.take
-        return Environments(exercises, self._run.environment.max_turns)
+        environments = Environments(exercises, self._run.environment.max_turns)
+        environments.connect(self._path, self._workdir.run_id, answer=link.answer, fail=link.fail)
+        link.parked = environments.take
+        return environments
 
     def _manager(self) -> tuple[ManagerProcess, ManagerLink]:
         """Neither is started yet."""

@@ -64,6 +64,7 @@ def run_training(
     origin = origin_to_begin_with(fork, run, path)
     if world.count == 1 and (done := complete(run, path)) is not None:
         print(f"complete: all {run.num_steps} steps are done; a larger num_steps goes on")
+        forget(path / FOLDER_OF_EPISODES, run.num_steps)  # if it was killed at its very end
         return done
     while (summary := _session(run, path, world, origin, makers, loop)) is None:
         pass  # recorded changes of settings apply from the next step on

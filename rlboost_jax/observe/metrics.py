@@ -88,7 +88,9 @@ MEANINGS: Final = MappingProxyType(
         "tool_calls": "that the step's responses made",
         "tool_failures": "of these, that could not be carried out, or whose tool raised",
         "environment_seconds": "in steps, resets and tools, summed over the step's responses",
-        "tokens_retokenised": "sampled tokens that became text and tokens again: always 0",
+        "tokens_retokenised": "tokens of later sequences' prompts that stand for sampled turns, "
+        "encoded again from text; 0 unless `environment.unstable_template` is `new_sequence` or "
+        "`environment.thinking` is `drop`",
         "episodes_left_out": "responses whose environment failed: in no loss and in no group's "
         "mean",
     }

@@ -33,7 +33,7 @@ class Account:
 
     calls: tuple[CallMade, ...] = ()  # in order
     seconds: float = 0.0  # that steps, resets and tools took, not that they waited for a worker
-    tokens_retokenised: int = 0  # sampled tokens that became text and tokens again
+    tokens_retokenised: int = 0  # sampled tokens in later prompts, encoded anew
     metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 

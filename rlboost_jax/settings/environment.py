@@ -23,7 +23,17 @@ class EnvironmentConfig:
     )
     options: dict[str, Any] = setting({}, "arguments of the factory, by name")
     workers: int = setting(
-        2, "that environments run in", unit="processes", at_least=1, may_change="at once"
+        2,
+        "on the trainer's host, that environments run in",
+        unit="processes",
+        note="0 only with `listen`: then all of them are of other hosts.",
+        at_least=0,
+        may_change="at once",
+    )
+    listen: str = setting(
+        "",
+        'HOST:PORT where hosts of environments dial in (`rlboost environments`); "": nowhere',
+        note="The port is fixed, for they dial it again when the trainer has been away.",
     )
     isolation: Isolation = setting(
         "shared",

@@ -24,6 +24,7 @@ BUILT_IN_ENVIRONMENTS: Final[dict[str, str]] = {
     "verifiers": f"{_ADAPTERS}.verifiers:Verifiers",
 }
 MAX_TURNS: Final = 2**15
+_ADDRESS: Final = re.compile(r".+:(\d{1,5})")
 _PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -48,6 +49,17 @@ def environment_mistakes(config: RunConfig) -> Iterator[str]:
             f"task.name to {ENVIRONMENT!r}, or to {DATASET!r} where its examples are rows of data"
         )
     yield from name_mistakes(environment.name)
+    address = _ADDRESS.fullmatch(environment.listen)
+    if environment.listen and not (address and 0 < int(address[1]) < 2**16):
+        yield (
+            f"environment.listen is {environment.listen!r}; give HOST:PORT with a port from 1 to "
+            "65535, such as '0.0.0.0:7070'"
+        )
+    if not (environment.workers or environment.listen):
+        yield (
+            "environment.workers is 0, and no other host can come; raise it, or set "
+            "environment.listen"
+        )
     if environment.max_turns > MAX_TURNS:
         yield f"environment.max_turns is {environment.max_turns}; choose {MAX_TURNS} or less"
     if environment.max_turns > 1 and not environment.max_given_tokens:

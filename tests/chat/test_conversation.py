@@ -138,7 +138,7 @@ def test_tools_that_move_begin_a_new_sequence_and_results_do_not(talk, tokenizer
     assert text.startswith(f"{BEGIN}[INST] 3 + 4?[/INST][TOOL_CALLS]")
     assert text.endswith("[/AVAILABLE_TOOLS][INST] And 5?[/INST]")
     spoken = ids(tokenizer, written.removesuffix("</s>")) + ids(tokenizer, " 7")
-    assert anew.retokenized == len(spoken)
+    assert anew.retokenised == len(spoken)
 
 
 def test_another_end_of_llamas(talk, tokenizer_of):
@@ -338,7 +338,7 @@ def test_a_turn_that_is_rewritten_begins_a_new_sequence(tokenizer_of):
     assert tokenizer.text(anew.prompt) == tokenizer._tokenizer.apply_chat_template(
         whole, add_generation_prompt=True, tokenize=False
     )
-    assert anew.retokenized == len(ids(tokenizer, "It is seven "))
+    assert anew.retokenised == len(ids(tokenizer, "It is seven "))
 
 
 def test_templates_of_no_use_are_refused(tokenizer_of):

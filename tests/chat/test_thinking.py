@@ -89,7 +89,7 @@ def test_dropped_thinking_begins_a_new_sequence_where_the_template_leaves_it_out
     assert text == tokenizer._tokenizer.apply_chat_template(
         messages, tools=[ADD], add_generation_prompt=True, tokenize=False
     )
-    assert 0 < anew.retokenized < len(anew.prompt)
+    assert 0 < anew.retokenised < len(anew.prompt)
 
     plain = conversation.parse(ids(tokenizer, "Twelve<|im_end|>"))
     following = conversation.after(messages, plain, [user("And 6?")])

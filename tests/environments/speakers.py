@@ -1,6 +1,7 @@
 """Environments of the service's tests, most of them in the small vocabulary."""
 
 import random
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,27 @@ class Outside(Adder):
 class NeverBegins(Adder):
     def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
         raise LookupError("no data here")
+
+
+class BeginsTogether(Adder):
+    """The first that is reset begins at once; of the others each waits for seven more."""
+
+    _first = threading.Event()
+    _others = threading.Barrier(8)
+
+    def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
+        if not self._first.is_set():
+            self._first.set()
+        else:
+            self._others.wait()
+        return super().reset(example, seed)
+
+
+class BeginsAllButOne(Adder):
+    def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
+        if example["index"] == 2:
+            raise LookupError("no data here")
+        return super().reset(example, seed)
 
 
 class SpeaksText:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rlboost_jax.environments.chaos import kill_workers
-from rlboost_jax.environments.pool import EnvironmentPool, Lost
+from rlboost_jax.environments.live import Lost
+from rlboost_jax.environments.pool import EnvironmentPool
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.settings.environment import EnvironmentConfig
 from tests.patience import PATIENCE_SECONDS

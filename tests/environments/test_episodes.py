@@ -142,10 +142,12 @@ def test_what_was_answered_before_a_kill_is_not_asked_for_again(desk: Desk) -> N
     desk.ask([5, END])
     first = desk.said()
     again = desk.killed()
+    pool = again.service.pool
+    opens, pool.open = pool.open, None  # no environment is touched
     again.begin()
     again.ask([5, END])
     assert again.said() == first
-    assert not again.service.pool.num_live, "no environment was touched"
+    pool.open = opens
     again.ask([5, END], first[0], [6, END])
     assert again.said() == ([3, 13, 3], False), "it was made again, and told the turn before"
     again.service.close()
@@ -245,6 +247,27 @@ def test_what_no_prompt_can_be_made_of_is_a_mistake(
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_a_group_that_no_environment_can_begin_is_left_out(tmp_path: Path) -> None:
+    """Whoever asks: the manager about a turn, the trainer about a response. Others are as ever."""
+    desk = Desk(run_of("BeginsAllButOne"), tmp_path)
+    try:
+        assert desk.prompts == {0: [2, 10, 3], 1: [2, 11, 3], 2: [END], 3: [2, 13, 3]}
+        why = "cannot begin example {'index': 2}: reset: LookupError: no data here"
+        assert [note for note in desk.notes if why in note and "left out" in note]
+        desk.begin()
+        desk.ask([5, END], sample=4)
+        assert desk.said() == ([], True)
+        left_out = desk.judge([5, END], sample=4)
+        assert why in left_out.left_out and left_out.turn_rewards == ()
+        desk.ask([5, END], sample=6)
+        assert desk.said() == ([3, 6, 3], False)
+    finally:
+        desk.service.close()
+    with pytest.raises(EpisodeFailed, match="LookupError: no data here") as raised:
+        Desk(run_of("BeginsAllButOne", on_failure="stop"), tmp_path)
+    assert "\n" not in str(raised.value)
+
+
 def test_text_is_spoken_where_there_is_a_tokenizer(tmp_path: Path) -> None:
     config = base.get_config()
     config.task.name = "environment"
@@ -255,7 +278,7 @@ def test_text_is_spoken_where_there_is_a_tokenizer(tmp_path: Path) -> None:
     config.environment.name = f"{HERE}:SpeaksText"
     config.environment.max_given_tokens = 200
     desk = Desk(run_of_dict(config.to_dict()), tmp_path)
-    text = desk.service.speech.text
+    text = desk.service.renderer.text
     assert "say a number" in text(desk.prompts[0])
     desk.begin()
     turn = [*b"41", 257]

@@ -103,6 +103,18 @@ def test_rows_of_a_data_set_are_examples(tmp_path: Path) -> None:
         made.close()
 
 
+def test_first_prompts_are_asked_for_side_by_side() -> None:
+    """Resets that wait for one another would wait for ever, one after the other."""
+    made = EpisodeExercises(
+        run_of(environment__name=f"{HERE}:BeginsTogether", environment__workers=1)
+    )
+    try:
+        assert len(PromptStream(made, seed=0).slice(0, 8)) == 8
+        assert len(made.heldout(0, 8)) == 8
+    finally:
+        made.close()
+
+
 def test_reward_functions_are_added_to_what_an_episode_is_worth(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     rows["rewards__functions"] = ({"name": "exact", "weight": 2.0, "label": "said"},)

@@ -8,11 +8,11 @@ import numpy as np
 
 from rlboost_jax.environments.actions import EpisodeQuestion, Say
 from rlboost_jax.environments.episode import Episode
-from rlboost_jax.environments.frames import Opened, Said, Taken, ToolSpec
+from rlboost_jax.environments.frames import Opened, Taken, ToolSpec, WireObservation
 from rlboost_jax.environments.hosted import Hosted, Ledger, Problem
-from rlboost_jax.environments.pool import Lost
+from rlboost_jax.environments.live import Lost
+from rlboost_jax.environments.prompt_renderer import Continued, DecodedTurn
 from rlboost_jax.environments.protocol import Turn
-from rlboost_jax.environments.speech import Continued, Heard
 from rlboost_jax.settings.environment import EnvironmentConfig
 
 SETTINGS = EnvironmentConfig(name="x:y", max_given_tokens=100)
@@ -37,14 +37,14 @@ class FakeLive:
     async def reset(self, example: Any, seed: int) -> Opened:
         if self.waits:
             await self.stuck
-        return Opened(episode=0, said=Said(tokens=ids(1, 2)), tools=(spec("before"),))
+        return Opened(episode=0, said=WireObservation(tokens=ids(1, 2)), tools=(spec("before"),))
 
     async def take(self, turn: Turn, key: str) -> Taken:
         anew = turn.index == 0
         return Taken(
             episode=0,
             turn=turn,
-            said=Said(tokens=ids(3)),
+            said=WireObservation(tokens=ids(3)),
             reward=0.0,
             done=False,
             metrics={},
@@ -61,10 +61,10 @@ class FakeLive:
 
 
 class Pretence:
-    """The service around one episode, its pool and its speech."""
+    """The service around one episode, its pool and its renderer."""
 
     def __init__(self) -> None:
-        self.pool = self.speech = self
+        self.pool = self.renderer = self
         self.stop_ids = (9,)
         self.live, self.opening = FakeLive(), asyncio.Event()
         self.opening.set()
@@ -74,7 +74,7 @@ class Pretence:
         self.said: list[Say] = []
 
     def hosted(self) -> Hosted:
-        opened = Opened(episode=0, said=Said(tokens=ids(1, 2)), tools=(spec("before"),))
+        opened = Opened(episode=0, said=WireObservation(tokens=ids(1, 2)), tools=(spec("before"),))
         episode = Episode(SETTINGS, sample=0, name=b"n", prompt=ids(1, 2), room=50)
         return Hosted(
             self,  # type: ignore[arg-type]
@@ -105,11 +105,11 @@ class Pretence:
         self.tools += [tool.name for tool in tools]
         return observation
 
-    def heard(self, tokens: Any) -> Heard:
-        return Heard(text="")
+    def decode(self, tokens: Any) -> DecodedTurn:
+        return DecodedTurn(text="")
 
     def after(
-        self, before: Any, heard: Any, results: Any, observation: Any, tools: Sequence[ToolSpec]
+        self, before: Any, decoded: Any, results: Any, observation: Any, tools: Sequence[ToolSpec]
     ) -> Continued:
         self.tools += [tool.name for tool in tools]
         return Continued(given=observation, prompt=NOTHING)

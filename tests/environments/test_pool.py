@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlboost_jax.environments import pool as pools
-from rlboost_jax.environments.pool import EnvironmentPool, Live, Lost
+from rlboost_jax.environments import live as lives
+from rlboost_jax.environments.live import Live, Lost
+from rlboost_jax.environments.pool import EnvironmentPool
+from rlboost_jax.environments.processes import Process
 from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.settings.environment import EnvironmentConfig
@@ -70,9 +72,7 @@ def test_many_episodes_take_turns_side_by_side() -> None:
             live.close()
             return (*first.said.observation, *taken.step.observation)
 
-        found = await asyncio.gather(*(episode(seed) for seed in range(300)))
-        assert pool.num_live == 0
-        return found
+        return await asyncio.gather(*(episode(seed) for seed in range(300)))
 
     found = in_pool(settings("Waiting", options={"seconds": 0.5}), story)
     assert found == [(seed, 2, seed + 5, 4) for seed in range(300)]
@@ -181,8 +181,8 @@ def test_a_worker_with_a_thread_that_is_stuck_gets_no_more_episodes() -> None:
 
 @pytest.mark.parametrize("name", ["Misbehaves", "Blocking"])
 def test_a_worker_that_does_not_answer_is_ended(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pools, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(pools, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(lives, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("rlboost_jax.environments.pool.GRACE_SECONDS", 1.0)
 
     async def story(pool: EnvironmentPool) -> None:
         live = await opened(pool)
@@ -348,14 +348,14 @@ def test_a_worker_that_is_killed_while_it_begins_has_a_successor(tmp_path: Path)
 
 
 def test_a_worker_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "MOST_STARTS", 2)
+    monkeypatch.setattr("rlboost_jax.environments.pool.MOST_STARTS", 2)
 
     async def killed(process: Any, seconds: float) -> None:
         os.kill(process.pid, signal.SIGKILL)
         await real(process, seconds)
 
-    real = pools.Process.prepare
-    monkeypatch.setattr(pools.Process, "prepare", killed)
+    real = Process.prepare
+    monkeypatch.setattr(Process, "prepare", killed)
     with pytest.raises(ConfigError, match="SIGKILL"):
         in_pool(settings("Echo"), _nothing)
 

@@ -1,4 +1,4 @@
-"""What a call of a session is, by a model of what its client has been told."""
+"""What a call of a session is, by a model of what its client has been answered."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlboost_jax.gateway.calls import ChatCall, TokenCall, chat_call
 from rlboost_jax.gateway.errors import ApiError
 from rlboost_jax.gateway.limits import GatewayLimits
-from rlboost_jax.gateway.session import Ask, Busy, Session, Spoken, Told, UnderWay
+from rlboost_jax.gateway.session import AnsweredTurn, Ask, Busy, SampledTurn, Session, UnderWay
 
 
 def call_of(*messages: tuple[str, str], **more: Any) -> ChatCall:
@@ -17,8 +17,8 @@ def call_of(*messages: tuple[str, str], **more: Any) -> ChatCall:
     return chat_call({"messages": said, **more})
 
 
-def spoken_of(text: str, tokens: tuple[int, ...] = (1, 2)) -> Spoken:
-    return Spoken(
+def turn_of(text: str, tokens: tuple[int, ...] = (1, 2)) -> SampledTurn:
+    return SampledTurn(
         tokens=tokens,
         logprobs=(-1.0,) * len(tokens),
         finish="stop",
@@ -38,7 +38,7 @@ def test_a_conversation_that_grows_is_one_sequence() -> None:
     session = Session(GatewayLimits())
     first = asked(session, call_of(("user", "a")))
     assert first.begins and [m["content"] for m in first.new] == ["a"]
-    session.spoken(spoken_of("b"))
+    session.sampled(turn_of("b"))
     second = asked(session, call_of(("user", "a"), ("assistant", " b\n"), ("user", "c")))
     assert not second.begins and [m["content"] for m in second.new] == ["c"]
     assert (first.turn, second.turn) == (0, 1)
@@ -56,7 +56,7 @@ def test_a_conversation_that_grows_is_one_sequence() -> None:
 def test_a_conversation_that_is_rewritten_begins_another(messages: list[tuple[str, str]]) -> None:
     session = Session(GatewayLimits())
     asked(session, call_of(("user", "a")))
-    session.spoken(spoken_of("b"))
+    session.sampled(turn_of("b"))
     ask = asked(session, call_of(*messages))
     assert ask.begins and len(ask.new) == len(messages)
 
@@ -65,7 +65,7 @@ def test_other_tools_begin_another_sequence() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     session = Session(GatewayLimits())
     asked(session, call_of(("user", "a")))
-    session.spoken(spoken_of("b"))
+    session.sampled(turn_of("b"))
     more = call_of(("user", "a"), ("assistant", "b"), ("user", "c"), tools=[tool])
     assert asked(session, more).begins
 
@@ -75,8 +75,8 @@ def test_an_equal_call_gets_the_same_turn_again() -> None:
     call = call_of(("user", "a"))
     asked(session, call)
     assert isinstance(session.receive(call), UnderWay)
-    told = session.spoken(spoken_of("b"))
-    assert session.receive(call_of(("user", "a"), stream=True)) is told
+    answered = session.sampled(turn_of("b"))
+    assert session.receive(call_of(("user", "a"), stream=True)) is answered
     assert session.turns == 1
 
 
@@ -84,8 +84,8 @@ def test_an_idempotency_key_tells_repetitions_where_there_is_one() -> None:
     session = Session(GatewayLimits())
     call = call_of(("user", "a"))
     asked(session, call, "1")
-    told = session.spoken(spoken_of("b"))
-    assert session.receive(call, "1") is told
+    answered = session.sampled(turn_of("b"))
+    assert session.receive(call, "1") is answered
     assert asked(session, call, "2").begins  # another sample
 
 
@@ -107,9 +107,9 @@ def test_what_is_over_says_its_newest_turn_only() -> None:
     session = Session(GatewayLimits())
     call = call_of(("user", "a"))
     asked(session, call)
-    told = session.spoken(spoken_of("b"))
+    answered = session.sampled(turn_of("b"))
     session.end("done")
-    assert session.receive(call) is told
+    assert session.receive(call) is answered
     with pytest.raises(ApiError, match="done") as caught:
         session.receive(call_of(("user", "b")))
     assert caught.value.status == 410
@@ -118,7 +118,7 @@ def test_what_is_over_says_its_newest_turn_only() -> None:
 def test_turns_are_limited() -> None:
     session = Session(GatewayLimits(max_turns=1))
     asked(session, call_of(("user", "a")))
-    session.spoken(spoken_of("b"))
+    session.sampled(turn_of("b"))
     with pytest.raises(ApiError, match="max_turns is 1"):
         session.receive(call_of(("user", "a"), ("assistant", "b"), ("user", "c")))
 
@@ -132,7 +132,7 @@ def test_token_ids_continue_what_they_begin_with(
     session = Session(GatewayLimits())
     call = TokenCall(tokens=(9,), sampling=call_of(("user", "a")).sampling)
     asked(session, call)
-    session.spoken(spoken_of("b"))
+    session.sampled(turn_of("b"))
     ask = asked(session, TokenCall(tokens=tokens, sampling=call.sampling))
     assert ask.begins == (given_tokens is None)
     assert ask.given == (tokens if given_tokens is None else given_tokens)
@@ -140,27 +140,27 @@ def test_token_ids_continue_what_they_begin_with(
 
 @given(st.lists(st.sampled_from(["grow", "again", "rewrite", "fail"]), max_size=30))
 def test_any_order_of_calls(actions: list[str]) -> None:
-    """A client that keeps its own history; every turn is told once or again, never twice made."""
+    """A client that keeps its own history; every turn is made once, and answered again."""
     session = Session(GatewayLimits())
     history: list[tuple[str, str]] = [("user", "0")]
-    told: Told | None = None
+    answered: AnsweredTurn | None = None
     made = 0
     for number, action in enumerate(actions):
-        if action == "again" and told is not None:
-            assert session.receive(told.call) is told
+        if action == "again" and answered is not None:
+            assert session.receive(answered.call) is answered
             continue
         if action == "rewrite":
             history = [("user", f"rewritten {number}")]
-        elif told is not None and history == _of(told.call):
-            text = told.spoken.text
+        elif answered is not None and history == _of(answered.call):
+            text = answered.sampled.text
             history = [*history, ("assistant", text), ("user", str(number))]
         ask = asked(session, call_of(*history))
-        grew = len(history) > 1 and told is not None and action != "rewrite"
-        assert ask.begins != (grew and history[:-2] == _of(told.call))
+        grew = len(history) > 1 and answered is not None and action != "rewrite"
+        assert ask.begins != (grew and history[:-2] == _of(answered.call))
         if action == "fail":
             session.failed()
             continue
-        told = session.spoken(spoken_of(f"said {number}"))
+        answered = session.sampled(turn_of(f"said {number}"))
         made += 1
     assert session.turns == made
 

@@ -10,7 +10,7 @@ from rlboost_jax.data.tokenizers import ByteTokenizer
 from rlboost_jax.data.vocabulary import ANSWER, BEGIN, END, EQUALS
 from rlboost_jax.environments.builtin.drawers import Drawers
 from rlboost_jax.environments.builtin.higher_lower import HigherLower
-from rlboost_jax.environments.speech import TokenSpeech, Unspeakable
+from rlboost_jax.environments.prompt_renderer import TokenRenderer, UnencodableObservation
 from rlboost_jax.learner.lessons import EpisodeLessons, TaskLessons, lessons_of
 from rlboost_jax.learner.packing import fill
 from rlboost_jax.learner.trajectory import Trajectory
@@ -36,7 +36,7 @@ def episodes(make, seed=7):
     def written(turn):
         raise AssertionError("token ids are no text")
 
-    return EpisodeLessons("mine", make, seed, speech=TokenSpeech(112), written=written)
+    return EpisodeLessons("mine", make, seed, renderer=TokenRenderer(112), written=written)
 
 
 def of_environment(config, *, form, tokenizer):
@@ -140,7 +140,7 @@ def test_an_environment_that_shows_nothing_is_refused():
 
 def test_text_needs_a_tokenizer(config):
     lessons = lessons_of(of_environment(config, form="text", tokenizer=""))
-    with pytest.raises(Unspeakable, match=r"data\.tokenizer"):
+    with pytest.raises(UnencodableObservation, match=r"data\.tokenizer"):
         lesson(lessons, worked=True)
 
 

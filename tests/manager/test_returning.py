@@ -27,12 +27,12 @@ def test_pages_are_there_until_all_that_were_free_before_are_used() -> None:
         (0, Home(slots=4, held=3, most_held=6), True, False),
         (100, BUSY, False, True),
         (100, Home(slots=4, held=6, most_held=6), False, False),
-        # 0.1 s for a slot, or 1 ms a token elsewhere:
-        (101, BUSY, True, True),
-        (99, BUSY, True, False),
+        # 0.1 s for a slot, or 1 ms a token elsewhere, which holds up four slots' worth:
+        (26, BUSY, True, True),
+        (24, BUSY, True, False),
         # One waits already: 0.2 s.
-        (199, Home(slots=4, held=5, most_held=6, slot_seconds=0.1), True, False),
-        (201, Home(slots=4, held=5, most_held=6, slot_seconds=0.1), True, True),
+        (49, Home(slots=4, held=5, most_held=6, slot_seconds=0.1), True, False),
+        (51, Home(slots=4, held=5, most_held=6, slot_seconds=0.1), True, True),
         # How long a slot takes is not known.
         (10**9, Home(slots=4, held=4, most_held=6), True, False),
     ],

@@ -375,6 +375,18 @@ class Run:
         self.by_hand.append(server)
         return server
 
+    def environments_by_hand(self, address: str, *, workers: int) -> Child:
+        """Start a host of environments, as on another machine."""
+        host = self._child(
+            [
+                *(sys.executable, "-m", "rlboost_jax.environments", f"--trainer={address}"),
+                f"--join={self.workdir / 'environment_hosts' / 'join'}",
+                f"--workers={workers}",
+            ]
+        )
+        self.by_hand.append(host)
+        return host
+
     def wait_until(self, settled: Callable[[], Any], what: str) -> Any:
         """The first true value of `settled`, looked at while the run lives."""
 

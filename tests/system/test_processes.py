@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from tests.system import judged
+from tests.system import test_tools_quickstart as tools
 from tests.system.harness import PATIENT, REPOSITORY, Run
 
 # A minute; what two processes compute is tested in tests/learner/test_processes.py.
@@ -179,3 +180,29 @@ def test_two_processes_change_settings_and_fork_with_the_same_bits(two, tmp_path
     }
     same = two("same", *every, "num_steps=5", flags=fork).finish().leader
     assert same.digests() != forked.digests(), "the learning rate makes no difference"
+
+
+def test_two_processes_with_an_environment_have_the_same_bits_whatever_dies(two, tmp_path):
+    """Servers, workers of the environment, and each of the two processes once: no bit changes, and
+    no call is made twice. The environment is the leader's; followers know nothing of it."""
+
+    def options_of(name):
+        log = {"mean_notes": 1.0, "most_notes": 4, "log": str(tmp_path / f"{name}.calls")}
+        return (*tools.SHORT, f"environment.options={log!r}", "learner.mesh=(1, 2, 1)")
+
+    def start(name, *more):
+        return two(name, *options_of(name), *more, config=tools.CONFIG, settings=())
+
+    calm = start("calm", *tools.CALM).finish().leader
+    assert len(calm.digests()) == 4 and all(row["tool_calls"] for row in calm.metrics())
+    chaos = start("chaos", *PATIENT, "environment.chaos_kills_per_minute=30")
+    chaos.leader.wait_until(chaos.leader.metrics, "first row")
+    chaos.follower.kill()
+    chaos.leader.end()
+    chaos = start("chaos", *PATIENT, "environment.chaos_kills_per_minute=30")
+    chaos.leader.wait_until(lambda: len(chaos.leader.metrics()) >= 2, "second row")
+    chaos.leader.kill()
+    chaos.follower.end()
+    again = start("chaos", *PATIENT, "environment.chaos_kills_per_minute=30").finish().leader
+    assert again.digests() == calm.digests()
+    tools.assert_each_call_was_carried_out_once(again, calm)

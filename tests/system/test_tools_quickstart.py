@@ -4,6 +4,7 @@ The tool may not be called twice: each call appends a line with its key to a fil
 """
 
 import contextlib
+import json
 import math
 import os
 import random
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from rlboost_jax.evaluate import evaluate
+from tests.endpoints import free_port
 from tests.shared import made_once
 from tests.system.harness import LOOK_SECONDS, PATIENT, REPOSITORY, Run, prepared
 
@@ -95,6 +98,15 @@ def test_the_tool_is_used_and_nothing_is_tokenized_again(calm: Run) -> None:
     calm.assert_accounts_hold()
 
 
+def test_the_command_measures_what_the_run_measured(calm: Run) -> None:
+    """Greedily, with the newest checkpoint; nothing is left in the folder."""
+    before = sorted(calm.workdir.rglob("*.journal"))
+    found = evaluate(calm.workdir)
+    own = json.loads((calm.workdir / "summary.json").read_text())["last_accuracy"]
+    assert (found["step"], found["accuracy"], found["prompts"]) == (4, own, 8)
+    assert sorted(calm.workdir.rglob("*.journal")) == before == []
+
+
 def test_workers_that_are_killed_change_no_bit(calm: Run, tmp_path: Path) -> None:
     """Each time that there are some, until the run has ended."""
     with using_tools(tmp_path / "run", *SHORT, *CALM, *PATIENT) as run:
@@ -118,6 +130,38 @@ def test_a_trainer_that_is_killed_asks_nothing_again(calm: Run, tmp_path: Path) 
         run.wait_until(lambda: len(calls_of(run)) > before, "a call of the next step")
         run.kill()
         run.start().finish()
+    assert run.digests() == calm.digests()
+    assert_each_call_was_carried_out_once(run, calm)
+
+
+def test_environments_on_hosts_of_their_own_change_no_bit(calm: Run, tmp_path: Path) -> None:
+    """They dial the trainer, with nothing but a token of their own. Whole hosts die, workers on
+    them, and the trainer, which finds them again: what was in them is made again elsewhere."""
+    address = f"127.0.0.1:{free_port()}"
+    settings = (f"environment.listen={address}", "environment.workers=0")
+    with using_tools(tmp_path / "run", *SHORT, *CALM, *PATIENT, *settings) as run:
+        run.start()
+        join = run.workdir / "environment_hosts" / "join"
+        run.wait_until((join / "token").exists, "what opens the trainer")
+        hosts = [run.environments_by_hand(address, workers=2) for _ in range(2)]
+        killed, trainer_dies = Counter(), True
+        while run.process is not None and run.process.lives:
+            steps, place = len(run.metrics()), killed["host"] % 2
+            if trainer_dies and steps >= 2:
+                trainer_dies = False
+                run.kill()
+                run.start()
+            elif steps >= 1 and killed["host"] < 3 and len(workers(run)) >= 3:
+                if killed["worker"] <= killed["host"]:
+                    killed["worker"] += kill(workers(run)[:1])
+                else:
+                    hosts[place].kill()
+                    hosts[place] = run.environments_by_hand(address, workers=2)
+                    killed["host"] += 1
+            time.sleep(LOOK_SECONDS * 5)
+        run.finish()
+        assert all(host.lives for host in hosts), "they wait for a trainer that may come back"
+    assert killed["host"] >= 2 and killed["worker"] >= 2 and not trainer_dies, killed
     assert run.digests() == calm.digests()
     assert_each_call_was_carried_out_once(run, calm)
 

@@ -13,7 +13,6 @@ from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.step_model import StepModel
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.rollouts import Rollout
 from rlboost_jax.messages import Answer, unpack_tokens
 
 
@@ -37,11 +36,7 @@ class Answers:
         if answer.restart:
             self._ledger.redo(batch, {rollout: 0})
             return
-        tokens, over, prompt = answer.tokens, answer.over, answer.prompt
-        if not self._fits(rollout, tokens):
-            tokens, over = b"", True  # as if its length had ended it
-        if not self._begins(rollout, prompt):
-            prompt = b""
+        tokens, over, prompt = rollout.within(answer, self._slot_tokens)
         self._ledger.answer(batch, rollout, tokens, over=over, prompt=prompt)
         for result in rollout.results[work.sequence :]:
             self._outbox.of_sample(result)
@@ -49,15 +44,6 @@ class Answers:
             self._dispatch.resume(batch, rollout, now)
         elif self._model is not None:
             self._model.ended(rollout, now)
-
-    def _fits(self, rollout: Rollout, tokens: bytes) -> bool:
-        """Whether a slot has room for what was given and all that may be sampled yet."""
-        left = rollout.sampling.max_tokens - rollout.num_sampled
-        return rollout.length + len(tokens) // 4 + left <= self._slot_tokens
-
-    def _begins(self, rollout: Rollout, prompt: bytes) -> bool:
-        """Whether a slot has room for a sequence that begins so."""
-        return len(prompt) // 4 + rollout.sampling.max_tokens <= self._slot_tokens
 
     def _check(self, answer: Answer) -> None:
         name = f"the answer to turn {answer.turn} of sample {answer.work.sample}"

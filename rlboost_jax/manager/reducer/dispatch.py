@@ -99,7 +99,7 @@ class Dispatch:
         place = Home(
             slots=home.room,
             held=len(home.held),
-            most_held=home.room + self._settings.max_pending,
+            most_held=home.room + max(home.room, self._settings.max_pending),
             slot_seconds=home.activity.slot_seconds,
         )
         elsewhere = place.held >= place.slots and any(len(i.held) < i.room for i in there)

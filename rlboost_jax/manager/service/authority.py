@@ -46,7 +46,9 @@ _CA_KEY, _MANAGER_CERTIFICATE, _MANAGER_KEY = "ca.key", "manager.pem", "manager.
 
 
 @dataclass(frozen=True)
-class _Certified:
+class Certified:
+    """A certificate and the key to it."""
+
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
 
@@ -65,6 +67,17 @@ def prepare(
     """
     for folder in (servers, trainer):
         durable.make_folder(folder, mode=0o700)
+    ca = prepare_listener(authority, names, now)
+    for folder, role in ((servers, SERVER), (trainer, TRAINER)):
+        prepare_client(ca, folder, role, now)
+
+
+def prepare_listener(authority: Path, names: Iterable[str], now: datetime.datetime) -> Certified:
+    """Make the authority, and the certificate of who listens (`server_tls`), where one is missing.
+
+    Args:
+        names: see `prepare`.
+    """
     ca = prepare_authority(authority, now)
     wanted = {MANAGER_NAME, *names}
     paths = authority / _MANAGER_CERTIFICATE, authority / _MANAGER_KEY
@@ -72,16 +85,21 @@ def prepare(
     if manager is None or not _serves(manager, ca, now) or not wanted <= _names(manager):
         manager = _certify(ca, MANAGER_NAME, now, ExtendedKeyUsageOID.SERVER_AUTH, names=wanted)
         _write(paths[1], paths[0], manager)
-    for folder, role in ((servers, SERVER), (trainer, TRAINER)):
-        paths = folder / CLIENT_CERTIFICATE, folder / CLIENT_KEY
-        client = _load(*paths)
-        if client is None or not _serves(client, ca, now):
-            client = _certify(ca, role, now, ExtendedKeyUsageOID.CLIENT_AUTH)
-            _write(paths[1], paths[0], client)
-        _replace(folder / CA_FILE, _pem(ca.certificate))
+    return ca
 
 
-def prepare_authority(authority: Path, now: datetime.datetime) -> _Certified:
+def prepare_client(ca: Certified, folder: Path, role: str, now: datetime.datetime) -> None:
+    """Make what a client of this role shows, where none is good for long."""
+    durable.make_folder(folder, mode=0o700)
+    paths = folder / CLIENT_CERTIFICATE, folder / CLIENT_KEY
+    client = _load(*paths)
+    if client is None or not _serves(client, ca, now):
+        client = _certify(ca, role, now, ExtendedKeyUsageOID.CLIENT_AUTH)
+        _write(paths[1], paths[0], client)
+    _replace(folder / CA_FILE, _pem(ca.certificate))
+
+
+def prepare_authority(authority: Path, now: datetime.datetime) -> Certified:
     """Make the authority alone, where there is none that is good for long."""
     durable.make_folder(authority, mode=0o700)
     ca = _load(authority / CA_FILE, authority / _CA_KEY)
@@ -128,7 +146,7 @@ def server_tls(authority: Path) -> ssl.SSLContext:
     return context
 
 
-def _authority(now: datetime.datetime) -> _Certified:
+def _authority(now: datetime.datetime) -> Certified:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("rlboost-jax run")
     builder = (
@@ -136,17 +154,17 @@ def _authority(now: datetime.datetime) -> _Certified:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
     )
-    return _Certified(key, builder.sign(key, hashes.SHA256()))
+    return Certified(key, builder.sign(key, hashes.SHA256()))
 
 
 def _certify(
-    ca: _Certified,
+    ca: Certified,
     common_name: str,
     now: datetime.datetime,
     purpose: x509.ObjectIdentifier,
     *,
     names: Iterable[str] = (),
-) -> _Certified:
+) -> Certified:
     key = ec.generate_private_key(ec.SECP256R1())
     builder = (
         _begin(_name(common_name), ca.certificate.subject, key, now, LIFE)
@@ -160,7 +178,7 @@ def _certify(
     alternatives = [_alternative(name) for name in sorted(names)]
     if alternatives:
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-    return _Certified(key, builder.sign(ca.key, hashes.SHA256()))
+    return Certified(key, builder.sign(ca.key, hashes.SHA256()))
 
 
 def _begin(
@@ -207,7 +225,7 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _names(certified: _Certified) -> set[str]:
+def _names(certified: Certified) -> set[str]:
     extension = certified.certificate.extensions.get_extension_for_class(
         x509.SubjectAlternativeName
     )
@@ -220,7 +238,7 @@ def _unfit(certificate: x509.Certificate, now: datetime.datetime) -> bool:
     return ends - now < LEFT or begins > now
 
 
-def _serves(certified: _Certified, ca: _Certified, now: datetime.datetime) -> bool:
+def _serves(certified: Certified, ca: Certified, now: datetime.datetime) -> bool:
     """Whether a certificate is of that authority and will be good for long."""
     try:
         certified.certificate.verify_directly_issued_by(ca.certificate)
@@ -229,7 +247,7 @@ def _serves(certified: _Certified, ca: _Certified, now: datetime.datetime) -> bo
     return not _unfit(certified.certificate, now)
 
 
-def _load(certificate: Path, key: Path) -> _Certified | None:
+def _load(certificate: Path, key: Path) -> Certified | None:
     """None where the files are missing, damaged, lost, or not of one another.
 
     Raises:
@@ -246,10 +264,10 @@ def _load(certificate: Path, key: Path) -> _Certified | None:
         raise
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         return None
-    return _Certified(private, public) if public.public_key() == private.public_key() else None
+    return Certified(private, public) if public.public_key() == private.public_key() else None
 
 
-def _write(key: Path, certificate: Path, certified: _Certified) -> None:
+def _write(key: Path, certificate: Path, certified: Certified) -> None:
     """The key first: a certificate without its key counts as missing."""
     plain = serialization.NoEncryption()
     encoding, kind = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8

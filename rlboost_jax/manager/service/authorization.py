@@ -41,14 +41,14 @@ async def _authorize(request: web.Request, handler: Handler) -> web.StreamRespon
     trainer = bears(request, tokens.trainer)
     if not (trainer or bears(request, tokens.server)):
         raise web.HTTPUnauthorized(text=f"wrong token; {COPY_AGAIN}\n")
-    role = _certified_role(request)
+    role = certified_role(request)
     if role is not None and role != (TRAINER if trainer else SERVER):
         raise web.HTTPForbidden(text="this token belongs to another certificate\n")
     request.app[ADMIT](request.protocol)
     return await handler(request)
 
 
-def _certified_role(request: web.Request) -> str | None:
+def certified_role(request: web.Request) -> str | None:
     """Common name of the certificate that was shown; None without TLS."""
     certificate = request.get_extra_info("peercert")
     if certificate is None:

@@ -7,7 +7,7 @@ what the policy samples until a stop id or a limit; what somebody gives after th
 import itertools
 from typing import Any
 
-from rlboost_jax.messages import FinishedRollout, RoutedRollout, Sampling
+from rlboost_jax.messages import Answer, FinishedRollout, RoutedRollout, Sampling
 from rlboost_jax.sequences.endings import finish_reason, most_of_turn
 from rlboost_jax.sequences.identities import Version, Work
 from rlboost_jax.sequences.sequence import Runs
@@ -96,6 +96,20 @@ class Transcript:
             before, max_tokens=sampling.max_tokens, turn_tokens=sampling.turn_tokens
         )
         return most - (self.num_sampled - before)
+
+    def within(self, answer: Answer, slot_tokens: int) -> tuple[bytes, bool, bytes]:
+        """What of an answer a slot has room for, with all that may be sampled yet: the tokens that
+        are given, whether the sequence is over, and the prompt of the next one.
+
+        What does not fit ends a sequence as if its length had.
+        """
+        tokens, over, prompt = answer.tokens, answer.over, answer.prompt
+        left = self.sampling.max_tokens - self.num_sampled
+        if self.length + len(tokens) // 4 + left > slot_tokens:
+            tokens, over = b"", True
+        if len(prompt) // 4 + self.sampling.max_tokens > slot_tokens:
+            prompt = b""
+        return tokens, over, prompt
 
     def _begin(self, prompt_tokens: bytes) -> None:
         """Nothing is there but a prompt."""

@@ -3,7 +3,7 @@
 import pytest
 
 from configs import base
-from rlboost_jax.environments.speech import speech_of
+from rlboost_jax.environments.prompt_renderer import renderer_of
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
 
@@ -18,6 +18,6 @@ def bytes_run(vocab_size):
 def test_a_model_needs_the_marks_of_a_conversation():
     """Ids beyond the vocabulary would be taken for others without a word."""
     with pytest.raises(ConfigError, match=r"vocab_size is 258; .*'bytes' has 262 tokens"):
-        speech_of(bytes_run(258), ())
-    speech = speech_of(bytes_run(262), ())
-    assert max(speech.first("3 + 4?", ())) < 262
+        renderer_of(bytes_run(258), ())
+    renderer = renderer_of(bytes_run(262), ())
+    assert max(renderer.first("3 + 4?", ())) < 262

@@ -27,12 +27,12 @@ from rlboost_jax.settings.run import RunConfig
 Messages = Sequence[Message]
 
 
-class Unspeakable(ValueError):
+class UnencodableObservation(ValueError):
     """An observation that cannot become tokens; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
+class DecodedTurn:
     """A sampled turn.
 
     Attributes:
@@ -63,7 +63,7 @@ class Continued:
 
 
 @runtime_checkable
-class Speech(Protocol):
+class PromptRenderer(Protocol):
     """
     Attributes:
         stop_ids: end a turn.
@@ -74,17 +74,17 @@ class Speech(Protocol):
     notes: tuple[str, ...]
 
     def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
-        """The prompt that an episode begins with. Raises Unspeakable."""
+        """The prompt that an episode begins with. Raises UnencodableObservation."""
         ...
 
-    def heard(self, tokens: Sequence[int]) -> Heard:
+    def decode(self, tokens: Sequence[int]) -> DecodedTurn:
         """What a turn says; never raises."""
         ...
 
     def after(
         self,
         before: Messages,
-        heard: Heard,
+        decoded: DecodedTurn,
         results: Sequence[ToolResult],
         observation: Observation,
         tools: Sequence[ToolSpec],
@@ -98,7 +98,7 @@ class Speech(Protocol):
             before: messages of the episode before the turn.
 
         Raises:
-            Unspeakable
+            UnencodableObservation
         """
         ...
 
@@ -110,7 +110,7 @@ class Speech(Protocol):
 NOTHING = np.zeros(0, np.int32)
 
 
-class TokenSpeech:
+class TokenRenderer:
     """Of the vocabulary of generated tasks: observations are token ids."""
 
     stop_ids: tuple[int, ...] = (vocabulary.END,)
@@ -122,14 +122,14 @@ class TokenSpeech:
     def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
         return self._tokens(observation)
 
-    def heard(self, tokens: Sequence[int]) -> Heard:
+    def decode(self, tokens: Sequence[int]) -> DecodedTurn:
         said = tokens[:-1] if stopped(tokens, self.stop_ids) else tokens
-        return Heard(text=vocabulary.text(said))
+        return DecodedTurn(text=vocabulary.text(said))
 
     def after(
         self,
         before: Messages,
-        heard: Heard,
+        decoded: DecodedTurn,
         results: Sequence[ToolResult],
         observation: Observation,
         tools: Sequence[ToolSpec],
@@ -144,13 +144,13 @@ class TokenSpeech:
             return _within(observation, self._vocab_size)
         if is_empty(observation):
             return NOTHING
-        raise Unspeakable(
+        raise UnencodableObservation(
             "the environment speaks text and the run has no tokenizer; set data.tokenizer, or give "
             "observations as arrays of token ids"
         )
 
 
-class ChatSpeech:
+class ChatRenderer:
     """In the form of a chat template."""
 
     def __init__(self, conversation: Conversation, text: Any, vocab_size: int) -> None:
@@ -164,11 +164,13 @@ class ChatSpeech:
         try:
             return self._conversation.first(messages_of(observation), described_tools(tools))
         except ChatRefused as error:
-            raise Unspeakable(f"the chat template refuses the first observation: {error}") from None
+            raise UnencodableObservation(
+                f"the chat template refuses the first observation: {error}"
+            ) from None
 
-    def heard(self, tokens: Sequence[int]) -> Heard:
+    def decode(self, tokens: Sequence[int]) -> DecodedTurn:
         parsed = self._conversation.parse(np.asarray(tokens, np.int32))
-        return Heard(
+        return DecodedTurn(
             text=parsed.text,
             thinking=parsed.thinking,
             calls=parsed.calls,
@@ -179,7 +181,7 @@ class ChatSpeech:
     def after(
         self,
         before: Messages,
-        heard: Heard,
+        decoded: DecodedTurn,
         results: Sequence[ToolResult],
         observation: Observation,
         tools: Sequence[ToolSpec],
@@ -189,20 +191,24 @@ class ChatSpeech:
         own = messages_of(observation)
         if not any(message["role"] == "tool" for message in own):
             own = (*answers(results), *own)
-        said = (*([heard.message] if heard.message else []), *own)
+        said = (*([decoded.message] if decoded.message else []), *own)
         if not own:
             return Continued(given=NOTHING, prompt=NOTHING, messages=said)
         try:
-            following = self._conversation.after(before, heard.parsed, own, described_tools(tools))
+            following = self._conversation.after(
+                before, decoded.parsed, own, described_tools(tools)
+            )
         except (ChatRefused, ConfigError) as error:
-            raise Unspeakable(f"the chat template refuses what follows: {error}") from None
+            raise UnencodableObservation(
+                f"the chat template refuses what follows: {error}"
+            ) from None
         if isinstance(following, Given):
             return Continued(given=following.tokens, prompt=NOTHING, messages=said)
         return Continued(
             given=NOTHING,
             prompt=following.prompt,
             messages=said,
-            retokenised=following.retokenized,
+            retokenised=following.retokenised,
         )
 
     def text(self, tokens: Any) -> str:
@@ -210,7 +216,7 @@ class ChatSpeech:
         return text
 
 
-def speech_of(run: RunConfig, tools: Sequence[ToolSpec]) -> Speech:
+def renderer_of(run: RunConfig, tools: Sequence[ToolSpec]) -> PromptRenderer:
     """How the policy of a run speaks.
 
     Args:
@@ -221,7 +227,7 @@ def speech_of(run: RunConfig, tools: Sequence[ToolSpec]) -> Speech:
     """
     data, _ = resolved(run)
     if not data.tokenizer:
-        return TokenSpeech(run.model.vocab_size)
+        return TokenRenderer(run.model.vocab_size)
     tokenizer, environment = open_tokenizer(data), run.environment
     conversation = conversation_of(
         tokenizer,
@@ -236,7 +242,7 @@ def speech_of(run: RunConfig, tools: Sequence[ToolSpec]) -> Speech:
             f"model.vocab_size is {run.model.vocab_size}; a conversation with the tokenizer "
             f"{data.tokenizer!r} has {conversation.vocab_size} tokens; raise model.vocab_size"
         )
-    return ChatSpeech(conversation, tokenizer.text, run.model.vocab_size)
+    return ChatRenderer(conversation, tokenizer.text, run.model.vocab_size)
 
 
 def messages_of(observation: Observation) -> tuple[Message, ...]:
@@ -255,7 +261,7 @@ def described_tools(tools: Sequence[ToolSpec]) -> tuple[Mapping[str, Any], ...]:
 def _within(tokens: NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(outside):
-        raise Unspeakable(
+        raise UnencodableObservation(
             f"token {outside[0]} of an observation; the vocabulary is 0..{vocab_size - 1}"
         )
     return tokens.astype(np.int32)
