@@ -1,6 +1,6 @@
 """A simulated fleet of three speeds and prices, and what no fleet of them can beat."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,14 @@ def lent(kinds: Mapping[str, Kind]) -> tuple[Change, ...]:
 
 
 def world(
-    config: SimConfig, kinds: Mapping[str, Kind], changes: Sequence[Change], *, seed: int
+    config: SimConfig,
+    kinds: Mapping[str, Kind],
+    changes: Sequence[Change],
+    *,
+    seed: int,
+    make: Callable[..., World] = World,
 ) -> World:
-    return World(
+    return make(
         config,
         changes,
         seed=seed,

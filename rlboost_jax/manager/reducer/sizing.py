@@ -4,7 +4,14 @@ import functools
 import math
 from collections.abc import Callable
 
-from rlboost_jax.manager.policies.fleet_size import Hazard, Prices, Size, best_size, size_of
+from rlboost_jax.manager.policies.fleet_size import (
+    Hazard,
+    Prices,
+    Size,
+    best_size,
+    kept_size,
+    size_of,
+)
 from rlboost_jax.manager.policies.forecast import Forecast
 from rlboost_jax.manager.reducer.pool_sizes import PoolSizes
 from rlboost_jax.manager.reducer.purchases import Purchases
@@ -17,7 +24,8 @@ class Sizing:
     """
     Attributes:
         wanted: preemptible instances; None: no step was predicted yet.
-        predicted: times that it was.
+        kept: of several pools, as many as are not let go.
+        predicted: times that a step was.
     """
 
     def __init__(self, settings: Settings, owners: Owners, purchases: Purchases) -> None:
@@ -27,7 +35,7 @@ class Sizing:
         self._versions = owners.versions
         self._pool_sizes = PoolSizes(owners, purchases) if settings.fleet.pools else None
         self.wanted: int | None = None
-        self.predicted = 0
+        self.kept = self._kept = self.predicted = 0
 
     def predict(self, plans: StepPlans, known: int | None, now: float) -> None:
         """After a step that the model has learnt of.
@@ -70,6 +78,9 @@ class Sizing:
         self.wanted = best_size(predicted, time=prices.time, start=start, most=most).instances
         here = min(len(remote), most)
         self.predicted += 1
+        if pools is not None:
+            kept = kept_size(predicted, time=prices.time, wanted=self.wanted, here=here)
+            self.kept, self._kept = max(kept, self._kept), kept  # two predictions agree
         for size in (here - 1, here, here + 1):
             if 0 <= size <= most:
                 predicted(size)
