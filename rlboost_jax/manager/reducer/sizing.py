@@ -30,6 +30,7 @@ class Sizing:
 
     def __init__(self, settings: Settings, owners: Owners, purchases: Purchases) -> None:
         self._fleet = settings.fleet
+        self._overlaps = settings.lag > 0
         self._outbox = owners.outbox
         self._roster = owners.roster
         self._versions = owners.versions
@@ -57,7 +58,9 @@ class Sizing:
 
         @functools.cache
         def step(instances: int) -> tuple[Forecast, float]:
-            if pools is not None:
+            if pools is not None and self._overlaps:
+                found = pools.overlapping(plans, reserved, instances)
+            elif pools is not None:
                 found = plans.whole_step_of(reserved, pools.engines(instances))
             else:
                 found = plans.whole_step(reserved, like, instances)
