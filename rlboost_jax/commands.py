@@ -44,6 +44,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
             "rlboost_jax.simulate", "what do preemptible machines gain?", SIMULATION
         ),
         "advise": Command("rlboost_jax.advise", "what is one more machine worth?", SIMULATION),
+        "plan": Command("rlboost_jax.plan", "which machines to buy: cost, time and risk", _RUN),
         "calibrate": Command("rlboost_jax.calibrate", "fit the simulator to a run", SIMULATION),
         "configs": Command(
             "rlboost_jax.settings.shipped", "configurations that --config takes by name"

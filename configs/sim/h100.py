@@ -33,6 +33,7 @@ from rlboost_jax.configs.sim.h100_bounds import BOUNDS
 # --parts=table` measures on a device is 1 / REACHED, program by program.
 REACHED = 0.75
 HOST_GPUS = 8
+MODEL = ("num_params", "num_layers", "num_query_heads", "num_key_heads", "head_dim")
 SHARED = ("max_pending", "balance", "migration", "seeding", "window", "window_initial_seconds",
           "window_eta", "window_memory", "routing", "longest_first")  # fmt: skip
 
@@ -51,22 +52,50 @@ def get_config(run: str = "qwen3_14b_openr1") -> ConfigDict:
     return simulation(name, BOUNDS[name], reached=float(share or REACHED))
 
 
-def simulation(name: str, bounds: Mapping[str, float], *, reached: float = REACHED) -> ConfigDict:
+def simulation(
+    name: str,
+    bounds: Mapping[str, float],
+    *,
+    reached: float = REACHED,
+    own: ConfigDict | None = None,
+) -> ConfigDict:
     """Of the run `configs/<name>.py`.
 
     Args:
         bounds: what its steps take at least; as in `h100_bounds.py`.
         reached: share of their speed.
+        own: a run with the same programs, in place of that one.
     """
     if not 0 < reached <= 1:
         raise ValueError(f"{reached:g} of the bounds' speed; choose more than 0, at most 1")
-    own = importlib.import_module(f"rlboost_jax.configs.{name}").get_config()
+    own = own or importlib.import_module(f"rlboost_jax.configs.{name}").get_config()
     config = base.get_config()
-    config.num_steps, config.settling_steps = 14, 6
-    for field in ("num_params", "num_layers", "num_query_heads", "num_key_heads", "head_dim"):
+    for field in MODEL:
         config.model[field] = type(config.model[field])(bounds[field])
     _set_engine(config, own, bounds, reached)
     _set_learner(config, own, bounds, reached)
+    return _with_run(config, own)
+
+
+def by_rooflines(own: ConfigDict, **model: float) -> ConfigDict:
+    """Of any run, with the data sheet of an H100 and the shares of `configs/sim/base.py`.
+
+    Args:
+        model: the fields `MODEL` of a simulation's model.
+    """
+    config = base.get_config()
+    for field in MODEL:
+        config.model[field] = type(config.model[field])(model[field])
+    config.engine.chips, config.engine.slots = own.engine.tensor_parallel, own.engine.slots
+    config.engine.dispatch_tokens = own.engine.steps_per_dispatch
+    config.engine.reserve_ratio = 0.0  # pages are taken as rollouts grow
+    _set_reserved(config, own)
+    return _with_run(config, own)
+
+
+def _with_run(config: ConfigDict, own: ConfigDict) -> ConfigDict:
+    """With the workload, the prices and the policies of a run."""
+    config.num_steps, config.settling_steps = 14, 6
     work, longest = config.workload, own.sampling.max_response_tokens
     work.prompts_per_step, work.group_size = own.learner.prompts_per_step, own.algorithm.group_size
     work.prompt_tokens = min(work.prompt_tokens, own.engine.max_prompt_tokens)
@@ -106,6 +135,15 @@ def _set_engine(
 def _set_learner(
     config: ConfigDict, own: ConfigDict, bounds: Mapping[str, float], reached: float
 ) -> None:
+    _set_reserved(config, own)
+    trainer = config.trainer
+    trainer.micro_batch_seconds = bounds["batch_seconds"] / reached
+    trainer.apply_seconds = bounds["update_seconds"] / reached
+    trainer.token_seconds = bounds["token_seconds"] / reached
+    trainer.pair_seconds = bounds["pair_seconds"] / reached
+
+
+def _set_reserved(config: ConfigDict, own: ConfigDict) -> None:
     """The reserved GPUs are those of the learner's mesh."""
     gpus, reserved, trainer = math.prod(own.learner.mesh), config.reserved, config.trainer
     reserved.nodes = -(-gpus // HOST_GPUS)
@@ -113,7 +151,3 @@ def _set_learner(
     reserved.price_per_node_hour = own.fleet.reserved_price_per_hour / reserved.nodes
     trainer.deterministic = own.deterministic
     trainer.micro_batch_prompts = own.learner.micro_batch_prompts
-    trainer.micro_batch_seconds = bounds["batch_seconds"] / reached
-    trainer.apply_seconds = bounds["update_seconds"] / reached
-    trainer.token_seconds = bounds["token_seconds"] / reached
-    trainer.pair_seconds = bounds["pair_seconds"] / reached

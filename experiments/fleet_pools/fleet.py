@@ -44,6 +44,7 @@ def machines_of(config: SimConfig, kinds: Mapping[str, Kind]) -> Machines:
             for name, kind in kinds.items()
         },
         reserved_device="own",
+        pools=pools_of(kinds),
     )
 
 
@@ -79,7 +80,6 @@ def world(
         seed=seed,
         seconds=1e7,
         machines=machines_of(config, kinds),
-        pools=pools_of(kinds),
     )
 
 

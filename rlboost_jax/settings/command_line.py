@@ -6,10 +6,11 @@ A mistake on it or in the file ends the process with one line that says what to 
 
 import dataclasses
 import difflib
+import itertools
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -18,7 +19,7 @@ from rlboost_jax import exits, usage
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.renamed import successor
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.settings.shipped import file_of
+from rlboost_jax.settings.shipped import file_of, shipped
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
@@ -27,7 +28,12 @@ _DICTIONARIES = ("environment.options.", "environment.template_options.")
 
 
 def parse(
-    arguments: list[str], record: type = RunConfig, *, command: str = "train", kind: str = ""
+    arguments: list[str],
+    record: type = RunConfig,
+    *,
+    command: str = "train",
+    kind: str = "",
+    others: Sequence[tuple[type, str]] = (),
 ) -> list[str]:
     """Let absl read the flags; returns the program's name. Ends the process on a mistake.
 
@@ -35,24 +41,38 @@ def parse(
         record: what the configuration becomes.
         command: whose flags they are, for `--help`.
         kind: of configurations that come with the package, which `--config` takes by name.
+        others: more such records and kinds, which the configuration may be of as well; `KIND/NAME`
+            is theirs where a name is of several.
     """
     if usage.HELP.intersection(arguments[1:]):
         own = flags.FLAGS.get_flags_for_module(arguments[0])
         print(usage.help_of_flags(command, sys.modules["__main__"].__doc__, own), end="")
         sys.exit(0)
     try:
+        given = config_path(arguments)
+        for other, name in others:
+            if _is_of(given, name, kind):
+                record, kind = other, name
         arguments = with_files(arguments, kind)
         path = config_path(arguments)
-        check_overrides(arguments, record)
+        named = path != given
+        check_overrides(
+            arguments, *([record] if named else [record, *(each for each, _ in others)])
+        )
         try:
-            program, *others = flags.FLAGS(arguments)
+            program, *unknown = flags.FLAGS(arguments)
         except Exception as error:  # a configuration file is a program and raises anything
             raise ConfigError(_missing(error, arguments, path) or _explain(error, path)) from error
-        if others:
-            raise ConfigError(f"unexpected argument {others[0]!r}; options begin with --")
+        if unknown:
+            raise ConfigError(f"unexpected argument {unknown[0]!r}; options begin with --")
         return [program]
     except ConfigError as error:
         exits.leave(f"error: {error}", exits.MISTAKE)
+
+
+def _is_of(given: str, kind: str, before: str) -> bool:
+    """Whether a name is that of a configuration of a kind, and of none of the kind before."""
+    return given.startswith(f"{kind}/") or given in shipped(kind).keys() - shipped(before).keys()
 
 
 def with_files(arguments: list[str], kind: str) -> list[str]:
@@ -78,11 +98,12 @@ def config_path(arguments: list[str]) -> str:
     return path
 
 
-def check_overrides(arguments: list[str], record: type = RunConfig) -> None:
-    """Raise ConfigError for the first `--config.…` that names no field."""
+def check_overrides(arguments: list[str], *records: type) -> None:
+    """Raise ConfigError for the first `--config.…` that names no field of any record."""
     for argument in arguments:
         if (match := _OVERRIDE.match(argument)) is not None:
-            name, fields = match[1], tuple(field_names(record))
+            known = (field_names(record) for record in records or (RunConfig,))
+            name, fields = match[1], tuple(itertools.chain.from_iterable(known))
             if name not in fields and not name.startswith(_DICTIONARIES):
                 raise ConfigError(f"config.{name} {_objection(name, fields)}")
 

@@ -40,6 +40,8 @@ def file_of(given: str, kind: str = "") -> str:
         ConfigError: there is neither such a file nor such a name.
     """
     name, colon, argument = given.partition(":")
+    if kind and name.startswith(f"{kind}/") and (named := shipped(kind).get(name[len(kind) + 1 :])):
+        return f"{named}{colon}{argument}"
     try:
         open(name, "rb").close()
     except OSError as error:

@@ -1,13 +1,14 @@
 """The kinds of machines that a simulated market has: speed, price, start-up and notice of each.
 
-A machine is named `KIND/…`; one without a kind's name is of the kind "", which is what the
-configuration says of its instances.
+A machine is named `KIND/…`, as the manager names those that are lent for a pool; one without a
+kind's name is of the kind "", which is what the configuration says of its instances.
 """
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlboost_jax.settings.pools import PoolConfig
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import SimConfig
 
@@ -33,6 +34,7 @@ class Machines:
 
     kinds: Mapping[str, MachineKind]
     reserved_device: str
+    pools: tuple[PoolConfig, ...] = ()  # of the manager, each of a kind's name; (): it has one
 
     @staticmethod
     def of(config: SimConfig) -> "Machines":

@@ -12,12 +12,13 @@ least worth of any i groups, nor before the i-th shortest of the groups, alone i
 engine, has ended; and what remains has to be trained. Reserved engines generate while the learner
 does not work. With a lag steps overlap, and only the learner's own time is left of it.
 
-What instances cost follows where all that are on loan are paid for: they are on loan for at least
-as long as in the stretch with the fewest, of those that are as long as the shortest run. A run that
-goes on for longer than the market was looked at pays for the learner until then.
+Instances of types that are never lost are paid for from the first moment to the last, where the
+manager takes all that there are. Of the others, which it may leave alone for a while, nothing is
+known but what they have to do: what the reserved engines and those that are always there cannot
+have earned, at the least price for which one of them earns it. Both together fall and rise again as
+a step takes longer, so their least is at the shortest step or where the two have earned it all.
 """
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -26,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.simulator.lengths import response_lengths
-from rlboost_jax.simulator.mix_markets import changes
 from rlboost_jax.simulator.mix_run import Horizon
 from rlboost_jax.simulator.mixes import Mix
 from rlboost_jax.simulator.purchase import Purchase
@@ -35,7 +35,6 @@ from rlboost_jax.simulator.rates import EngineRates, train_seconds
 HALVINGS: Final = 24
 DIRECTIONS: Final = 33  # of (u, v) that are known
 BEST: Final = 2  # of them that are tried
-LOOKED_AT: Final = 4.0  # times the shortest run: of a market
 SAFE: Final = 1 - 1e-9  # sums are rounded
 Floats = NDArray[np.float64]
 
@@ -75,7 +74,7 @@ class Bounds:
         self._earned = np.stack([_earned(rates, longest, *self._worth) for rates in every])
         self._lines = [rates.step_line for rates in every]
         self._steps = lru_cache(maxsize=None)(self._step)
-        self._loans = lru_cache(maxsize=None)(self._loan)
+        self._prices = np.array([each.price_per_hour for each in purchase.prices.instances])
         policy = purchase.learners[0].policy
         self._pays_all = policy.sizing == "fixed" and not (
             policy.merge_tail or policy.max_dollars or policy.max_dollars_per_hour
@@ -83,44 +82,42 @@ class Bounds:
 
     def least(self, mix: Mix, seed: int) -> Least:
         """Of a run with that mix."""
-        config = self._purchase.learners[mix.reserved]
         earned = np.array(mix.counts, np.float64) @ self._earned[: self._num_kinds]
         steps = range(self._horizon.steps)
-        each = [self._seconds(earned, mix.reserved, seed, step) for step in steps]
-        weights, settling = self._horizon.weights, self._horizon.settling
-        seconds = math.fsum(w * s for w, s in zip(weights, each, strict=True))
-        looked_at = LOOKED_AT * 2 ** math.ceil(math.log2(sum(each)))
-        parts = ((sum(each[:settling]), 1.0), (sum(each[settling:]), weights[-1]))
-        paid = 0.0
-        if self._pays_all:
-            paid = sum(w * self._instances(mix, seed, s, looked_at) for s, w in parts if s)
-        hourly = config.reserved.nodes * config.reserved.price_per_node_hour
-        dollars = min(seconds / 3600 * hourly + paid, looked_at / 3600 * hourly)
+        seconds = dollars = 0.0
+        for weight, step in zip(self._horizon.weights, steps, strict=True):
+            shortest = self._seconds(earned, mix.reserved, seed, step)
+            seconds += weight * shortest
+            dollars += weight * self._dollars(mix, earned, seed, step, shortest)
         return Least(seconds=SAFE * seconds, dollars=SAFE * dollars)
 
-    def _instances(self, mix: Mix, seed: int, seconds: float, looked_at: float) -> float:
-        """Dollars for those on loan in any stretch of so many seconds, at least."""
-        dollars = 0.0
+    def _dollars(self, mix: Mix, earned: Floats, seed: int, step: int, shortest: float) -> float:
+        """Of one step that takes so many seconds or more."""
+        config, each = self._purchase.learners[mix.reserved], self._steps(mix.reserved, seed, step)
         types = self._purchase.prices.instances
-        for number, (kind, count) in enumerate(zip(types, mix.counts, strict=True)):
-            held = count * seconds
-            if count and (kind.trace or (kind.losses_per_hour and kind.away_seconds)):
-                held = _fewest(*self._loans(number, count, seed, looked_at), seconds)
-            dollars += held / 3600 * kind.price_per_hour
-        return dollars
-
-    def _loan(self, number: int, count: int, seed: int, seconds: float) -> tuple[Floats, Floats]:
-        """Of one type: moments, and instance-seconds on loan until then."""
-        types = self._purchase.prices.instances
-        counts = [count if kind == number else 0 for kind in range(len(types))]
-        at, held, there = [0.0], [0.0], 0
-        for change in changes(types, counts, seed=seed, seconds=seconds):
-            held.append(held[-1] + there * (change.seconds - at[-1]))
-            at.append(change.seconds)
-            there += 1 if change.added else -1
-        at.append(seconds)
-        held.append(held[-1] + there * (seconds - at[-2]))
-        return np.array(at), np.array(held)
+        counts = np.array(mix.counts, np.float64)
+        staying = counts * [self._pays_all and not (t.trace or t.losses_per_hour) for t in types]
+        hourly = config.reserved.nodes * config.reserved.price_per_node_hour
+        hourly += float(staying @ self._prices)
+        least = shortest / 3600 * hourly
+        others = np.flatnonzero(counts - staying)
+        if config.trainer.lag or not len(others):
+            return least
+        rows = self._earned[: self._num_kinds]
+        price = np.min(self._prices[others, None] / rows[others], axis=0)
+        steady = config.num_engines * self._earned[self._num_kinds + mix.reserved]
+        whole = each.worths[:, -1] + steady * each.learner
+        steady = steady + staying @ rows
+        found = least
+        for way in np.argsort(-each.worths[:, -1] / (steady + earned))[:BEST]:
+            ends = (shortest, max(shortest, float(whole[way] / steady[way])))
+            missing = (max(0.0, float(whole[way] - steady[way] * end)) for end in ends)
+            sums = (
+                end / 3600 * hourly + lack / 3600 * float(price[way])
+                for end, lack in zip(ends, missing, strict=True)
+            )
+            found = max(found, min(sums))
+        return found
 
     def _seconds(self, earned: Floats, shape: int, seed: int, step: int) -> float:
         """Of one step."""
@@ -175,13 +172,3 @@ def _earned(rates: EngineRates, longest: float, token: Floats, read: Floats) -> 
     slots, room = float(rates.slots), max(float(rates.kv_tokens), longest)
     with_both = (token * slots + read * room) / (fixed + slope * room)
     return np.asarray(np.maximum(token * slots / fixed, with_both), np.float64)
-
-
-def _fewest(at: Floats, held: Floats, seconds: float) -> float:
-    """Of a sum that grows along `at`: the least that it grows by in a stretch of so long."""
-    last = at[-1] - seconds
-    if last <= 0:
-        return 0.0
-    begins = np.clip(np.concatenate([at, at - seconds]), 0.0, last)
-    grown = np.interp(begins + seconds, at, held) - np.interp(begins, at, held)
-    return max(0.0, float(np.min(grown)))

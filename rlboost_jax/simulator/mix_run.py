@@ -67,7 +67,7 @@ def run_mix(purchase: Purchase, mix: Mix, horizon: Horizon, *, seed: int) -> Sam
     try:
         while True:
             market = changes(purchase.prices.instances, mix.counts, seed=seed, seconds=seconds)
-            machines = purchase.machines(mix.reserved)
+            machines = purchase.machines(mix.counts, mix.reserved)
             world = World(config, market, seed=seed, seconds=seconds, machines=machines)
             rows = world.run()
             del world

@@ -1,14 +1,6 @@
 """A price list: what machines there are to buy, in TOML. docs/how-to/plan.md has the fields.
 
-date = 2026-01-31
-
-[[instances]]
-name = "h100-east"
-price_per_hour = 5.32
-
-[[reserved]]
-name = "one-node"
-price_per_hour = 83.79
+`configs/sim/prices.toml` is an example of one: tables [[instances]] and [[reserved]], and a date.
 """
 
 import difflib
@@ -19,14 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.errors import ConfigError, suggestion
+from rlboost_jax.settings.fleet import Provider
+from rlboost_jax.settings.pools import POOL_NAME
 from rlboost_jax.simulator.availability import read_availability
 
-NAME: Final = "[a-z]([a-z0-9-]{0,22}[a-z0-9])?"  # of a pool, too
+PROVIDERS: Final = tuple(name for name in get_args(Provider) if name != "none")
 MOST_TYPES: Final = 32
 MOST_INSTANCES: Final = 64  # of one type
 MOST_LOSSES: Final = 3600.0  # an hour
@@ -148,9 +142,10 @@ def _mistakes(prices: PriceList) -> Iterator[str]:
         yield "no [[instances]]; name one type at least"
     if len(prices.instances) > MOST_TYPES:
         yield f"{len(prices.instances)} [[instances]]; the limit is {MOST_TYPES}, leave some out"
-    names = [each.name for each in (*prices.instances, *prices.reserved)]
-    for each in (*prices.instances, *prices.reserved):
-        if not re.fullmatch(NAME, each.name):
+    entries: list[InstanceType | ReservedShape] = [*prices.instances, *prices.reserved]
+    names = [each.name for each in entries]
+    for each in entries:
+        if not re.fullmatch(POOL_NAME, each.name):
             yield f"name {each.name!r}: up to 24 of a-z, 0-9 and -, a letter first, no - last"
         if names.count(each.name) > 1:
             yield f"name {each.name!r} is given {names.count(each.name)} times; give it once"
@@ -158,11 +153,14 @@ def _mistakes(prices: PriceList) -> Iterator[str]:
             value = getattr(each, key, least)
             if not least <= value <= most or math.isnan(value):
                 yield f"{key} of {each.name!r} is {value}; choose {least:,} to {most:,.0f}"
-    for each in prices.instances:
-        yield from _of_instances(each)
+    for kind in prices.instances:
+        yield from _of_instances(kind)
 
 
 def _of_instances(each: InstanceType) -> Iterator[str]:
+    if each.provider not in PROVIDERS:
+        hint = suggestion(each.provider, PROVIDERS)
+        yield f"provider of {each.name!r} {each.provider!r} does not exist; {hint}"
     if each.speed and each.tokens_per_second:
         yield f"{each.name!r} has speed and tokens_per_second; give one of them"
     if each.trace and (each.losses_per_hour or each.away_seconds):

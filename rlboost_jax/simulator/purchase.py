@@ -6,9 +6,11 @@ the data sheet in place of its chip. One with a table of seconds scales it: deco
 memory's bandwidth, prefill with FLOPs. A learner scales with FLOPs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.pools import PoolConfig
 from rlboost_jax.simulator.devices import DATA_SHEETS, device_of
 from rlboost_jax.simulator.kinds import DEVICE, MachineKind, Machines
 from rlboost_jax.simulator.prices import InstanceType, PriceList, ReservedShape
@@ -26,9 +28,26 @@ class Purchase:
     reserved_devices: tuple[str, ...]
     kinds: tuple[MachineKind, ...]  # of each type
 
-    def machines(self, shape: int) -> Machines:
-        named = dict(zip((each.name for each in self.prices.instances), self.kinds, strict=True))
-        return Machines(kinds=named, reserved_device=self.reserved_devices[shape])
+    def machines(self, counts: Sequence[int], shape: int) -> Machines:
+        """Those that a mix has, and the pools by which the manager asks for them."""
+        bought = list(zip(self.prices.instances, self.kinds, counts, strict=True))
+        return Machines(
+            kinds={kind.name: machine for kind, machine, _ in bought},
+            reserved_device=self.reserved_devices[shape],
+            pools=tuple(
+                PoolConfig(
+                    name=kind.name,
+                    provider=kind.provider,
+                    max_instances=count,
+                    price_per_hour=kind.price_per_hour,
+                    zone=kind.zone,
+                    device=machine.device,
+                    options=kind.options,
+                )
+                for kind, machine, count in bought
+                if count
+            ),
+        )
 
     def devices(self, counts: tuple[int, ...], shape: int) -> tuple[str, ...]:
         """Kinds of accelerators in a mix, the learner's first."""

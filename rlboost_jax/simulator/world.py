@@ -31,7 +31,6 @@ from rlboost_jax.messages import ToServer, ToTrainer
 from rlboost_jax.providers.base import Granted, Started
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.manager import ManagerConfig
-from rlboost_jax.settings.pools import PoolConfig
 from rlboost_jax.simulator.clock import Clock
 from rlboost_jax.simulator.kinds import MachineKind, Machines, kind_name
 from rlboost_jax.simulator.lengths import response_lengths
@@ -56,7 +55,6 @@ class World:
         sleeps: the learner takes its chips back when the manager says so and not before.
         server: makes rollout servers and reserved engines.
         machines: of several kinds; None: all are the configuration's own.
-        pools: of the manager, called like kinds; (): it does not tell them apart.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class World:
         sleeps: bool = False,
         server: Callable[..., Server] = Server,
         machines: Machines | None = None,
-        pools: tuple[PoolConfig, ...] = (),
     ) -> None:
         self._server = server
         self._machines = machines or Machines.of(config)
@@ -84,7 +81,7 @@ class World:
         sender = links.sender_bytes_per_second * config.reserved.nodes
         self.link = Link(self.clock, sender=sender, receiver=links.receiver_bytes_per_second)
         self.slot_tokens = config.workload.slot_tokens
-        self.manager = manager(settings(config, self._machines, pools), 0.0)
+        self.manager = manager(settings(config, self._machines), 0.0)
         # Instances that are there from the first moment on were started before it.
         self.manager.knows_start(self._machines.start_seconds)
         self.sleeps = sleeps
@@ -252,9 +249,7 @@ class World:
         return bool(steps) and len(self.trainer.rows) >= steps
 
 
-def settings(
-    config: SimConfig, machines: Machines | None = None, pools: tuple[PoolConfig, ...] = ()
-) -> Settings:
+def settings(config: SimConfig, machines: Machines | None = None) -> Settings:
     """Of the manager: a run's, with leases that nothing has to renew."""
     policy, work = config.policy, config.workload
     manager = ManagerConfig(
@@ -264,15 +259,16 @@ def settings(
         renew_seconds=PATIENT / 4,
         progress_seconds=PATIENT,
     )
+    machines = machines or Machines.of(config)
     fleet = FleetConfig(
         **_named_alike(FleetConfig, policy),
-        price_per_hour=(machines or Machines.of(config)).price_per_hour,
+        price_per_hour=machines.price_per_hour,
         reserved_price_per_hour=config.reserved.nodes * config.reserved.price_per_node_hour,
         egress_dollars_per_gb=config.instance.egress_dollars_per_gb,
         orphan_seconds=PATIENT,
-        notice_seconds=(machines or Machines.of(config)).notice_seconds,
+        notice_seconds=machines.notice_seconds,
         chaos=ChaosConfig(),
-        pools=pools,
+        pools=machines.pools,
     )
     return Settings(
         run_id="simulated",
