@@ -74,7 +74,8 @@ from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.own_places import own_folder
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
-from rlboost_jax.providers.market import market_events
+from rlboost_jax.providers.market import initial_capacity, market_events
+from rlboost_jax.providers.prices import prices
 from rlboost_jax.relay.start import speak_through_relay
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.for_servers import sent_to_servers
@@ -301,9 +302,9 @@ async def _manage(
     provider = open_provider(run.fleet, rendezvous)
     await driver.employ(provider, found_us=former is not None and record.port == former.port)
     events = market_events(run.fleet, seed=run.seed)
-    driver.follow(market(events, run.fleet, driver.begun))
+    driver.follow(market(events, initial_capacity(run.fleet), driver.begun))
     if run.fleet.price_command:
-        driver.follow(priced(run.fleet))
+        driver.follow(priced(prices(run.fleet)))
     code = (await driver.finished).code
     await driver.close()
     return code

@@ -2,19 +2,34 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Protocol
 
 from rlboost_jax.manager.events import MachineAdded, MachineRemoved, Priced
-from rlboost_jax.providers.market import MarketEvent, initial_capacity
-from rlboost_jax.providers.prices import prices
-from rlboost_jax.settings.fleet import FleetConfig
+
+
+class MarketChange(Protocol):
+    """As `providers.market.MarketEvent` has it."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def draw(self) -> float: ...
 
 
 async def market(
-    events: Iterator[MarketEvent], settings: FleetConfig, begun: asyncio.Event
+    events: Iterator[MarketChange], capacity: int, begun: asyncio.Event
 ) -> AsyncIterator[MachineAdded | MachineRemoved]:
     """The market in real time. What it lends at first is there at once; then its clock
-    waits for the first step, so that no chaos is spent on an idle fleet."""
-    for number in range(1, initial_capacity(settings) + 1):
+    waits for the first step, so that no chaos is spent on an idle fleet.
+
+    Args:
+        capacity: machines lent at first.
+    """
+    for number in range(1, capacity + 1):
         yield MachineAdded(f"machine-{number}")
     loop = asyncio.get_running_loop()
     opened: float | None = None
@@ -29,7 +44,7 @@ async def market(
             yield MachineRemoved(event.name, event.kind == "terminate", event.draw)
 
 
-async def priced(settings: FleetConfig) -> AsyncIterator[Priced]:
-    """What instances of the pools cost, whenever it is said."""
-    async for pool, price_per_hour in prices(settings):
+async def priced(prices: AsyncIterator[tuple[str, float]]) -> AsyncIterator[Priced]:
+    """What instances of pools cost, whenever it is said."""
+    async for pool, price_per_hour in prices:
         yield Priced(pool, price_per_hour)
