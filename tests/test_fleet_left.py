@@ -131,6 +131,33 @@ def test_processes_of_this_host_are_reaped_too(
         left.wait()
 
 
+def test_each_pool_of_a_run_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of one cloud, which lists those of both, and one of this host."""
+    bench, workdir = abandoned(tmp_path, "spot-1", "spare-2")
+    cloud = bench.cloud
+    options = {
+        "start": f"{cloud.script('start')} {{name}} {{nonce}} {{run}}",
+        "stop": f"{cloud.script('stop')} {{name}} {{grace}}",
+        "list": str(cloud.script("list")),
+    }
+    begun(
+        workdir,
+        pools=[
+            {"name": "spot", "provider": "command", "options": options},
+            {"name": "spare", "provider": "command", "options": options},
+            {"name": "here"},
+        ],
+    )
+    assert fleet.main(["list", str(workdir)]) == fleet.LEFT
+    said = capsys.readouterr().out
+    assert f"{workdir} (spot)  spot-1\n" in said and f"{workdir} (spare)  spare-2\n" in said
+    assert said.count("spot-1") == 1 and "(here)  nothing is left" in said
+    assert fleet.main(["reap", str(workdir)]) == 0
+    assert named(bench) == []
+
+
 def test_a_provider_that_does_not_answer_is_not_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

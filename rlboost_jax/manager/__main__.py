@@ -18,7 +18,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,6 @@ from aiohttp import web
 from rlboost_jax import processes, usage
 from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.manager.events import (
-    MachineAdded,
-    MachineRemoved,
-    Priced,
     Record,
     Shutdown,
 )
@@ -54,6 +51,7 @@ from rlboost_jax.manager.service.file_server.process import FileServer, listenin
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
 from rlboost_jax.manager.service.heap import keep_small
 from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.service.market import market, priced
 from rlboost_jax.manager.service.page.process import page_of
 from rlboost_jax.manager.service.replay import parts_of
 from rlboost_jax.manager.service.run_files import (
@@ -77,11 +75,10 @@ from rlboost_jax.own_places import own_folder
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
 from rlboost_jax.providers.logs import remove_old_logs
-from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
+from rlboost_jax.providers.market import initial_capacity, market_events
 from rlboost_jax.providers.prices import prices
 from rlboost_jax.relay.start import speak_through_relay
 from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.for_servers import sent_to_servers
 from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.settings.run import RunConfig
@@ -311,37 +308,12 @@ async def _manage(
     provider = open_provider(run.fleet, rendezvous)
     await driver.employ(provider, found_us=former is not None and record.port == former.port)
     events = market_events(run.fleet, seed=run.seed)
-    driver.follow(_market(events, run.fleet, driver.begun))
+    driver.follow(market(events, initial_capacity(run.fleet), driver.begun))
     if run.fleet.price_command:
-        driver.follow(_prices(run.fleet))
+        driver.follow(priced(prices(run.fleet)))
     code = (await driver.finished).code
     await driver.close()
     return code
-
-
-async def _market(
-    events: Iterator[MarketEvent], settings: FleetConfig, begun: asyncio.Event
-) -> AsyncIterator[MachineAdded | MachineRemoved]:
-    """The market in real time. What it lends at first is there at once; then its clock
-    waits for the first step, so that no chaos is spent on an idle fleet."""
-    for number in range(1, initial_capacity(settings) + 1):
-        yield MachineAdded(f"machine-{number}")
-    loop = asyncio.get_running_loop()
-    opened: float | None = None
-    for event in events:
-        if event.seconds > 0:
-            await begun.wait()
-            opened = opened or loop.time()
-            await asyncio.sleep(max(0.0, opened + event.seconds - loop.time()))
-        if event.kind == "add":
-            yield MachineAdded(event.name)
-        else:
-            yield MachineRemoved(event.name, event.kind == "terminate", event.draw)
-
-
-async def _prices(settings: FleetConfig) -> AsyncIterator[Priced]:
-    async for pool, price_per_hour in prices(settings):
-        yield Priced(pool, price_per_hour)
 
 
 async def _listening(

@@ -22,6 +22,7 @@ from rlboost_jax.observe.page.assets import asset, report_policy, report_script
 from rlboost_jax.observe.page.panels import panels, pretends
 from rlboost_jax.observe.page.points import ESTIMATED, columns, points_of
 from rlboost_jax.observe.page.stream import FLEET_CAPTION, life_values
+from rlboost_jax.observe.pools import pool_lines
 from rlboost_jax.observe.sample_table import sample_groups
 from rlboost_jax.observe.samples import read_samples
 from rlboost_jax.observe.signs import signs
@@ -80,7 +81,9 @@ def report_page(
         headline=html.escape(headline(summary)),
         tiles="\n".join(_tile(*tile) for tile in _tiles(config, summary)),
         warnings="".join(f"<p class='warning'>{html.escape(s)}</p>" for s in signs(config, rows))
-        + "".join(f"<p class='change'>{html.escape(line)}</p>" for line in history),
+        + "".join(
+            f"<p class='change'>{html.escape(s)}</p>" for s in (*history, *pool_lines(events))
+        ),
         plan=html.escape(plan_text(config)),
         run=_inert(report_values(config, rows, events, samples)),
         style=style,

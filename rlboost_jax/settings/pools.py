@@ -18,4 +18,4 @@ class PoolConfig:
     zone: str = ""  # for people, and for the provider where its section has a setting `zone`
     device: str = ""  # kind of accelerator, for people: other kinds have other bits; "": not said
     # Of its provider's section, in place of those of `fleet.<provider>`: {"partitions": "spot"}.
-    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    options: dict[str, bool | int | float | str] = field(default_factory=dict, hash=False)

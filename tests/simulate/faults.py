@@ -13,11 +13,19 @@ from typing import Any, get_args
 import msgspec
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager.events import Event, FromServer, MachineAdded, MachineRemoved, Stalled
+from rlboost_jax.manager.events import (
+    Event,
+    FromServer,
+    MachineAdded,
+    MachineRemoved,
+    Priced,
+    Stalled,
+)
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.providers.base import Exited, Granted, Refused, Started, Withdrawn
 from rlboost_jax.settings.fleet import Sizing
 from rlboost_jax.settings.manager import Routing, Window
+from rlboost_jax.settings.pools import PoolConfig
 from tests.computing import limited
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.disk import Disk, Platter
@@ -172,7 +180,14 @@ def _lines(seed: int) -> list[Fault]:
 
 def policies(seed: int, num_batches: int) -> dict[str, Any]:
     """A quarter of all schedules are carried out with routes, and a quarter with policies other
-    than the paper's."""
+    than the paper's; a third of those with providers that refuse or lie, with several pools."""
+    found = _policies(seed, num_batches)
+    if seed % 5 in (2, 4) and seed % 3 == 0:
+        found["fleet__pools"] = POOLS[: 2 + seed // 15 % 2]
+    return found
+
+
+def _policies(seed: int, num_batches: int) -> dict[str, Any]:
     if seed % 4 == 1:
         return {"routing": ROUTING}
     if seed % 4 == 3:
@@ -185,6 +200,13 @@ def policies(seed: int, num_batches: int) -> dict[str, Any]:
             "num_steps": num_batches * (seed // 16 % 2),  # 0: which step is the last is not known
         }
     return {}
+
+
+POOLS = (
+    PoolConfig(name="near", max_instances=1, price_per_hour=1.0),
+    PoolConfig(name="far-1", max_instances=2, price_per_hour=2.0),
+    PoolConfig(name="far", max_instances=1, price_per_hour=3.0),
+)
 
 
 @functools.cache
@@ -236,6 +258,10 @@ class Run:
             world.deliver(MachineAdded(f"machine-{number}"))
         for _ in range(schedule.servers):
             Server(world).connect()
+        apart = random.Random(f"prices {schedule.seed}")
+        for pool in chosen.fleet.pools:
+            price = Priced(pool.name, round(apart.uniform(0.0, 5.0), 2))
+            world.later(apart.uniform(0.0, FAULTS_END), lambda price=price: world.deliver(price))  # type: ignore[misc]
         for fault in schedule.faults:
             if not _from_the_start(fault):
                 world.later(fault.at, self._doing(fault))

@@ -70,6 +70,7 @@ def check(world: World) -> None:
         assert step.books.generated - step.books.lost == kept
     _index(world)
     _servers(world)
+    _pools(world)
     check_leases(world)
     _nothing_idle(world)
     _versions(world)
@@ -97,7 +98,9 @@ def _index(world: World) -> None:
         if i.reserved:
             reserved.append(i)
         else:
-            prices[hello.price_per_hour] = prices.get(hello.price_per_hour, 0) + 1
+            of = manager.owners.pools.streams.get(i.stream, "")
+            price = world.prices.get(of, hello.price_per_hour)
+            prices[price] = prices.get(price, 0) + 1
             if i.state == "ready":
                 pool.append(i)
             if not i.held:
@@ -152,8 +155,29 @@ def _servers(world: World) -> None:
     assert fleet.full == (free == 0)
     chosen = world.settings.fleet
     if chosen.sizing == "fixed":
-        limit = min(len(lent), chosen.max_instances)
+        limit = min(len(lent), chosen.most_instances)
         assert fleet.missing(max(len(lent), 1)) == max(0, min(limit - len(standing), free))
+
+
+def _pools(world: World) -> None:
+    """What is counted of each pool is what looking through all servers and streams would give."""
+    manager = world.manager
+    assert manager is not None
+    fleet, pools = manager.view.fleet, manager.owners.pools
+    of_streams = list(pools.streams.values())
+    assert pools.streams.keys() <= manager.view.instances.keys()
+    for pool in pools:
+        own = [server for server in fleet.servers.values() if server.pool == pool.name]
+        standing = [server for server in own if not server.doomed]
+        assert pool.present == len(own)
+        assert pool.standing == len(standing)
+        assert pool.waiting == sum(not server.joined for server in standing)
+        assert pool.paid == sum(server.granted for server in own)
+        assert pool.members == of_streams.count(pool.name)
+        asked_for = [server for server in own if server.started_at > -math.inf and server.machine]
+        assert len(asked_for) <= max(pool.most, 1) or not pools.several
+        if pools.several:
+            assert fleet.free_in(pool.name) <= max(0, pool.most - pool.present)
 
 
 def check_leases(world: World) -> None:

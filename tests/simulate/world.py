@@ -21,6 +21,7 @@ from rlboost_jax.manager.events import (
     Exit,
     FromServer,
     MachineAdded,
+    Priced,
     Record,
     Request,
     Send,
@@ -82,6 +83,7 @@ class World:
         self.forgotten = 0  # requests of which nothing will be heard or seen
         self.doubled = 0  # requests of which two servers will come
         self.seen: set[str] = set()  # faults that came about
+        self.prices: dict[str, float] = {}  # told to this manager, by pool
         self.checked = 0  # records that the invariants have seen
         self.named: dict[str, int] = {}  # instance → its stream, at the last check
         self._check, self._check_leases = check, check_leases
@@ -140,6 +142,7 @@ class World:
     def start_manager(self) -> None:
         """A new process: nothing but the journal is left of the one before."""
         self._lives += 1
+        self.prices = {}
         self.journal = self._disk(self._platter, RUN)
         entries, _ = self.journal.read()
         self.manager = Manager(self.settings, self.clock(), life=str(self._lives))
@@ -279,6 +282,8 @@ class World:
             self.heard[event.stream] = self.now
             if isinstance(event.message, m.Ready):
                 self.ready[event.stream] = event.message.version, event.message.params_digest
+        if isinstance(event, Priced):
+            self.prices[event.pool] = event.price_per_hour
         actions = self.manager.handle(event, self.clock())
         for action in actions:
             self._perform(action)

@@ -21,6 +21,7 @@ from rlboost_jax.manager.policies.forecast import Forecast
 
 PRIOR_LOSSES, PRIOR_SECONDS = 0.5, 3600.0  # a machine goes every two hours, so far as we know
 WORTH = 0.002  # share of a token's price that a larger fleet must save
+SPARED = 0.02  # share of a token's price that letting instances go must save
 LOOK_AHEAD = 2  # sizes without a gain after which no further one is tried
 SURELY = 1.5  # times what it costs to start anew: so much a rest must save
 
@@ -99,6 +100,10 @@ class Size:
     tokens: float  # trained in a step
     dollars: float  # of a step
 
+    def price(self, time: float) -> float:
+        """Dollars of a token, where a second is worth `time` dollars besides."""
+        return (self.dollars + time * self.step_seconds) / self.tokens
+
 
 def size_of(
     step: Callable[[int], tuple[Forecast, float]],
@@ -127,6 +132,20 @@ def size_of(
     )
 
 
+def kept_size(predict: Callable[[int], Size], *, time: float, wanted: int, here: int) -> int:
+    """Of a fleet of `here`, which is larger than the one wanted, as many as are not worth letting
+    go: a size that is hardly dearer may be wanted again after the next step.
+
+    Args:
+        time: dollars that a second is worth.
+    """
+    most = (1.0 + SPARED) * predict(wanted).price(time)
+    kept = wanted
+    while kept < here and predict(kept + 1).price(time) <= most:
+        kept += 1
+    return kept
+
+
 def best_size(predict: Callable[[int], Size], *, time: float, start: int, most: int) -> Size:
     """The smallest of the sizes whose tokens cost least, as good as.
 
@@ -136,17 +155,15 @@ def best_size(predict: Callable[[int], Size], *, time: float, start: int, most: 
         time: dollars that a second is worth.
     """
 
-    def price(size: Size) -> float:
-        return (size.dollars + time * size.step_seconds) / size.tokens
-
     begin = min(start, most)
     tried = {begin: predict(begin)}
     for direction in (-1, 1):
-        number, least, failures = begin + direction, price(tried[begin]), 0
+        number, least, failures = begin + direction, tried[begin].price(time), 0
         while 0 <= number <= most and failures < LOOK_AHEAD:
             tried[number] = predict(number)
-            failures = 0 if price(tried[number]) < least else failures + 1
-            least = min(least, price(tried[number]))
+            failures = 0 if tried[number].price(time) < least else failures + 1
+            least = min(least, tried[number].price(time))
             number += direction
-    limit = (1.0 + WORTH) * min(price(size) for size in tried.values())
-    return min((s for s in tried.values() if price(s) <= limit), key=lambda size: size.instances)
+    limit = (1.0 + WORTH) * min(size.price(time) for size in tried.values())
+    cheap = (size for size in tried.values() if size.price(time) <= limit)
+    return min(cheap, key=lambda size: size.instances)

@@ -43,8 +43,7 @@ class Exchange:
             if server is not None and instance.member and not server.doomed:
                 by_pool.setdefault(server.pool, []).append(instance)
         members = {name: len(instances) for name, instances in by_pool.items()}
-        for name, count in self._purchases.surplus(
-            self._control.instance_cap, members, now
-        ).items():
+        kept = max(self._control.instance_cap, self._sizing.kept)
+        for name, count in self._purchases.surplus(kept, members, now).items():
             for instance in by_pool[name][-count:]:
                 self._servers.dismiss(instance, now)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlboost_jax.manager.policies.fleet_size import KnownRate, Prices
-from rlboost_jax.manager.policies.pool_choice import Run, mix
+from rlboost_jax.manager.policies.forecast import Forecast
+from rlboost_jax.manager.policies.pool_choice import Run, mix, usual_speed
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.state.instances import Instance
@@ -65,6 +66,26 @@ class PoolSizes:
             (*self._likes.get(name, (self._other, 1.0)), count)
             for name, count in mix(self._runs, instances).items()
         ]
+
+    def overlapping(
+        self, plans: StepPlans, reserved: Sequence[Instance], instances: int
+    ) -> tuple[Forecast, float] | None:
+        """A step of a run with a lag, and the tokens of its responses; None: it cannot be told.
+
+        Batches overlap, so that engines are full and tails bind nobody: the learner has its work
+        to do, and all engines together have theirs, the reserved ones while it does not train.
+        """
+        paces = [(plans.model.pace(instance), instance.room) for instance in reserved]
+        own = sum(room / (p.base + p.row * room) for p, room in paces if p is not None)
+        usual = usual_speed(self._purchases.offers)
+        counts = mix(self._runs, instances).items()
+        speed = sum(count * (self._pools[name].speed or usual) for name, count in counts)
+        if not own + speed > 0:
+            return None
+        _, lengths, _, totals = plans.model.asked_for()
+        tokens, learner = float(lengths.sum()), plans.model.seconds_per_token * sum(totals)
+        end = max(learner, (tokens + own * learner) / (own + speed))
+        return Forecast(window=0.0, rollout=end, wait=end - learner, end=end), tokens
 
     def prices(self, prices: Prices, instances: int) -> Prices:
         """The same, with what the instances of that fleet cost and how often they are lost."""

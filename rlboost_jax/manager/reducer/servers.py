@@ -243,6 +243,8 @@ class Servers:
         if (server := self._fleet.server_of(hello)) is not None:
             self._fleet.came(server, now)
             self._pools.joined(server.pool, stream, now)
+            if (price := self._pools[server.pool].told_price) is not None:
+                self._roster.index.reprice(stream, price)
             if server.anew:  # it is to be here when the next version is published, and no sooner
                 self._learn_start(server, now)
         self._outbox.send(

@@ -4,7 +4,14 @@ import functools
 import math
 from collections.abc import Callable
 
-from rlboost_jax.manager.policies.fleet_size import Hazard, Prices, Size, best_size, size_of
+from rlboost_jax.manager.policies.fleet_size import (
+    Hazard,
+    Prices,
+    Size,
+    best_size,
+    kept_size,
+    size_of,
+)
 from rlboost_jax.manager.policies.forecast import Forecast
 from rlboost_jax.manager.reducer.pool_sizes import PoolSizes
 from rlboost_jax.manager.reducer.purchases import Purchases
@@ -17,17 +24,19 @@ class Sizing:
     """
     Attributes:
         wanted: preemptible instances; None: no step was predicted yet.
-        predicted: times that it was.
+        kept: of several pools, as many as are not let go.
+        predicted: times that a step was.
     """
 
     def __init__(self, settings: Settings, owners: Owners, purchases: Purchases) -> None:
         self._fleet = settings.fleet
+        self._overlaps = settings.lag > 0
         self._outbox = owners.outbox
         self._roster = owners.roster
         self._versions = owners.versions
         self._pool_sizes = PoolSizes(owners, purchases) if settings.fleet.pools else None
         self.wanted: int | None = None
-        self.predicted = 0
+        self.kept = self._kept = self.predicted = 0
 
     def predict(self, plans: StepPlans, known: int | None, now: float) -> None:
         """After a step that the model has learnt of.
@@ -49,7 +58,9 @@ class Sizing:
 
         @functools.cache
         def step(instances: int) -> tuple[Forecast, float]:
-            if pools is not None:
+            if pools is not None and self._overlaps:
+                found = pools.overlapping(plans, reserved, instances)
+            elif pools is not None:
                 found = plans.whole_step_of(reserved, pools.engines(instances))
             else:
                 found = plans.whole_step(reserved, like, instances)
@@ -70,6 +81,9 @@ class Sizing:
         self.wanted = best_size(predicted, time=prices.time, start=start, most=most).instances
         here = min(len(remote), most)
         self.predicted += 1
+        if pools is not None:
+            kept = kept_size(predicted, time=prices.time, wanted=self.wanted, here=here)
+            self.kept, self._kept = max(kept, self._kept), kept  # two predictions agree
         for size in (here - 1, here, here + 1):
             if 0 <= size <= most:
                 predicted(size)

@@ -61,9 +61,10 @@ class Staffing:
     def priced(self, pool: str, price_per_hour: float) -> None:
         """What instances of a pool cost has changed."""
         known = self._pools.get(pool)
-        if known is None or not self._pools.several or known.price == price_per_hour:
+        if known is None or not self._pools.several:
             return
-        self._outbox.record("price", pool=pool, price_per_hour=price_per_hour, before=known.price)
+        if (before := known.price) != price_per_hour:
+            self._outbox.record("price", pool=pool, price_per_hour=price_per_hour, before=before)
         known.reprice(price_per_hour)
         for stream, name in self._pools.streams.items():
             if name == pool:

@@ -313,9 +313,9 @@ class Fleet:
             self._free.add(server.machine)
         pool = self.pools[server.pool]
         pool.end(paid=server.granted)
-        lived = now - server.joined_at
+        lived = now - server.joined_at if server.joined_at < math.inf else 0.0
         gone = server.taken or not doomed
-        if gone and lived >= 0 and self.pools.quick(server.pool, lived):
+        if gone and self.pools.quick(server.pool, lived):
             pool.fail(now)
         elif server.proved and not (server.sick or sick):
             pool.serve()
