@@ -43,6 +43,7 @@ HAZARDS: Final = {  # name → a synthetic market
 HOURS: Final = 10.0  # of a synthetic trace
 COUNTS: Final = (3, 6)  # instances that are bought
 SEEDS: Final = (0, 1, 2)  # of lengths and, of synthetic traces, of the market
+STEPS: Final = 16  # that are simulated of a forecast
 AHEAD: Final = 100  # between the seeds of a forecast and of what comes
 WORKLOAD: Final = {"workload__prompts_per_step": 32, "policy__window_initial_seconds": 40.0}
 
@@ -56,7 +57,8 @@ def measure(traces: dict[str, Path], *, small: bool = False) -> list[dict[str, A
     found = []
     for name, seed, rows in _traces(traces, SEEDS[:1] if small else SEEDS):
         for count in COUNTS[:1] if small else COUNTS:
-            found += _compare(name, rows, count, seed, steps=4 if small else 24, small=small)
+            found += _compare(name, rows, count, seed, steps=4 if small else STEPS, small=small)
+            print(json.dumps(found[-2:]), flush=True)
             if small:
                 return found
     return found
