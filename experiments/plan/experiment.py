@@ -40,11 +40,17 @@ HAZARDS: Final = {  # name → a synthetic market
         machines=8.0, lifetime_hours=1.0, batch_size=2.0, drought_hours=0.4, drought_gap_hours=1.6
     ),
 }
-HOURS: Final = 10.0  # of a synthetic trace
-COUNTS: Final = (3, 6)  # instances that are bought
+HOURS: Final = 8.0  # of a synthetic trace
+COUNTS: Final = (4,)  # instances that are bought
 SEEDS: Final = (0, 1, 2)  # of lengths and, of synthetic traces, of the market
+STEPS: Final = 12  # that are simulated of a forecast
 AHEAD: Final = 100  # between the seeds of a forecast and of what comes
-WORKLOAD: Final = {"workload__prompts_per_step": 32, "policy__window_initial_seconds": 40.0}
+WORKLOAD: Final = {  # over the small one: steps of a minute or two that instances make half as long
+    "workload__prompts_per_step": 32,
+    "workload__mean_tokens": 2000.0,
+    "workload__max_response_tokens": 6000,
+    "policy__window_initial_seconds": 20.0,
+}
 
 
 def measure(traces: dict[str, Path], *, small: bool = False) -> list[dict[str, Any]]:
@@ -56,7 +62,8 @@ def measure(traces: dict[str, Path], *, small: bool = False) -> list[dict[str, A
     found = []
     for name, seed, rows in _traces(traces, SEEDS[:1] if small else SEEDS):
         for count in COUNTS[:1] if small else COUNTS:
-            found += _compare(name, rows, count, seed, steps=4 if small else 24, small=small)
+            found += _compare(name, rows, count, seed, steps=4 if small else STEPS, small=small)
+            print(json.dumps(found[-2:]), flush=True)
             if small:
                 return found
     return found
@@ -75,7 +82,7 @@ def _compare(
 ) -> list[dict[str, Any]]:
     end = rows[-1].milliseconds
     seen, unseen = cut(rows, 0.0, end / 2), cut(rows, end / 2, end)
-    config = config_of("14b", small=small, **({} if small else WORKLOAD))
+    config = config_of("14b", small=True, **({} if small else WORKLOAD))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "seen.csv"
         closing = f"{end / 2:.0f},remove,nobody\n"  # where it ends

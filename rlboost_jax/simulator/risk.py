@@ -19,7 +19,7 @@ import numpy as np
 
 from rlboost_jax.simulator.streams import stream
 
-DRAWS: Final = 20_001  # of Student's law
+DRAWS: Final = 50_000  # of Student's law
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,4 +62,6 @@ def _scale(values: Sequence[float], *, stretches: float) -> float:
 
 
 def _student(degrees: int) -> np.ndarray:  # type: ignore[type-arg]
-    return stream("risk", 0).standard_t(degrees, DRAWS)
+    """Draws of it, with the opposite of each."""
+    drawn = stream("risk", 0).standard_t(degrees, DRAWS)
+    return np.concatenate([drawn, -drawn])

@@ -53,7 +53,7 @@ def test_the_shipped_example_is_read_and_dated():
         (LEAST + "trace = 'x.csv'\nlosses_per_hour = 1", "has a trace and losses_per_hour"),
         (
             LEAST + "provider = 'slrum'",
-            "provider of 'spot' 'slrum' does not exist; did you mean slu",
+            "provider of 'spot' 'slrum' does not exist; did you mean",
         ),
         (LEAST + "trace = 'x.csv'", "trace of 'spot': cannot read '.*x.csv'"),
         (LEAST + "[[reserved]]\nname = 'r'\nprice_per_hour = 1\nnodes = 0", "nodes of 'r' is 0"),
