@@ -91,6 +91,10 @@ MEANINGS: Final = MappingProxyType(
         "tokens_retokenised": "sampled tokens that became text and tokens again: always 0",
         "episodes_left_out": "responses whose environment failed: in no loss and in no group's "
         "mean",
+        "slots_lent_mean": "slots of preemptible servers that others on their devices had, "
+        "averaged over the step: docs/how-to/shared-machines.md",
+        "instances_frozen_mean": "of these servers, those that grow again with the next step only",
+        "rollouts_handed_back": "that they had no room for any more; they go on elsewhere",
     }
 )
 KEYS: Final = tuple(MEANINGS)
@@ -99,7 +103,7 @@ SUMMED: Final = (
     *("cost_dollars", "step_seconds", "instances_joined", "instances_lost", "requests_migrated"),
     *("tokens_generated", "tokens_delivered", "tokens_lost", "tokens_reserved"),
     *("tokens_preemptible", "tokens_prefilled_again", "reward_failures"),
-    *("tool_calls", "tool_failures", "episodes_left_out"),
+    *("tool_calls", "tool_failures", "episodes_left_out", "rollouts_handed_back"),
 )
 
 

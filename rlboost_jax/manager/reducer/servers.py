@@ -13,6 +13,7 @@ from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.renewals import Renewals
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
+from rlboost_jax.manager.reducer.sharing import Sharing
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.fleet import Server
 from rlboost_jax.manager.state.instances import Instance
@@ -20,6 +21,7 @@ from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.token_rows import MalformedBatch
 from rlboost_jax.messages import (
     MAX_NOTICE_SECONDS,
+    Capacity,
     Goodbye,
     Hello,
     Hint,
@@ -61,6 +63,7 @@ class Servers:
         self._directions = directions
         self._drains = Drains(settings, owners, placements)
         self._renewals = Renewals(owners)
+        self._sharing = Sharing(owners, placements)
         self._quarantined: set[str] = set()
         self._ended: dict[int, tuple[bool, int]] = {}  # stream → reserved, tokens charged
 
@@ -88,6 +91,9 @@ class Servers:
                 return self._released(instance, message, now)
             case Notice():
                 if mistake := self._drains.notice(instance, message, now):
+                    self.lose(instance, f"malformed: {mistake}", now)
+            case Capacity():
+                if mistake := self._sharing.resize(instance, message, now):
                     self.lose(instance, f"malformed: {mistake}", now)
             case Hint():
                 self._drains.hint(instance, message)
@@ -312,7 +318,7 @@ class Servers:
     def _ready(self, instance: Instance, message: Ready, now: float) -> None:
         """An engine loads only when it holds nothing, so what it held before is free."""
         server = self._fleet.server_of(instance.hello)
-        if not instance.member and not instance.departure.leaving and not instance.reserved:
+        if instance.newcomer:
             if server is None or not server.anew:
                 self._roster.came()
             self._outbox.record("ready", instance.name, version=message.version)

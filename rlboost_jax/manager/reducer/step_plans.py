@@ -170,7 +170,12 @@ class StepPlans:
         rates = self.model.rates(like)
         if not self.model.ready or not engines or rates is None or not self.model.learnt_prompts:
             return None
-        more = Engines(count=count, slots=like.slots, rates=rates, cache_tokens=like.cache_tokens)
+        more = Engines(  # who comes shares its device with nobody
+            count=count,
+            slots=like.hello.slots,
+            rates=rates,
+            cache_tokens=like.hello.cache_tokens or math.inf,
+        )
         return self._whole([engines[0], more])[:2]
 
     def _whole(self, engines: Sequence[Engines]) -> tuple[Forecast, float, bool]:
@@ -213,9 +218,11 @@ class StepPlans:
         places: dict[str, int] = {}
         for reserved, side in zip((True, False), sides, strict=True):
             alike: dict[object, list[Instance]] = {}
-            for instance in side:
+            for instance in (i for i in side if i.slots):
                 pace = round(math.log(self.model.speeds.factor(instance.name)) / PACE_STEP)
-                alike.setdefault((instance.kind, 0 if reserved else pace), []).append(instance)
+                size = instance.slots, instance.cache_tokens  # less where a device is shared
+                key = instance.kind, size, 0 if reserved else pace
+                alike.setdefault(key, []).append(instance)
             for members in alike.values():
                 rates = self.model.rates(members[0])
                 if rates is None:
