@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from rlboost_jax.engine.shared import Resized, SharedEngine
 from rlboost_jax.messages import Capacity, pack_ids
 from rlboost_jax.rollout.sharing.budget import (
@@ -106,7 +108,10 @@ class Sharing:
 
     @property
     def state(self) -> State:
-        return self._applied
+        """As it is, whoever ordered it."""
+        return msgspec.structs.replace(
+            self._applied, victims=0, tokens=0, freed_bytes=0, dispatches=0, seconds=0.0
+        )
 
     # Turns: in the engine's thread
 
@@ -162,18 +167,17 @@ class Sharing:
             budget = self._budget
             self._plan_thaw()
             if budget.granted == before.granted and budget.frozen == before.frozen:
-                return self._applied
+                return self.state
             assert self._worker is not None
             began, dispatches = self._clock(), self.pace.dispatches
             resized = await asyncio.wrap_future(
                 self._worker.resize(partial(self._resize, budget=budget, reason=reason))
             )
-            self._applied = self._state(
+            self._applied = state = self._state(
                 resized,
                 dispatches=self.pace.dispatches - dispatches,
                 seconds=self._clock() - began,
             )
-        state = self._applied
         self._say(
             f"shared: {state.slots} of {state.most_slots} slots, pages of {state.pool_bytes:,} of "
             f"{state.most_pool_bytes:,} bytes, {state.victims} rollouts handed back"

@@ -51,15 +51,15 @@ async def tenants_heard(path: Path, sharing: Sharing) -> AsyncIterator[None]:
     """
     check_place(path)
     numbers = itertools.count()
-    open_now: set[asyncio.StreamWriter] = set()
+    open_now: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        open_now.add(writer)
+        open_now[asyncio.current_task()] = writer
         try:
             crowded = len(open_now) > MAX_TENANTS
             await _serve(reader, writer, sharing, next(numbers), crowded=crowded)
         finally:
-            open_now.discard(writer)
+            open_now.pop(asyncio.current_task())
             writer.close()
 
     try:
@@ -71,8 +71,10 @@ async def tenants_heard(path: Path, sharing: Sharing) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
-        for writer in tuple(open_now):
-            writer.close()
+        hearing = [task for task in open_now if task is not None]
+        for task in hearing:
+            task.cancel()
+        await asyncio.gather(*hearing, return_exceptions=True)
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -162,7 +164,7 @@ async def _serve(
         await _say(writer, OrderRefused(reason=" ".join(str(error).split())[:200]))
     except ValueError:  # of `readline`
         await _say(writer, OrderRefused(reason=f"a line of over {MAX_LINE_BYTES} bytes"))
-    except ConnectionError:
+    except (ConnectionError, asyncio.CancelledError):  # the server ends; streams want no other end
         pass
     finally:
         sharing.left(tenant)
