@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from rlboost_jax.engine.costs import Costs
 from rlboost_jax.engine.shared import Wants
-from rlboost_jax.rollout.sharing.costs import Costs
 from rlboost_jax.rollout.sharing.slack import (
     Due,
     Latencies,

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rlboost_jax.device_orders import BudgetOrder, State
 from rlboost_jax.engine.shared import Resized, SharedEngine
 from rlboost_jax.messages import Capacity, pack_ids
 from rlboost_jax.rollout.sharing.budget import (
@@ -25,7 +26,6 @@ from rlboost_jax.rollout.sharing.budget import (
     stepped,
     whole,
 )
-from rlboost_jax.rollout.sharing.orders import BudgetOrder, State
 from rlboost_jax.rollout.sharing.pace import Pace
 from rlboost_jax.rollout.sharing.slack import Due, Latencies, Shape
 from rlboost_jax.rollout.worker import Worker

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from rlboost_jax.engine.costs import Costs
 from rlboost_jax.engine.scheduler import Allowance
 from rlboost_jax.engine.shared import Wants
-from rlboost_jax.rollout.sharing.costs import Costs
 from rlboost_jax.rollout.sharing.slack import Due, Latencies, Shape, allowance, most_idle, slack
 from rlboost_jax.rollout.sharing.turns import AGAIN_SECONDS
 

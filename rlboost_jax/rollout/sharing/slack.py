@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rlboost_jax.engine.costs import Costs
 from rlboost_jax.engine.scheduler import Allowance
 from rlboost_jax.engine.shared import Wants
-from rlboost_jax.rollout.sharing.costs import Costs
 
 RESERVE: Final = 0.5  # of the time to a first token
 MARGIN: Final = 0.1  # of the time to a later one

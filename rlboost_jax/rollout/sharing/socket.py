@@ -18,8 +18,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from rlboost_jax.rollout.sharing.control import Sharing
-from rlboost_jax.rollout.sharing.orders import (
+from rlboost_jax.device_orders import (
     MAX_LINE_BYTES,
     Answer,
     BudgetOrder,
@@ -30,6 +29,7 @@ from rlboost_jax.rollout.sharing.orders import (
     decode_order,
     encode_line,
 )
+from rlboost_jax.rollout.sharing.control import Sharing
 from rlboost_jax.rollout.sharing.slack import Due, Latencies
 from rlboost_jax.settings.errors import Mistake
 

@@ -29,7 +29,7 @@ def test_smaller_at_once_and_larger_with_the_next_step_only(happened: list[objec
             budget = ordered(budget, event, now)
             assert budget.granted.within(event), "smaller at once"
             assert budget.wanted == event
-            if not event.meet(before.granted) == before.granted:
+            if event.meet(before.granted) != before.granted:
                 shrank_in_step = True
             if shrank_in_step:
                 assert budget.granted.within(before.granted), "no growth in the step"

@@ -5,8 +5,8 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from rlboost_jax.engine.costs import Costs
 from rlboost_jax.engine.shared import Wants
-from rlboost_jax.rollout.sharing.costs import Costs
 from rlboost_jax.rollout.sharing.slack import (
     MARGIN,
     RESERVE,
