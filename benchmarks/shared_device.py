@@ -10,7 +10,6 @@ import bisect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -213,7 +212,8 @@ class Result:
     gap_worst: float
 
 
-Decide = Callable[[Tenant, Rollouts, float, int], tuple[bool, int, int] | None]
+Go = tuple[bool, int, int] | None  # with prefill, steps, rows; None: not now
+Decide = Callable[[Tenant, Rollouts, float, int], Go]
 
 
 def simulate(
@@ -258,7 +258,7 @@ def simulate(
     )
 
 
-def by_slack(tenant: Tenant, ours: Rollouts, now: float, arrived: int) -> Any:
+def by_slack(tenant: Tenant, ours: Rollouts, now: float, arrived: int) -> Go:
     """What a shared server does."""
     bound = tenant.costs
     dues = tenant.dues(bound.mixed, lambda rows: bound.step(tenant.programs.size(rows)))
@@ -267,19 +267,22 @@ def by_slack(tenant: Tenant, ours: Rollouts, now: float, arrived: int) -> Any:
     return None if found is None else (found.prefill_tokens > 0, found.steps, found.rows)
 
 
-def tenant_first(tenant: Tenant, ours: Rollouts, now: float, arrived: int) -> Any:
+def tenant_first(tenant: Tenant, ours: Rollouts, now: float, arrived: int) -> Go:
     """Rollouts only while the tenant has nothing to do."""
     if not tenant.idle:
         return None
     return True, ours.programs.max_steps, len(ours.position)
 
 
-def regardless(tenant: Tenant, ours: Rollouts, now: float, arrived: int) -> Any:
-    """In turn, as if there were no deadlines: what time slicing gives."""
-    regardless.ours = not getattr(regardless, "ours", False)  # type: ignore[attr-defined]
-    if not regardless.ours and not tenant.idle:  # type: ignore[attr-defined]
-        return None
-    return True, ours.programs.max_steps, len(ours.position)
+def in_turns() -> Decide:
+    """One program each, as if there were no deadlines: what time slicing gives."""
+    last = [False]
+
+    def decide(tenant: Tenant, ours: Rollouts, now: float, arrived: int) -> Go:
+        last[0] = tenant.idle or not last[0]
+        return (True, ours.programs.max_steps, len(ours.position)) if last[0] else None
+
+    return decide
 
 
 class AllKnown:
@@ -290,7 +293,7 @@ class AllKnown:
         self._requests = requests
         self._seconds = {kind: programs.mean(kind) for kind in programs.seconds}
 
-    def __call__(self, tenant: Tenant, ours: Rollouts, now: float, arrived: int) -> Any:
+    def __call__(self, tenant: Tenant, ours: Rollouts, now: float, arrived: int) -> Go:
         programs = ours.programs
         rows = len(ours.position)
         kinds = [(True, 1)] if ours.behind else []

@@ -74,7 +74,9 @@ class Server:
             return self.lines.pop()["dues"]  # type: ignore[return-value]
 
 
-STATE = b'{"type":"state","slots":1,"pool_bytes":1,"most_slots":1,"most_pool_bytes":1,"frozen":false}\n'
+STATE = (
+    b'{"type":"state","slots":1,"pool_bytes":1,"most_slots":1,"most_pool_bytes":1,"frozen":false}\n'
+)
 
 
 def test_first_tokens_are_due_from_arrival_and_others_from_the_last(tmp_path: Path) -> None:
