@@ -72,7 +72,7 @@ class Worker:
             turns: None: the device is this engine's alone. Else no dispatch follows another
                 unseen: a command waits for the one under way and no more.
         """
-        self._turns, self._batch = turns, -1
+        self._turns = turns
         self._open = True  # there are slots
         self._engine = engine
         self.spans, self._lane = spans or Recorder(), lane
@@ -244,18 +244,11 @@ class Worker:
             return
 
     def _submit(self, requests: Sequence[GenerateRequest], params_digest: str) -> None:
-        self._stepped(max((r.work.batch for r in requests), default=-1))
         version = self._engine.version if params_digest == self._digest and self._open else None
         self._engine.submit([r for r in requests if r.version == version])
         foreign = [r.request_id for r in requests if r.version != version]
         if foreign:
             self._emit(Released(request_ids=pack_ids(foreign)))
-
-    def _stepped(self, batch: int) -> None:
-        if batch > self._batch:
-            self._batch = batch
-            if self._turns is not None:
-                self._turns.stepped(batch)
 
     def _resize(self, resize: Callable[[Any], tuple[T, Capacity]]) -> T:
         self._flush()

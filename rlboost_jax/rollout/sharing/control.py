@@ -124,9 +124,6 @@ class Sharing:
         steps = max((work.budget for work in plan.work), default=1)
         self.pace.ended(mixed=plan.mixed, rows=len(plan.work), steps=steps, seconds=seconds)
 
-    def stepped(self, batch: int) -> None:
-        self._call(lambda: self._later(stepped, f"batch {batch} has begun"))
-
     def loaded(self, version: int) -> None:
         self._call(lambda: self._later(stepped, f"version {version} is loaded"))
 

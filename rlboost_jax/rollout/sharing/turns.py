@@ -16,10 +16,6 @@ class Turns(Protocol):
         """A dispatch has."""
         ...
 
-    def stepped(self, batch: int) -> None:
-        """Work of a later batch has come than any before."""
-        ...
-
     def loaded(self, version: int) -> None:
-        """The engine has other parameters."""
+        """The engine has other parameters: a step of the run begins with that."""
         ...
