@@ -14,6 +14,7 @@ from rlboost_jax.engine.metadata import PAGES
 from rlboost_jax.engine.scheduler import Allowance
 from rlboost_jax.engine.shared import SharedEngine, pool_sizes
 from rlboost_jax.messages import GenerateRequest, pack_tokens
+from rlboost_jax.sequences.identities import Version
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS
 
 Rollouts = dict[int, tuple[list[int], list[int]]]
@@ -23,7 +24,7 @@ GROUP_SIZE = 3
 @pytest.fixture(scope="module")
 def warm(params: dict[str, Any]) -> SharedEngine:
     engine = SharedEngine(MODEL, CONFIG, slot_tokens=SLOT_TOKENS, truncated_sampling=False)
-    engine.load(params, 1)
+    engine.load(params, Version(1))
     engine.warm_up()
     return engine
 

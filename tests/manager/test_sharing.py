@@ -1,8 +1,11 @@
 """Servers that share their device: what the manager makes of the room that is left."""
 
+from typing import Any
+
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.sequences.identities import Batch, Version
 from tests.manager.desk import RESERVED, Desk
 from tests.manager.fakes import settings
 
@@ -28,10 +31,10 @@ def capacity(
     back: list[m.GenerateRequest] | tuple[()] = (),
     *,
     stream: int = A,
-    **values: object,
+    **values: Any,
 ) -> None:
     """It says so, and hands these back."""
-    said = {
+    said: dict[str, Any] = {
         "slots": slots,
         "cache_tokens": slots * desk.settings.slot_tokens,
         "request_ids": m.pack_ids([r.request_id for r in back]),
@@ -85,7 +88,7 @@ def test_an_instance_without_slots_is_announced_new_versions_and_takes_work_of_n
     capacity(desk, 0, held)
     desk.publish(1)
     assert desk.sent(m.Announce, A)
-    desk.server(A, m.Ready(version=1, params_digest="d"))
+    desk.server(A, m.Ready(version=Version(1), params_digest="d"))
     assert not desk.records("ready"), "it was ready before"
 
 
@@ -153,7 +156,7 @@ def test_the_report_says_what_was_lent_and_handed_back() -> None:
     (request,) = desk.requests(A)
     desk.tokens(A, [request])
     desk.now = 20.0
-    desk.trainer(m.BatchTrained(batch=0, train_wait_seconds=0.0, train_seconds=0.0))
+    desk.trainer(m.BatchTrained(batch=Batch(0), train_wait_seconds=0.0, train_seconds=0.0))
     (report,) = desk.sent(m.BatchReport)
     assert report.rollouts_handed_back == 1
     assert report.slots_lent_mean == pytest.approx(4 * 10 / 20)

@@ -30,6 +30,7 @@ from rlboost_jax.rollout.sharing import socket as budget_socket
 from rlboost_jax.rollout.sharing.control import Sharing
 from rlboost_jax.rollout.sharing.socket import SocketUnusable, check_place, tenants_heard
 from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.sequences.identities import Version
 from tests.patience import PATIENCE_SECONDS
 
 PAGES, PAGE_BYTES, PAGE_TOKENS, SLOTS = 16, 100, 4, 4
@@ -112,7 +113,7 @@ class Place:
     async def serving(self) -> AsyncIterator["Place"]:
         self.sharing.serve(self.worker)
         self.worker.start(self.emitted.put)
-        await asyncio.wrap_future(self.worker.load({}, 1, "d1"))
+        await asyncio.wrap_future(self.worker.load({}, Version(1), "d1"))
         async with tenants_heard(self.path, self.sharing):
             yield self
         self.worker.stop()
@@ -181,7 +182,7 @@ def test_growth_comes_with_the_next_step(place: Callable[..., Place], fakes: Any
             assert (await tenant.ask(BudgetOrder())).slots == 2
             state = await tenant.ask(BudgetOrder(slots=3))
             assert state.frozen and state.pool_bytes == WHOLE
-            await asyncio.wrap_future(here.worker.load({}, 2, "d2"))
+            await asyncio.wrap_future(here.worker.load({}, Version(2), "d2"))
             said = await here.said(Capacity)
             assert (said.slots, said.frozen) == (3, False)
             while (await tenant.ask(StateAsked())).slots != 3:
@@ -198,7 +199,7 @@ def test_a_tenant_that_is_gone_wants_nothing(place: Callable[..., Place]) -> Non
             assert (await first.ask(BudgetOrder(slots=2))).slots == 2
             assert (await second.ask(BudgetOrder(slots=0))).slots == 0
             second.writer.close()
-            await asyncio.wrap_future(here.worker.load({}, 2, "d2"))
+            await asyncio.wrap_future(here.worker.load({}, Version(2), "d2"))
             while (await here.said(Capacity)).slots != 2:
                 pass
             while (await first.ask(StateAsked())).slots != 2:  # the loop hears of it a bit later
