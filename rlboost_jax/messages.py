@@ -205,6 +205,21 @@ class Notice(Message, frozen=True, kw_only=True):
     reason: Reason
 
 
+class Capacity(Message, frozen=True, kw_only=True):
+    """What a server that shares its device can take from now on, in place of what its Hello said.
+
+    Never more than its Hello said; 0 slots: nothing at all for now. Said again on every stream.
+    """
+
+    slots: Count
+    cache_tokens: Count = 0  # 0 beside slots: not said, as in Hello
+    # uint32: what is no longer held here for want of room, as by `Released`. Their last tokens
+    # were sent before.
+    request_ids: bytes = b""
+    frozen: bool = False  # it grows again with the next step, and not before
+    reason: Reason = ""
+
+
 class Hint(Message, frozen=True, kw_only=True):
     """The machine may go before long, or pause. Nobody knows when, so nothing changes."""
 
@@ -526,6 +541,11 @@ class BatchReport(Message, frozen=True, kw_only=True):
     # Of the times that a response went on after an answer, the share of those where it did so at
     # the server that it came from.
     returned_share: float | None = None
+    # Of servers that share their device: slots that others had, averaged over its turn; servers
+    # that might not grow before the next step; rollouts that they gave back for want of room.
+    slots_lent_mean: float = 0.0
+    instances_frozen_mean: float = 0.0
+    rollouts_handed_back: int = 0
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -567,6 +587,7 @@ ServerMessage = (
     | RoutedTokenBatch
     | Released
     | Notice
+    | Capacity
     | Hint
     | Spans
     | Said

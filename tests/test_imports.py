@@ -20,7 +20,7 @@ PACKAGE = ROOT / "rlboost_jax"
 # A module may import from its own layer and from those below. Top-level modules that are not
 # named here, and every `__main__`, are entry points.
 LAYERS = (
-    {"sequences", "settings", "messages", "pytree", "compile_cache", "own_places"}
+    {"sequences", "settings", "messages", "device_orders", "pytree", "compile_cache", "own_places"}
     | {"durable", "at_rest", "workdir", "processes", "backoff", "closing", "credentials", "exits"}
     | {"relay", "pulse", "stacks", "exhaustion", "busy", "usage", "configs", "health"},
     {"data", "rewards", "models", "algorithms", "observe"},

@@ -4,7 +4,8 @@ Programs take the KV pools by donation and give them back: the caller puts the n
 place of the old. A launch returns before the device is done.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -57,6 +58,41 @@ class DeviceState:
         announce(f"compiling the copying of pages ({count} of {count})")
         self.pools = programs.copy_pages(self.pools, metadata.pack_copies(layout, ()))
         jax.block_until_ready(self.pools)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of all pools on all devices, as they are now."""
+        return sum([pool.nbytes for pool in self.pools])
+
+    def resize(self, num_pages: int, moves: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Have pools of so many pages; the memory of the others is free when this returns.
+
+        A layer's old pool goes before the next layer's new one comes: at no time is there more than
+        the larger of both sizes and one layer. Nothing is in flight.
+
+        Args:
+            num_pages: 0: no pool at all; what was in it is lost.
+            moves: pages that are needed still, and where they go; all others stay or are lost.
+        """
+        if num_pages == 0 or not self.pools:
+            self._drop_pools()
+            self.pools = self.programs.empty_pools(num_pages) if num_pages else ()
+            jax.block_until_ready(self.pools)
+            return
+        sources = np.minimum(np.arange(num_pages), self.pools[0].shape[0] - 1).astype(np.int32)
+        sources[list(moves.values())] = list(moves)
+        old, self.pools = list(reversed(self.pools)), ()
+        while old:
+            layer = self.programs.take_pages(old[-1], sources).block_until_ready()
+            old.pop().delete()
+            self.pools += (layer,)
+        if self._routes is not None:
+            self._routes.move(moves)
+
+    def _drop_pools(self) -> None:
+        for pool in self.pools:
+            pool.delete()
+        self.pools = ()
 
     def assert_row_invariance(self) -> None:
         """Uses the loaded weights, or random ones, and overwrites the pages.

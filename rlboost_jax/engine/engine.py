@@ -52,8 +52,7 @@ class Engine:
     """A decoder on `config.tensor_parallel` devices with slots for `config.slots` rollouts.
 
     Attributes:
-        device: the first of them.
-        device_kind: of all of them, for people.
+        device, device_kind: the first of them; what all of them are, for people.
         device_state: weights, KV pools and programs, which run there.
     """
 
@@ -170,6 +169,12 @@ class Engine:
         """The most tokens that calls of `finish` can return without a further launch."""
         work = (work for plan, _, _ in self._launched for work in plan.work)
         return sum(item.budget for item in work if not item.rollout.finished)
+
+    @property
+    def backlog(self) -> dict[int, int]:
+        """Known tokens that each rollout has to run before it samples, in the order of turns."""
+        turns = [*self._scheduler.running, *self._scheduler.waiting]
+        return {rollout.request_id: rollout.known - 1 - rollout.computed for rollout in turns}
 
     def held(self) -> tuple[int, ...]:
         """Ids of all rollouts, in the order they came."""

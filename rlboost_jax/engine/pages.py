@@ -6,7 +6,7 @@ read what it held before that (a shared prompt), so sharing needs no copy of who
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class OutOfPages(RuntimeError):
@@ -83,6 +83,39 @@ class PagePool:
             self._holders[page] -= 1
             if self._holders[page] == 0:
                 self._free[page] = None
+
+    def moves_below(self, num_pages: int) -> dict[int, int]:
+        """Where each held page beyond the first `num_pages` can go among these: to the one that has
+        been free for longest.
+
+        Raises:
+            OutOfPages: more are held.
+        """
+        beyond = [page for page in range(num_pages, self.num_pages) if self._holders[page]]
+        free = [page for page in self._free if page < num_pages]
+        if len(beyond) > len(free):
+            raise OutOfPages(f"{self.num_held} pages are held, {num_pages} are to be left")
+        return dict(zip(beyond, free, strict=False))
+
+    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        """Pages from `num_pages` on are no more, or there are more than before.
+
+        What pages held that move is held by those that they move to.
+
+        Args:
+            moves: as `moves_below` has them.
+        """
+        for source, destination in moves.items():
+            del self._free[destination]
+            self._holders[destination] = self._holders[source]
+            self._uses[destination] += 1
+            self._holders[source] = 0
+        new = range(self.num_pages, num_pages)
+        left = [page for page in self._free if page < num_pages]
+        self._free = OrderedDict.fromkeys([*new, *left])  # nothing is known of the new ones
+        self._holders = [*self._holders[:num_pages], *(0 for _ in new)]
+        self._uses = [*self._uses[:num_pages], *(0 for _ in new)]
+        self.num_pages = num_pages
 
     def _require_held(self, pages: list[int]) -> None:
         for page in pages:

@@ -7,6 +7,7 @@ stay findable after their last holder has left, until the pool gives them to som
 """
 
 import hashlib
+from collections.abc import Mapping
 
 from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.rollouts import Rollout
@@ -52,6 +53,24 @@ class Prefixes:
         """The weights change: what pages hold stands for nothing any more."""
         self._pages.clear()
         self._entries.clear()
+
+    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        """Pages moved, and those from `num_pages` on are no more; after the pool's own `resize`."""
+        for source, destination in moves.items():
+            self._drop(destination)
+            if (entry := self._entries.pop(source, None)) is not None:
+                digest = entry[0]
+                self._entries[destination] = digest, self._pool.uses(destination)
+                if self._pages.get(digest) == source:
+                    self._pages[digest] = destination
+        for page in [page for page in self._entries if page >= num_pages]:
+            self._drop(page)
+
+    def _drop(self, page: int) -> None:
+        """What it holds is not to be found any more."""
+        entry = self._entries.pop(page, None)
+        if entry is not None and self._pages.get(entry[0]) == page:
+            del self._pages[entry[0]]
 
     def _digests(self, rollout: Rollout, count: int) -> list[bytes]:
         """Of the first `count` pages of tokens, each chained to the one before."""

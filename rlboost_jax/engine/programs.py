@@ -101,14 +101,16 @@ class Programs:
         self.decode = program(self._decode, (*step, WHOLE), (HEADS, WHOLE, WHOLE), donated=(1,))
         self.copy_pages = program(_copy_pages, (HEADS, WHOLE), HEADS, donated=(0,))
         self.read_pages = program(_read_pages, (HEADS, WHOLE), HEADS)
+        self.take_pages = program(_take_pages, (HEADS, WHOLE), HEADS)  # of one layer
 
     @property
     def _pool(self) -> jax.ShapeDtypeStruct:
         """A device's part."""
+        return self._pool_of(self.layout.num_pages)
+
+    def _pool_of(self, num_pages: int) -> jax.ShapeDtypeStruct:
         layout, model = self.layout, self._share
-        shape = kv_pages_shape(
-            layout.num_pages, layout.page_size, model.num_key_heads, model.head_dim
-        )
+        shape = kv_pages_shape(num_pages, layout.page_size, model.num_key_heads, model.head_dim)
         return jax.ShapeDtypeStruct(shape, self._kv_dtype)
 
     def _choose_attention(self, named: str, platform: str) -> str:
@@ -121,9 +123,14 @@ class Programs:
                 f"engine.attention is {named!r}: {error}; 'auto' takes one that can"
             ) from None
 
-    def empty_pools(self) -> Pools:
-        """A pool per layer. Zeros: what no one has written is masked, but must be finite."""
-        return self._devices.zero_pools(self._pool)
+    def empty_pools(self, num_pages: int = 0) -> Pools:
+        """A pool per layer. Zeros: what no one has written is masked, but must be finite.
+
+        Args:
+            num_pages: fewer than the layout's; 0: as many. Programs take either: a place that is
+                nowhere in the larger pool is nowhere in the smaller.
+        """
+        return self._devices.zero_pools(self._pool_of(num_pages or self.layout.num_pages))
 
     def no_ends(self) -> Int[Array, " N"]:
         """What decode steps are given as `ends` that come after no others."""
@@ -322,3 +329,7 @@ def _copy_pages(pools: Pools, copies: Int[Array, "2 S"]) -> Pools:
 
 def _read_pages(pools: Pools, pages: Int[Array, " _"]) -> tuple[Float[Array, "_ L C D"], ...]:
     return tuple(pool[pages] for pool in pools)
+
+
+def _take_pages(pool: Float[Array, "P L C D"], pages: Int[Array, " _"]) -> Float[Array, "_ L C D"]:
+    return pool[pages]

@@ -6,6 +6,7 @@ pages are short they are given up first. A rollout that still needs them runs th
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.rollouts import PromptKey, Rollout
@@ -48,6 +49,13 @@ class SharedPrompts:
                 self._drop(key)
                 return True
         return False
+
+    def move(self, moves: Mapping[int, int]) -> None:
+        """Pages are other ones now."""
+        self._pages = {
+            key: tuple(moves.get(page, page) for page in pages)
+            for key, pages in self._pages.items()
+        }
 
     def _drop(self, key: PromptKey) -> None:
         self._pool.free(self._pages.pop(key, ()))

@@ -1,5 +1,6 @@
 """A rollout as the engine holds it: its tokens, its pages and its record for the step programs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,6 +76,11 @@ class Rollout:
         self.record[metadata.PAGES :] = 0
         self.computed = self.remembered = 0
         return pages
+
+    def move_pages(self, moves: Mapping[int, int]) -> None:
+        """Its pages are other ones now, with the same in them."""
+        pages, self.pages = self.pages, []
+        self.take_pages([moves.get(page, page) for page in pages])
 
     def append(self, tokens: NDArray[np.int32]) -> None:
         """Add sampled tokens. All but the last have been run."""

@@ -5,7 +5,7 @@ under its number: a rollout that begins after pages that are still there finds t
 first tokens as it finds their keys and values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,6 +79,10 @@ class Routes:
             leads.append(lead)
             routes.append(self._slots[self._kv_slots(rollout, newest - lead, lead + count)])
         return DispatchRoutes(np.array(leads, np.uint32), np.concatenate(routes))
+
+    def move(self, moves: Mapping[int, int]) -> None:
+        """Pages are other ones now. Everything launched has been reported."""
+        self._copy(list(moves.items()))
 
     def _copy(self, copies: PageCopies) -> None:
         """All are read before one is written, as on the device."""

@@ -56,11 +56,27 @@ class Plan:
         return sum(work.budget for work in self.work)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """What the next program may do at most, where the device is somebody else's too."""
+
+    steps: int  # of decode steps
+    rows: int  # rollouts that sample
+    prefill_tokens: int  # known tokens to be run in a mixed step; 0: none is allowed
+
+
 class Scheduler:
-    """Rollouts, waiting and running, and the pages they hold."""
+    """Rollouts, waiting and running, and the pages they hold.
+
+    Attributes:
+        slots: that may be filled: those of the layout, or fewer.
+        allowance: for the next plan; None: whatever fits.
+    """
 
     def __init__(self, layout: Layout, max_steps: int) -> None:
         self._layout, self._max_steps = layout, max_steps
+        self.slots = layout.slots
+        self.allowance: Allowance | None = None
         self.pool = PagePool(layout.num_pages)
         self.prompts = SharedPrompts(self.pool)
         self.prefixes = Prefixes(self.pool, layout.page_size)
@@ -89,7 +105,7 @@ class Scheduler:
         return rollout.finished
 
     def plan(self) -> Plan | None:
-        """The next program, or None if there are no rollouts.
+        """The next program, or None if there are no rollouts, or nothing that is allowed.
 
         The plan counts as carried out: chunks it runs are computed from now on. What it
         yields is given to `report` before the next plan is made, if that does not `follow`.
@@ -101,13 +117,15 @@ class Scheduler:
                 self._reserve(rollout, rollout.known)
         prefill = self._prefill()
         ready = [r for r in self.running if r.ready and self._holds(r, r.known)]
+        if self.allowance is not None:
+            ready = ready[: self.allowance.rows]
         if prefill:
             rows = self._layout.token_rows - sum(work.count for work in prefill)
             work = prefill + [_decode(r, 1) for r in ready[:rows]]
         else:
             work = [_decode(r, self._decode_budget(r)) for r in ready]
         if not work:
-            assert not self.running, "the oldest rollout can always go on"
+            assert not self.running or self.allowance, "the oldest rollout can always go on"
             return None
         again = sum(_run_before(work) for work in prefill)
         for item in prefill:
@@ -140,6 +158,23 @@ class Scheduler:
                 item.rollout.take_pages(self.pool.alloc(count))
         return Plan(mixed=False, copies=(), work=tuple(work), prefilled_again=0)
 
+    def resize(self, slots: int, num_pages: int) -> dict[int, int]:
+        """Go on with so many slots and pages. Returns the pages that move: source → destination.
+
+        Nothing is in flight. What is in slots has room: see `victims.py`. Prompts that nobody in a
+        slot holds are forgotten first where pages are short.
+        """
+        self.slots = slots
+        while self.pool.num_held > num_pages and self.prompts.release_one():
+            pass
+        moves = self.pool.moves_below(num_pages)
+        self.pool.resize(num_pages, moves)
+        self.prefixes.resize(num_pages, moves)
+        self.prompts.move(moves)
+        for rollout in self.running:
+            rollout.move_pages(moves)
+        return moves
+
     def _after(self, work: ScheduledTokens, row: int) -> ScheduledTokens:
         start = work.start + work.budget
         budget = min(self._max_steps, work.rollout.turn_end - start - 1)
@@ -150,7 +185,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Fill slots from the head of the queue, leaving each rollout a page to grow into."""
         promised = 0
-        while self.waiting and len(self.running) < self._layout.slots:
+        while self.waiting and len(self.running) < self.slots:
             rollout = self.waiting[0]
             shared = self.prompts.find(rollout) or ()
             full = (rollout.prompt_length - 1) // self._layout.page_size
@@ -170,6 +205,10 @@ class Scheduler:
         if all(rollout.ready for rollout in self.running):
             return chunks
         rows = self._layout.token_rows
+        if self.allowance is not None:
+            rows = min(rows, self.allowance.prefill_tokens)
+        if rows == 0:
+            return chunks
         leading: set[PromptKey] = set()
         for rollout in tuple(self.running):
             if not self._runs(rollout):
@@ -237,7 +276,10 @@ class Scheduler:
 
     def _decode_budget(self, rollout: Rollout) -> int:
         """Steps it may take at once: as many as there are free pages for, at least one."""
-        steps = min(self._max_steps, rollout.turn_end - rollout.known)
+        most = self._max_steps
+        if self.allowance is not None:
+            most = min(most, self.allowance.steps)
+        steps = min(most, rollout.turn_end - rollout.known)
         if self._holds(rollout, rollout.known + steps - 1):
             return steps
         need = self._pages_for(rollout.known + steps - 1) - len(rollout.pages)

@@ -55,6 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
         temperature=given.temperature,
         turn_tokens=given.turn_tokens,
         dtype=given.dtype,
+        budget_socket=given.budget_socket,
+        first_token_seconds=given.first_token_seconds,
+        token_seconds=given.token_seconds,
     )
     try:
         place.check()
@@ -99,6 +102,18 @@ def _parser() -> argparse.ArgumentParser:
         "--refuse_concurrent",
         action="store_true",
         help="refuse a call while another of its session is under way; they wait otherwise",
+    )
+    parser.add_argument(
+        "--budget-socket",
+        type=Path,
+        metavar="PATH",
+        help="of a rollout server on this device: it runs where that makes none of our tokens late",
+    )
+    parser.add_argument(
+        "--first-token-seconds", type=float, default=0.5, help="with it, until the first token"
+    )
+    parser.add_argument(
+        "--token-seconds", type=float, default=0.05, help="with it, from one token to the next"
     )
     parser.add_argument("--verbose", action="store_true", help="say what is compiled")
     return parser

@@ -7,6 +7,7 @@ inbox and are taken between two dispatches. What is yielded goes to the event lo
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 from rlboost_jax.engine.dispatches import Dispatch
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.requests import RequestRejected
+from rlboost_jax.gateway.tenancy import Tenancy
 from rlboost_jax.messages import GenerateRequest
 
 
@@ -47,8 +49,12 @@ class Stream:
 class EngineThread:
     """Use as a context manager, or `close` it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, tenancy: Tenancy | None = None) -> None:
+        """
+        Args:
+            tenancy: of a device that others use too; closed with this.
+        """
+        self._engine, self._tenancy = engine, tenancy
         self._changed = threading.Condition()
         self._arrived: list[Stream] = []
         self._cancelled: set[int] = set()
@@ -93,11 +99,17 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._take():
+                self._tell()
+                began, backlog = time.monotonic(), self._engine.backlog
                 if self._engine.begin():
-                    self._deliver(self._engine.finish())
+                    dispatch = self._engine.finish()
+                    self._ran(dispatch, backlog, time.monotonic() - began)
+                    self._deliver(dispatch)
         except Exception as error:
             self._failure = error
         finally:
+            if self._tenancy is not None:
+                self._tenancy.close()
             with self._changed:
                 self._closed = True
                 left = [*self._streams.values(), *self._arrived]
@@ -125,11 +137,37 @@ class EngineThread:
                 stream.put(error)
             else:
                 self._streams[request_id] = stream
+                if self._tenancy is not None:
+                    self._tenancy.arrived(request_id)
         gone = [request_id for request_id in cancelled if request_id in self._streams]
         self._engine.release(gone)
         for request_id in gone:
             del self._streams[request_id]
+            if self._tenancy is not None:
+                self._tenancy.over(request_id)
         return True
+
+    def _tell(self) -> None:
+        if self._tenancy is not None:
+            self._tenancy.tell(self._engine.backlog)
+
+    def _ran(self, dispatch: Dispatch, before: dict[int, int], seconds: float) -> None:
+        """A dispatch is over.
+
+        Args:
+            before: the engine's backlog as it began.
+        """
+        if self._tenancy is None:
+            return
+        self._tenancy.ran(
+            dispatch.request_ids.tolist(),
+            prefilled=any(before.values()),
+            steps=int(dispatch.counts.max(initial=1)),
+            seconds=seconds,
+        )
+        for request_id in dispatch.finished:
+            self._tenancy.over(request_id)
+        self._tell()
 
     def _deliver(self, dispatch: Dispatch) -> None:
         finished = set(dispatch.finished)

@@ -35,6 +35,10 @@ class Wanted:
     temperature: float | None = None
     turn_tokens: int = 0
     dtype: str = ""
+    # A device that is a rollout server's too: its socket, and seconds that we owe those we serve.
+    budget_socket: Path | None = None
+    first_token_seconds: float = 0.5
+    token_seconds: float = 0.05
 
 
 @contextlib.contextmanager
@@ -47,12 +51,16 @@ def opened(wanted: Wanted) -> Iterator[Served]:
     from rlboost_jax import compile_cache
     from rlboost_jax.chat.opening import conversation_of
     from rlboost_jax.data.tokenizers import open_tokenizer
+    from rlboost_jax.device_orders import Promise
+    from rlboost_jax.gateway.tenancy import Tenancy
     from rlboost_jax.messages import Sampling
     from rlboost_jax.qualification.start import reader_run
     from rlboost_jax.rollout.instance import engine_of
     from rlboost_jax.sequences.identities import Version
 
     run, step = _run(wanted)
+    if wanted.budget_socket is not None:  # a token at a time, each when it is due
+        run = replace(run, engine=replace(run.engine, steps_per_dispatch=1))
     run = reader_run(run, say=logging.info)  # before the first device is touched
     tokenizer = open_tokenizer(run.data)
     # What one session's template does is no mistake of a setting: it begins another sequence.
@@ -76,7 +84,14 @@ def opened(wanted: Wanted) -> Iterator[Served]:
         ),
         turn_tokens=wanted.turn_tokens,
     )
-    with EngineThread(engine) as thread:
+    tenancy = None
+    if wanted.budget_socket is not None:
+        promise = Promise(
+            first_token_seconds=wanted.first_token_seconds, token_seconds=wanted.token_seconds
+        )
+        rows = run.engine.token_rows
+        tenancy = Tenancy(wanted.budget_socket, promise, token_rows=rows)
+    with EngineThread(engine, tenancy) as thread:
         yield Served(thread, policy, chat, tokenizer)
 
 

@@ -49,6 +49,7 @@ class Books(msgspec.Struct, kw_only=True):
     gone: int = 0  # instances lost
     resumed: int = 0  # responses placed after an answer
     returned: int = 0  # of these, where they had been
+    victims: int = 0  # rollouts that servers gave back to others on their device
 
     @property
     def generated(self) -> int:
@@ -83,6 +84,10 @@ class Books(msgspec.Struct, kw_only=True):
         """
         self.resumed += 1
         self.returned += returned
+
+    def hand_back(self, rollouts: int) -> None:
+        """A server has room for fewer."""
+        self.victims += rollouts
 
     def instance_joined(self) -> None:
         self.joined += 1

@@ -93,6 +93,10 @@ MEANINGS: Final = MappingProxyType(
         "`environment.thinking` is `drop`",
         "episodes_left_out": "responses whose environment failed: in no loss and in no group's "
         "mean",
+        "slots_lent_mean": "slots of preemptible servers that others on their devices had, "
+        "averaged over the step: docs/how-to/shared-machines.md",
+        "instances_frozen_mean": "of these servers, those that grow again with the next step only",
+        "rollouts_handed_back": "that they had no room for any more; they go on elsewhere",
     }
 )
 KEYS: Final = tuple(MEANINGS)
@@ -101,7 +105,7 @@ SUMMED: Final = (
     *("cost_dollars", "step_seconds", "instances_joined", "instances_lost", "requests_migrated"),
     *("tokens_generated", "tokens_delivered", "tokens_lost", "tokens_reserved"),
     *("tokens_preemptible", "tokens_prefilled_again", "reward_failures"),
-    *("tool_calls", "tool_failures", "episodes_left_out"),
+    *("tool_calls", "tool_failures", "episodes_left_out", "rollouts_handed_back"),
 )
 
 

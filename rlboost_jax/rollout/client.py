@@ -13,10 +13,20 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.credentials import COPY_AGAIN, RECOVERS, Endpoint, explain
-from rlboost_jax.messages import Goodbye, Hello, Hint, Notice, Ready, ServerMessage, Welcome
+from rlboost_jax.messages import (
+    Capacity,
+    Goodbye,
+    Hello,
+    Hint,
+    Notice,
+    Ready,
+    ServerMessage,
+    Welcome,
+)
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.rollout import stream
 from rlboost_jax.rollout.log_lines import LogLines
@@ -79,6 +89,7 @@ class InstanceClient:
         self._stream: Stream | None = None  # of this moment, or the last
         self._updates: WeightUpdates | None = None
         self._offered: Ready | None = None  # what to say of the parameters offered
+        self._capacity: Capacity | None = None  # of a shared device, as it is now
         self._goes: tuple[float, str] | None = None  # when the machine does, and who says so
         self._sick = False
         self._leaving: asyncio.Future[str] | None = None  # its result is the reason
@@ -110,7 +121,7 @@ class InstanceClient:
 
         def emit(message: ServerMessage) -> None:
             # On the stream of that moment: a message of an earlier one never meets a later one.
-            loop.call_soon_threadsafe(self._say, message)
+            loop.call_soon_threadsafe(self._emitted, message)
 
         self._worker.start(emit)
         failure = asyncio.wrap_future(self._worker.failure)
@@ -238,6 +249,8 @@ class InstanceClient:
             if self._goes is not None:
                 goes_at, reason = self._goes
                 self._say(Notice(seconds=max(0.0, goes_at - welcomed_at), reason=reason))
+            if self._capacity is not None:
+                self._say(self._capacity)
             if self._offered is not None:
                 self._say(self._offered)
             yield
@@ -248,6 +261,12 @@ class InstanceClient:
                 self._attempt = 0
             if self._updates is not None:
                 await self._updates.stop()
+
+    def _emitted(self, message: ServerMessage) -> None:
+        """By the engine's thread."""
+        if isinstance(message, Capacity):  # each stream begins with what its Hello says
+            self._capacity = msgspec.structs.replace(message, request_ids=b"")
+        self._say(message)
 
     def _say(self, message: ServerMessage) -> None:
         """On the stream of this moment; where there is none, nobody wants to hear it."""

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,6 +36,7 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
+from rlboost_jax.engine.shared import POOL_SIZES, SharedEngine
 from rlboost_jax.exhaustion import exhausted
 from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
@@ -49,6 +51,8 @@ from rlboost_jax.rollout.log_lines import KeptRecords, LogLines
 from rlboost_jax.rollout.narration import Narrator, narrate
 from rlboost_jax.rollout.notices.metadata import ADDRESS, CloudNotice
 from rlboost_jax.rollout.notices.watch import watch_machine
+from rlboost_jax.rollout.sharing.control import Sharing
+from rlboost_jax.rollout.sharing.socket import SocketUnusable, check_place, tenants_heard
 from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.settings.errors import ConfigError
@@ -89,8 +93,12 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         config, port = asyncio.run(fetch_settings(manager, args.patience_seconds))
         asks = args.compiled == "fetch"
         files = file_server(manager, args.weights, port) if asks else None
+        build: Callable[..., Engine] = Engine
+        if args.budget_socket is not None:
+            check_place(args.budget_socket)
+            build = partial(SharedEngine, num_pool_sizes=args.pool_sizes)
         with health.preparing():
-            engine = prepared_engine(config, host=host, say=log.say, files=files)
+            engine = prepared_engine(config, host=host, build=build, say=log.say, files=files)
         reason = asyncio.run(_serve(args, manager, config, engine, log))
     except (
         CannotServe,
@@ -100,6 +108,7 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         AttentionNotAvailable,
         NotEnoughMemory,
         RowsNotInvariant,
+        SocketUnusable,
     ) as error:
         line = "; ".join(str(error).splitlines())
         print(f"rollout server at {args.manager}: {line}", file=sys.stderr, flush=True)
@@ -221,10 +230,12 @@ async def _serve(
             "letters, digits, '.', '_' and '-' only and are short, and so is --zone"
         ) from None
     before = num_compiles()
+    sharing = Sharing(engine, say=log.say) if isinstance(engine, SharedEngine) else None
+    worker = Worker(engine, Recorder(config.observe.profile_step), turns=sharing)
     client = InstanceClient(
         lambda: manager,
         hello,
-        Worker(engine, Recorder(config.observe.profile_step)),
+        worker,
         puller,
         orphan_seconds=config.fleet.orphan_seconds,
         compiled=lambda: num_compiles() - before,
@@ -246,7 +257,11 @@ async def _serve(
     narrating = asyncio.ensure_future(narrate(client.seen, narrator))
     log.say(f"registering with {args.manager}")
     try:
-        return await client.run()
+        if sharing is None:
+            return await client.run()
+        sharing.serve(worker)
+        async with tenants_heard(args.budget_socket, sharing):
+            return await client.run()
     finally:
         for task in (watching, narrating):
             task.cancel()
@@ -326,6 +341,19 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "--notice_seconds",
         type=_seconds,
         help="from that signal to the end, 0 for no such signal; left out: fleet.notice_seconds",
+    )
+    parser.add_argument(
+        "--budget_socket",
+        type=Path,
+        metavar="PATH",
+        help="share the device: where other processes of this user say what they need of it",
+    )
+    parser.add_argument(
+        "--pool_sizes",
+        type=int,
+        choices=range(1, 7),
+        default=POOL_SIZES,
+        help="with it, that the page pool can have: the whole, half of it, and so on",
     )
     return parser.parse_args(argv)
 

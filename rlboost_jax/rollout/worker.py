@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from rlboost_jax.messages import GenerateRequest, Released, TokenBatch, pack_ids
+from rlboost_jax.messages import Capacity, GenerateRequest, Released, TokenBatch, pack_ids
 from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
 from rlboost_jax.rollout.outgoing import DispatchLike, token_batches
+from rlboost_jax.rollout.sharing.turns import AGAIN_SECONDS, Turns
 from rlboost_jax.sequences.identities import Version
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class EngineLike(Protocol):
     def finish(self) -> Any: ...
 
 
-Emit = Callable[[TokenBatch | Released], None]
+Emit = Callable[[TokenBatch | Released | Capacity], None]
 Command = Callable[[], None]
 
 
@@ -56,12 +57,23 @@ class WorkerStopped(RuntimeError):
 class Worker:
     """Runs an engine in a thread. All methods may be called from any thread."""
 
-    def __init__(self, engine: EngineLike, spans: Recorder | None = None, lane: str = ENGINE_LANE):
+    def __init__(
+        self,
+        engine: EngineLike,
+        spans: Recorder | None = None,
+        lane: str = ENGINE_LANE,
+        *,
+        turns: Turns | None = None,
+    ):
         """Nothing runs before `start`.
 
         Args:
             spans: of this process; dispatches are on a lane of their own.
+            turns: None: the device is this engine's alone. Else no dispatch follows another
+                unseen: a command waits for the one under way and no more.
         """
+        self._turns = turns
+        self._open = True  # there are slots
         self._engine = engine
         self.spans, self._lane = spans or Recorder(), lane
         self._emit: Emit = lambda message: None
@@ -109,6 +121,8 @@ class Worker:
         def swap(engine: Any) -> None:
             engine.load(params, version)
             self._digest = params_digest
+            if self._turns is not None:
+                self._turns.loaded(version)
 
         return self.call(swap)
 
@@ -118,6 +132,14 @@ class Worker:
         It may change the parameters: no work is taken until the next `load`.
         """
         return self._ask(lambda: self._call(function), fatal=False)
+
+    def resize(self, resize: Callable[[Any], tuple[T, Capacity]]) -> Future[T]:
+        """Have `resize(engine)` give it other sizes, and emit what that has to say of them."""
+        return self._ask(lambda: self._resize(resize))
+
+    def wake(self) -> None:
+        """Ask again whether the engine may run."""
+        self._put(lambda: None)
 
     def reset(self) -> Future[None]:
         """Forget what is held. Nothing emitted before it is done belongs to the next stream."""
@@ -164,18 +186,24 @@ class Worker:
                 answer.set_exception(end)
 
     def _dispatch_until_stopped(self) -> None:
-        idle = True
+        idle, pause = True, 0.0
         while True:
-            self._obey(wait=idle)
+            self._obey(wait=idle or pause > 0, seconds=pause or None)  # None: as long as it takes
             if self._stopping:
                 return
+            pause = self._turns.wait_seconds(self._engine) if self._turns else 0.0
+            if pause > 0:
+                self._flush()
+                continue
             began = time.monotonic()
             more = self._engine.begin()
             idle = more == 0
             if idle:
                 self._flush()
+                pause = AGAIN_SECONDS if self._turns and self.held else 0.0
             while more:
-                more = self._engine.follow() if self._commands.empty() else 0
+                alone = self._turns is None and self._commands.empty()
+                more = self._engine.follow() if alone else 0
                 self._send()
                 self._unsent = self._engine.finish()
                 began = self._finished(self._unsent, began)
@@ -184,6 +212,8 @@ class Worker:
         """Record a dispatch that is over; the device has been at the next one since then."""
         ended = time.monotonic()
         self._sampled += len(dispatch.tokens)
+        if self._turns is not None:
+            self._turns.ended(self._engine, dispatch, ended - began)
         if self.spans.on:
             self.spans.add(
                 "dispatch",
@@ -198,10 +228,14 @@ class Worker:
             )
         return ended
 
-    def _obey(self, *, wait: bool) -> None:
-        """Carry out all commands there are; if `wait`, until there was at least one."""
+    def _obey(self, *, wait: bool, seconds: float | None = None) -> None:
+        """Carry out all commands there are; if `wait`, until there was at least one.
+
+        Args:
+            seconds: to wait at most.
+        """
         try:
-            command, _ = self._commands.get(block=wait)
+            command, _ = self._commands.get(block=wait, timeout=seconds)
             command()
             while not self._stopping:
                 command, _ = self._commands.get_nowait()
@@ -210,11 +244,18 @@ class Worker:
             return
 
     def _submit(self, requests: Sequence[GenerateRequest], params_digest: str) -> None:
-        version = self._engine.version if params_digest == self._digest else None
+        version = self._engine.version if params_digest == self._digest and self._open else None
         self._engine.submit([r for r in requests if r.version == version])
         foreign = [r.request_id for r in requests if r.version != version]
         if foreign:
             self._emit(Released(request_ids=pack_ids(foreign)))
+
+    def _resize(self, resize: Callable[[Any], tuple[T, Capacity]]) -> T:
+        self._flush()
+        result, capacity = resize(self._engine)
+        self._open = capacity.slots > 0
+        self._emit(capacity)
+        return result
 
     def _release(self, request_ids: Sequence[int]) -> None:
         self._flush()

@@ -33,6 +33,10 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "released_none": m.Released(request_ids=b""),
     "renew_echo": m.Renew(echo=12.5, round_trip=0.3),
     "notice": m.Notice(seconds=30.0, reason="aws: terminate"),
+    "capacity": m.Capacity(
+        slots=1, cache_tokens=0, request_ids=m.pack_ids([1, 2]), frozen=True, reason="a tenant"
+    ),
+    "capacity_none": m.Capacity(slots=0),
     "hint": m.Hint(reason="aws: rebalance"),
     "spans": m.Spans(
         spans=(

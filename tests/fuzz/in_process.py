@@ -363,7 +363,7 @@ class Scene:
         manager, limit = self.manager, settings().manager.max_pending
         holders: Counter[int] = Counter()
         for instance in manager.view.roster:
-            assert len(instance.held) <= instance.slots + limit
+            assert len(instance.held) <= instance.hello.slots + limit
             assert instance.num_releasing == sum(r.releasing for r in instance.held.values())
             assert instance.groups == Counter(r.group for r in instance.held.values())
             holders.update(map(id, instance.held.values()))

@@ -42,6 +42,7 @@ NUM_BATCHES = 2  # and as many more as are begun ahead, with one that follows th
 PROGRESS_SECONDS, DRAIN_SECONDS = 3.0, 2.5
 MEAN_GAP = 0.3  # seconds between faults
 CPU_SECONDS = 20.0  # for a schedule, which takes 0.01 s
+SHARES = 6  # times that somebody else wants a server's device, of a schedule with shared servers
 NEIGHBOURS = 3  # dispatches of another version, of a schedule with a lag
 GIVEN_TOKENS = 4  # that a slot has room for, of a schedule with turns
 HABITUAL = 2  # questions that meet each habit of an environment, of a schedule with turns
@@ -114,6 +115,11 @@ def schedule_of(seed: int) -> Schedule:
         for kind in ("misreport", "misreport", "delay", "forget", "double"):
             moment, amount = round(apart.uniform(0.0, FAULTS_END), 3), round(apart.random(), 3)
             faults.append(Fault(moment, kind, apart.randrange(8), amount))
+    if seed % 7 == 3:
+        apart = random.Random(f"shared {seed}")
+        for _ in range(SHARES):
+            moment, amount = round(apart.uniform(0.2, FAULTS_END), 3), round(apart.random(), 3)
+            faults.append(Fault(moment, "share", apart.randrange(8), amount))
     if seed % 3 == 1:
         apart = random.Random(f"power {seed}")
         for _ in range(POWER_CUTS):
@@ -326,6 +332,16 @@ class Run:
         if server is not None:
             server.notice()
         return server is not None
+
+    def share(self, fault: Fault) -> bool:
+        """Somebody else wants a part of a server's device, for a while; that harms nobody."""
+        living = self._servers()
+        if not living:
+            return False
+        server = living[fault.target % len(living)]
+        server.share(int(3 * fault.amount), frozen=fault.target % 2 == 0)
+        self.world.later(0.2 + fault.amount, lambda: server.share(server.most_slots))
+        return True
 
     def freeze(self, fault: Fault) -> bool:
         """For less or more than a lease."""
@@ -633,6 +649,7 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "double": (Run.double, 0),
     "neighbour": (Run.neighbour, 0),
     "power": (Run.power, 0),
+    "share": (Run.share, 0),
     "line": (Run.line, 0),
     "die_environment": (Run.die_environment, 0),
     **{f"{habit}_environment": (Run._next_question, 0) for habit in HABITS},

@@ -19,7 +19,7 @@ def check(world: World) -> None:
     for instance in manager.view.roster:
         held, name = instance.held, instance.name
         in_flight[instance.reserved] += instance.activity.in_flight
-        assert len(held) <= instance.slots + limit
+        assert len(held) <= instance.hello.slots + limit
         releasing = 0
         groups: dict[int, int] = {}
         for request_id, rollout in held.items():
@@ -101,7 +101,7 @@ def _index(world: World) -> None:
             of = manager.owners.pools.streams.get(i.stream, "")
             price = world.prices.get(of, hello.price_per_hour)
             prices[price] = prices.get(price, 0) + 1
-            if i.state == "ready":
+            if i.state == "ready" and i.slots:
                 pool.append(i)
             if not i.held:
                 free.add(i.stream)
@@ -128,6 +128,8 @@ def _index(world: World) -> None:
     assert index.num_preemptible == sum(prices.values())
     assert math.isclose(index.hourly, sum(price * n for price, n in prices.items()))
     assert index.crowded.keys() == crowded
+    assert index.lent == sum(i.hello.slots - i.slots for i in roster)
+    assert index.num_frozen == sum(i.frozen for i in roster)
     assert index.overfull.keys() == overfull
     assert index.free.keys() == free
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, ServerGone
 from rlboost_jax.providers.base import Exited
@@ -96,7 +98,8 @@ class Server:
     ) -> None:
         self.world, self.name, self.reserved = world, name, reserved
         self.nonce = nonce or f"by-hand-{len(world.servers)}"
-        self.slots = 2
+        self.slots = self.most_slots = 2
+        self._share: m.Capacity | None = None  # what it is to say of it, between two dispatches
         # Every third has pages for both slots, every third for fewer as their responses grow.
         self.cache_tokens = (0, 2**20, world.settings.slot_tokens)[len(world.servers) % 3]
         self.alive = True
@@ -146,7 +149,7 @@ class Server:
             hello(
                 instance=name,
                 reserved=reserved,
-                slots=self.slots,
+                slots=self.most_slots,
                 slot_tokens=slot_tokens,
                 nonce=self.nonce,
                 cache_tokens=self.cache_tokens,
@@ -154,7 +157,31 @@ class Server:
         )
         if self.reserved and self.version >= 0:
             self._say_ready()
+        if self.slots < self.most_slots:
+            self.share(self.slots)
         self._renew(self.stream)
+
+    def share(self, slots: int, *, frozen: bool = False) -> None:
+        """Somebody else leaves it so many slots; what has none goes back, the newest first."""
+        if self.frozen:
+            self._missed.append(lambda: self.share(slots, frozen=frozen))
+            return
+        cache = min(self.cache_tokens, slots * self.world.settings.slot_tokens)
+        self._share = m.Capacity(slots=slots, cache_tokens=cache, frozen=frozen, reason="tenant")
+        if self.alive and self.stream and not (self._gone or self._busy or self.wedged):
+            self._resize()
+
+    def _resize(self) -> None:
+        if self._share is None:
+            return
+        said, self._share = self._share, None
+        grown, self.slots = said.slots > self.slots, said.slots
+        back = list(self.held)[self.slots :]
+        for request_id in back:
+            del self.held[request_id]
+        self.say(msgspec.structs.replace(said, request_ids=m.pack_ids(back)))
+        if grown:
+            self._dispatch()
 
     def say(self, message: m.ServerMessage) -> None:
         self.world.say(self, FromServer(self.stream, message))
@@ -257,7 +284,7 @@ class Server:
         return self.frozen or not self.alive or stream != self.stream
 
     def _take(self, request: m.GenerateRequest, digest: str) -> None:
-        if (request.version, digest) != (self.version, self.digest):
+        if not self.slots or (request.version, digest) != (self.version, self.digest):
             self._asked.append(request.request_id)
             if not self._busy:
                 self._release()
@@ -367,11 +394,19 @@ class Server:
                     self.held.pop(request_id, None)
             for request_id in self._asked:
                 self.held.pop(request_id, None)
+            shared, self._share = self._share, None
+            back = [] if shared is None else list(self.held)[shared.slots :]
+            for request_id in back:
+                del self.held[request_id]
+            if shared is not None:
+                self.slots = shared.slots
             self._busy = bool(self.held)
             self._send(rows, leads, version=version)
             self._asked, asked = [], self._asked
             if asked:
                 self.say(m.Released(request_ids=m.pack_ids(asked)))
+            if shared is not None:
+                self.say(msgspec.structs.replace(shared, request_ids=m.pack_ids(back)))
             if self._busy:
                 self._go_on()
 

@@ -26,6 +26,9 @@ class BatchReports:
         self._paid: dict[Batch, float] = {}  # batch → dollars of the run when it was reported
         # Of the batch, response-seconds since it began: parked, and not finished.
         self._parked, self._unfinished = Integral(0.0), Integral(0.0)
+        # Slots that others have on servers' devices, and servers that may not grow yet, both times
+        # seconds since it began.
+        self._lent, self._frozen = Integral(0.0), Integral(0.0)
 
     def mark(self) -> tuple[object, ...]:
         """Another whenever `snapshot` has changed."""
@@ -43,13 +46,17 @@ class BatchReports:
         self._ready_before = self._roster.ready.total(now)
         self._paid_before = self._roster.cost.total(now)
         self._parked, self._unfinished = Integral(now), Integral(now)
+        self._lent, self._frozen = Integral(now), Integral(now)
 
     def account(self, batch: BatchRecord | None, now: float) -> None:
-        """Bring up to date what of its responses is parked; after whatever may have changed it.
+        """Bring up to date what of its responses is parked and what servers have lent; after
+        whatever may have changed it.
 
         Args:
             batch: that has its turn; None: none has.
         """
+        self._lent.set(self._roster.index.lent, now)
+        self._frozen.set(self._roster.index.num_frozen, now)
         if batch is not None and batch.begin.turns > 1:
             self._parked.set(batch.num_parked, now)
             self._unfinished.set(len(batch.rollouts) - batch.num_finished, now)
@@ -60,9 +67,7 @@ class BatchReports:
 
     def instances(self, batch: BatchRecord, now: float) -> float:
         """Preemptible instances that were ready, averaged over the batch."""
-        elapsed = now - batch.begun_at
-        ready_seconds = self._roster.ready.total(now) - self._ready_before
-        return ready_seconds / elapsed if elapsed > 0 else 0.0
+        return _mean(self._roster.ready.total(now) - self._ready_before, batch, now)
 
     def report(
         self, batch: BatchRecord, seeding_seconds: float, window: WindowState, now: float
@@ -103,6 +108,9 @@ class BatchReports:
             cost_dollars=cost,
             cost_between_dollars=between,
             window=window,
+            slots_lent_mean=_mean(self._lent.total(now), batch, now),
+            instances_frozen_mean=_mean(self._frozen.total(now), batch, now),
+            rollouts_handed_back=books.victims,
             **self._lines(),
             **self._turns(batch, delivered, now),
         )
@@ -177,3 +185,9 @@ class BatchReports:
         self._paid[batch] = self._roster.cost.total(now)
         begun = before if self._paid_before is None else max(before, self._paid_before)
         return self._paid[batch] - before, begun - before
+
+
+def _mean(amount_seconds: float, batch: BatchRecord, now: float) -> float:
+    """Over a batch's turn so far."""
+    elapsed = now - batch.begun_at
+    return amount_seconds / elapsed if elapsed > 0 else 0.0

@@ -13,6 +13,7 @@ from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.renewals import Renewals
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
+from rlboost_jax.manager.reducer.sharing import Sharing
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.ended_streams import EndedStreams
 from rlboost_jax.manager.state.instances import Instance
@@ -21,6 +22,7 @@ from rlboost_jax.manager.state.server import Server
 from rlboost_jax.manager.state.token_rows import MalformedBatch
 from rlboost_jax.messages import (
     MAX_NOTICE_SECONDS,
+    Capacity,
     Goodbye,
     Hello,
     Hint,
@@ -62,6 +64,7 @@ class Servers:
         self._directions = directions
         self._drains = Drains(settings, owners, placements)
         self._renewals = Renewals(owners)
+        self._sharing = Sharing(owners, placements)
         self._quarantined: set[str] = set()
         self._ended = EndedStreams()
 
@@ -89,6 +92,9 @@ class Servers:
                 return self._released(instance, message, now)
             case Notice():
                 if mistake := self._drains.notice(instance, message, now):
+                    self.lose(instance, f"malformed: {mistake}", now)
+            case Capacity():
+                if mistake := self._sharing.resize(instance, message, now):
                     self.lose(instance, f"malformed: {mistake}", now)
             case Hint():
                 self._drains.hint(instance, message)
@@ -323,7 +329,7 @@ class Servers:
     def _ready(self, instance: Instance, message: Ready, now: float) -> None:
         """An engine loads only when it holds nothing, so what it held before is free."""
         server = self._fleet.server_of(instance.hello)
-        if not instance.member and not instance.departure.leaving and not instance.reserved:
+        if instance.newcomer:
             if server is None or not server.anew:
                 self._roster.came()
             self._outbox.record("ready", instance.name, version=message.version)

@@ -185,11 +185,11 @@ class StepPlans:
             if (rates := self.model.rates(like)) is None:
                 return None
             found.append(
-                Engines(
+                Engines(  # who comes shares its device with nobody
                     count=count,
-                    slots=like.slots,
+                    slots=like.hello.slots,
                     rates=rates.times(factor),
-                    cache_tokens=like.cache_tokens,
+                    cache_tokens=like.hello.cache_tokens or math.inf,
                 )
             )
         return self._whole(found)[:2]
@@ -234,9 +234,11 @@ class StepPlans:
         places: dict[str, int] = {}
         for reserved, side in zip((True, False), sides, strict=True):
             alike: dict[object, list[Instance]] = {}
-            for instance in side:
+            for instance in (i for i in side if i.slots):
                 pace = round(math.log(self.model.speeds.factor(instance.name)) / PACE_STEP)
-                alike.setdefault((instance.kind, 0 if reserved else pace), []).append(instance)
+                size = instance.slots, instance.cache_tokens  # less where a device is shared
+                key = instance.kind, size, 0 if reserved else pace
+                alike.setdefault(key, []).append(instance)
             for members in alike.values():
                 rates = self.model.rates(members[0])
                 if rates is None:

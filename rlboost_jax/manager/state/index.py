@@ -79,6 +79,8 @@ class Index:
         self.overfull: dict[int, Instance] = {}  # with more of them than room
         self.free: dict[int, Instance] = {}  # preemptible ones that hold nothing
         self.num_releasing = 0  # rollouts that are being released
+        self.lent = 0  # slots that others on their devices have of preemptible ones
+        self.num_frozen = 0  # of these, those that grow again with the next step only
         self._pools: dict[Key, Pool] = {}
         self._empty = Pool()
         self._count = 0
@@ -86,6 +88,7 @@ class Index:
         self._pool_of: dict[int, Pool | None] = {}
         self._releasing: dict[int, int] = {}
         self._working: dict[int, bool] = {}
+        self._lent: dict[int, tuple[int, bool]] = {}
 
     def pool(self, version: Version, digest: str) -> Pool:
         return self._pools.get((version, digest), self._empty)
@@ -112,6 +115,7 @@ class Index:
     def leave(self, instance: Instance) -> None:
         """It is no longer counted, whatever it still holds."""
         self._enter(instance, None)
+        self._lend(instance.stream, 0, frozen=False)
         instance.quit()
         del self._pool_of[instance.stream], self._working[instance.stream]
         self.num_releasing -= self._releasing.pop(instance.stream)
@@ -160,13 +164,23 @@ class Index:
                 pool.ended()
 
     def state_changed(self, instance: Instance) -> None:
-        """It is ready now, or no longer, or for other parameters."""
-        ready = not instance.reserved and instance.state == "ready"
+        """It is ready now, or no longer, or for other parameters; or has slots, or none."""
+        lent = instance.hello.slots - instance.slots
+        self._lend(instance.stream, lent, frozen=instance.frozen)
+        ready = not instance.reserved and instance.state == "ready" and instance.slots > 0
         key = (instance.parameters.version, instance.parameters.digest)
         if not ready or key[0] is None:
             self._enter(instance, None)
             return
         self._enter(instance, self._pools.setdefault((key[0], key[1]), Pool()))
+
+    def _lend(self, stream: int, slots: int, *, frozen: bool) -> None:
+        """So many slots of an instance are somebody else's for now."""
+        known, was_frozen = self._lent.pop(stream, (0, False))
+        self.lent += slots - known
+        self.num_frozen += frozen - was_frozen
+        if slots or frozen:
+            self._lent[stream] = slots, frozen
 
     def _priced(self) -> None:
         """Preemptible ones have come or gone."""

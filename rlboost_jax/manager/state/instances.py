@@ -17,7 +17,7 @@ from rlboost_jax.manager.state.lease import Lease
 from rlboost_jax.manager.state.pages import Pages
 from rlboost_jax.manager.state.parameters import Parameters
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
-from rlboost_jax.messages import Hello, InstanceStatus, Manifest, TokenBatch
+from rlboost_jax.messages import Capacity, Hello, InstanceStatus, Manifest, TokenBatch
 from rlboost_jax.sequences.identities import Version
 
 LAST_LINES: Final = 12  # of a server's log, that stand with its loss
@@ -39,17 +39,21 @@ class Instance:
     Attributes:
         held: rollouts by request id, oldest placement first; to be read.
         order: of joining.
+        slots: of its Hello, or fewer while somebody else uses its device.
+        frozen: it shares its device, and has fewer slots until the next step.
         room: rollouts that it can sample at once: as many as it has slots, or as its memory has
             pages for if that is less. What it holds beyond is pending there.
     """
 
     __slots__ = (
+        "_cache_tokens",
         "_holding",
         "_remarks",
         "_said",
         "_watcher",
         "activity",
         "departure",
+        "frozen",
         "held",
         "hello",
         "joined_at",
@@ -70,6 +74,8 @@ class Instance:
         self.hello = hello
         self.reserved = hello.reserved
         self.slots = self.room = hello.slots
+        self._cache_tokens = hello.cache_tokens
+        self.frozen = False
         self.joined_at = now
         self.lease = Lease(now)
         self.parameters = Parameters()
@@ -119,24 +125,31 @@ class Instance:
     @property
     def kind(self) -> tuple[str, str, int]:
         """Instances of one kind share a throughput profile."""
-        return self.hello.device, self.hello.fingerprint, self.slots
+        return self.hello.device, self.hello.fingerprint, self.hello.slots
 
     @property
     def cache_tokens(self) -> float:
         """Of context that its memory has pages for; inf: it has not said."""
-        return self.hello.cache_tokens or math.inf
+        return self._cache_tokens or math.inf
 
     @property
     def last_room(self) -> int:
         """Of a batch's last rollouts, which are the long ones: as if these had any length up to
         the longest."""
-        return min(self.room, _room(self.cache_tokens, self.hello.slot_tokens / 2))
+        room = _room(self.cache_tokens, self.hello.slot_tokens / 2)
+        return min(self.room, room) if self.slots else 0
 
     @property
     def member(self) -> bool:
-        """Whether Algorithm 1 counts it: a new version's pull is no absence."""
-        present = not self.reserved and not self.departure.leaving
+        """Whether Algorithm 1 counts it: a new version's pull is no absence, no slot is one."""
+        present = not self.reserved and not self.departure.leaving and self.slots > 0
         return present and self.parameters.version is not None
+
+    @property
+    def newcomer(self) -> bool:
+        """Whether it becomes a member with its first parameters."""
+        there = not self.reserved and not self.departure.leaving
+        return there and self.parameters.version is None
 
     @property
     def context(self) -> float:
@@ -149,7 +162,8 @@ class Instance:
 
         What is in flight is charged when the server vanishes, so it must be possible.
         """
-        slots, whole = self.slots, self.slots * slot_tokens
+        slots = self.hello.slots
+        whole = slots * slot_tokens
         if batch.in_flight > whole:
             return f"in_flight = {batch.in_flight} where {slots} slots allow {whole}"
         if batch.prefilled_again > whole:
@@ -171,10 +185,35 @@ class Instance:
 
         Of any, not of those that it holds: else one would move for being long, and fit nowhere.
         """
-        room = min(self.slots, _room(self.cache_tokens, row_tokens))
+        room = min(self.slots, _room(self.cache_tokens, row_tokens))  # none without a slot
         if room != self.room:
             self.room = room
             self._held_changed()
+
+    def resize(self, capacity: Capacity, row_tokens: float) -> str:
+        """Somebody else takes a part of its device, or gives it back.
+
+        Its pages are other ones then: what was left there counts as gone. Returns what is wrong
+        with what it says, or "".
+
+        Args:
+            row_tokens: as for `fit`.
+        """
+        most, cache = self.hello.slots, self.hello.cache_tokens
+        if capacity.slots > most or (cache and capacity.cache_tokens > cache):
+            return (
+                f"capacity of {capacity.slots} slots and {capacity.cache_tokens} tokens where its "
+                f"Hello said {most} and {cache}"
+            )
+        if capacity.slots and cache and capacity.cache_tokens < self.hello.slot_tokens:
+            return f"capacity of {capacity.cache_tokens} tokens has no room for one rollout"
+        if capacity.cache_tokens != self._cache_tokens:
+            self._cache_tokens = capacity.cache_tokens
+            self.pages = self._empty_pages()
+        self.slots, self.frozen = capacity.slots, capacity.frozen
+        self.fit(row_tokens)
+        self._state_changed()
+        return ""
 
     def enter(self, order: int, watcher: Watcher) -> None:
         """It is in the roster, and `watcher` hears of it."""
@@ -286,7 +325,7 @@ class Instance:
 
     def _empty_pages(self) -> Pages:
         """Of a pool of no stated size, which holds every slot."""
-        return Pages(self.hello.cache_tokens or self.slots * self.hello.slot_tokens)
+        return Pages(self._cache_tokens or self.slots * self.hello.slot_tokens)
 
     def _held_changed(self) -> None:
         if self._watcher is not None:

@@ -173,7 +173,7 @@ class Roster:
         self.changed = False
 
     def came(self) -> None:
-        """A member is there that was not when the step began."""
+        """A member is there that was not when the step began, or one that was is none."""
         self.changed = True
 
     def count_loss(self, *, by_market: bool) -> None:

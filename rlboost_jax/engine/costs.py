@@ -1,0 +1,73 @@
+"""What our own programs take, as they did lately: a mean, and how far it is off.
+
+As of a round trip's: the newest counts an eighth, its distance from the mean a quarter, and a
+program is taken to last the mean and four such distances.
+Source: Jacobson 1988, "Congestion Avoidance and Control".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+NEWEST, NEWEST_DEVIATION, DEVIATIONS = 1 / 8, 1 / 4, 4
+_MIXED: Final = 0  # in place of rows
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """Seconds."""
+
+    mean: float
+    deviation: float
+
+    @property
+    def bound(self) -> float:
+        return self.mean + DEVIATIONS * self.deviation
+
+    def with_one(self, seconds: float) -> "Usual":
+        off = abs(seconds - self.mean)
+        return Usual(
+            self.mean + NEWEST * (seconds - self.mean),
+            self.deviation + NEWEST_DEVIATION * (off - self.deviation),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Of one engine. What never ran is taken to take as long as what did and is larger, or no
+    time: it is tried, and then known."""
+
+    # Rows of a decode step → seconds.
+    known: Mapping[int, Usual] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def mixed(self) -> float:
+        """Seconds of a program that prefills."""
+        return self._bound(_MIXED)
+
+    def step(self, rows: int) -> float:
+        """Seconds of one decode step of a program with so many rows."""
+        if rows in self.known:
+            return self._bound(rows)
+        larger = [size for size in self.known if size > rows]
+        return self._bound(min(larger)) if larger else 0.0
+
+    def _bound(self, key: int) -> float:
+        return self.known[key].bound if key in self.known else 0.0
+
+    def mixed_took(self, seconds: float) -> "Costs":
+        return self._took(_MIXED, seconds)
+
+    def steps_took(self, rows: int, steps: int, seconds: float) -> "Costs":
+        """
+        Args:
+            rows: of the program.
+            steps: that it did.
+        """
+        return self._took(rows, seconds / steps)
+
+    def _took(self, key: int, seconds: float) -> "Costs":
+        before = self.known.get(key)
+        usual = Usual(seconds, seconds / 2) if before is None else before.with_one(seconds)
+        return replace(self, known=MappingProxyType({**self.known, key: usual}))

@@ -1,0 +1,165 @@
+"""An engine that shares its device with a rollout server, and tells that one what it owes.
+
+The other side of `rlboost rollout --budget_socket`: a promise of latencies, and after everything
+that changes it the queue: when the next token of each request is due, and how long the device has
+to be ours for that. What is said is a hint: a server that does not hear it, or none at all, makes
+us slower and nothing else. Called by one thread.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rlboost_jax.device_orders import (
+    MAX_DUES,
+    BudgetOrder,
+    OrderRefused,
+    Promise,
+    Queue,
+    decode_answer,
+    encode_line,
+)
+from rlboost_jax.engine.costs import Costs
+from rlboost_jax.settings.errors import ConfigError
+
+_ANSWER_SECONDS: Final = 10.0
+_ALL_ROWS: Final = 1  # of decode steps: whatever they are, one cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owed:
+    """One request's next token."""
+
+    due: float  # seconds, on our clock
+    first: bool
+
+
+def dues(
+    backlog: Mapping[int, int], owed: Mapping[int, Owed], costs: Costs, token_rows: int, now: float
+) -> tuple[tuple[float, float, bool], ...]:
+    """What `Queue` says: seconds until due, seconds needed before, whether it is a first token.
+
+    A program with prefill has `token_rows` rows, of which each request that samples takes one. As
+    long as there is prefill, every program has some.
+
+    Args:
+        backlog: known tokens that each request has to run, in the order of turns.
+        costs: of our programs.
+    """
+    samples = sum(left == 0 for left in backlog.values())
+    prefills = samples < len(backlog)
+    each = costs.mixed if prefills else costs.step(_ALL_ROWS)
+    rows = max(1, token_rows - samples)
+    found, tokens = [], 0
+    for request, left in backlog.items():
+        tokens += left + (left > 0)  # its newest token is run with the others
+        programs = -(-tokens // rows) if left else 1
+        mine = owed[request]
+        found.append((mine.due - now, programs * each, mine.first))
+    return tuple(found[:MAX_DUES])
+
+
+class Tenancy:
+    """Use as a context manager, or `close` it."""
+
+    def __init__(
+        self,
+        path: Path,
+        promise: Promise,
+        *,
+        budget: BudgetOrder | None = None,
+        token_rows: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Say what is promised, and take what was ordered.
+
+        Args:
+            budget: what the server is to be left; None: as much as it has.
+
+        Raises:
+            ConfigError: no server listens there, or not to us.
+        """
+        self._promise, self._rows, self._clock = promise, token_rows, clock
+        self._owed: dict[int, Owed] = {}
+        self._costs = Costs()
+        self._changed = threading.Condition()
+        self._unsaid: bytes | None = None  # the newest takes the place of those before
+        self._closed = False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(_ANSWER_SECONDS)
+        try:
+            self._socket.connect(str(path))
+            with self._socket.makefile("rb") as answers:
+                for order in (promise, budget):
+                    if order is not None:
+                        self._socket.sendall(encode_line(order) + b"\n")
+                        answer = decode_answer(answers.readline())
+                        if isinstance(answer, OrderRefused):
+                            raise ConfigError(f"{path}: {answer.reason}")
+        except (OSError, ValueError) as error:
+            self._socket.close()
+            raise ConfigError(
+                f"{path}: {error}; start the rollout server with --budget_socket={path}"
+            ) from None
+        self._thread = threading.Thread(target=self._speak, name="tenancy", daemon=True)
+        self._thread.start()
+
+    def arrived(self, request_id: int) -> None:
+        """A request has come."""
+        due = self._clock() + self._promise.first_token_seconds
+        self._owed[request_id] = Owed(due=due, first=True)
+
+    def ran(self, yielded: Iterable[int], *, prefilled: bool, steps: int, seconds: float) -> None:
+        """A program has, and given tokens to these.
+
+        Args:
+            prefilled: it ran known tokens too.
+            steps: decode steps that it did.
+        """
+        now = self._clock()
+        if prefilled:
+            self._costs = self._costs.mixed_took(seconds)
+        else:
+            self._costs = self._costs.steps_took(_ALL_ROWS, max(1, steps), seconds)
+        due = now + self._promise.token_seconds
+        for request_id in yielded:
+            self._owed[request_id] = Owed(due=due, first=False)
+
+    def over(self, request_id: int) -> None:
+        self._owed.pop(request_id, None)
+
+    def tell(self, backlog: Mapping[int, int]) -> None:
+        """Say what is to be done now."""
+        found = dues(backlog, self._owed, self._costs, self._rows, self._clock())
+        with self._changed:
+            self._unsaid = encode_line(Queue(dues=found)) + b"\n"
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def __enter__(self) -> "Tenancy":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _speak(self) -> None:
+        """A server that does not listen holds up nobody but this thread."""
+        with self._socket, contextlib.suppress(OSError):
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or self._unsaid is not None)
+                    line, self._unsaid = self._unsaid, None
+                    if self._closed:
+                        return
+                if line is not None:
+                    self._socket.sendall(line)

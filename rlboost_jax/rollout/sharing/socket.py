@@ -1,0 +1,180 @@
+"""The Unix socket at which other processes of the same user say what they need of a device.
+
+Invariants: nobody else's process is listened to (SO_PEERCRED, and a folder that is its owner's
+alone); a line has at most `MAX_LINE_BYTES`; a tenant that says anything else is told so and hung
+up on; what it had ordered is over with its connection.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import stat
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final, assert_never
+
+import msgspec
+
+from rlboost_jax.device_orders import (
+    MAX_LINE_BYTES,
+    Answer,
+    BudgetOrder,
+    OrderRefused,
+    Promise,
+    Queue,
+    StateAsked,
+    decode_order,
+    encode_line,
+)
+from rlboost_jax.rollout.sharing.control import Sharing
+from rlboost_jax.rollout.sharing.slack import Due, Latencies
+from rlboost_jax.settings.errors import Mistake
+
+MAX_TENANTS: Final = 16
+MAX_PATH_BYTES: Final = 107  # of a Unix socket's address
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+class SocketUnusable(Mistake, ValueError):
+    """`--budget_socket` names a place where nobody can listen safely."""
+
+
+@contextlib.asynccontextmanager
+async def tenants_heard(path: Path, sharing: Sharing) -> AsyncIterator[None]:
+    """Listen at `path` while the context lasts.
+
+    Raises:
+        SocketUnusable: the folder is not this user's alone, or something is in the way.
+    """
+    check_place(path)
+    numbers = itertools.count()
+    open_now: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_now[asyncio.current_task()] = writer
+        try:
+            crowded = len(open_now) > MAX_TENANTS
+            await _serve(reader, writer, sharing, next(numbers), crowded=crowded)
+        finally:
+            open_now.pop(asyncio.current_task())
+            writer.close()
+
+    try:
+        server = await asyncio.start_unix_server(connected, path, limit=MAX_LINE_BYTES)
+    except OSError as error:
+        raise SocketUnusable(f"--budget_socket={path}: {error.strerror or error}") from None
+    os.chmod(path, 0o600)
+    try:
+        yield
+    finally:
+        server.close()
+        hearing = [task for task in open_now if task is not None]
+        for task in hearing:
+            task.cancel()
+        await asyncio.gather(*hearing, return_exceptions=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def check_place(path: Path) -> None:
+    """Make the socket's folder, private to this user, and take an old socket away.
+
+    Raises:
+        SocketUnusable.
+    """
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise SocketUnusable(
+            f"--budget_socket={path} is longer than {MAX_PATH_BYTES} bytes; choose a shorter path"
+        )
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = path.parent.stat()
+        if folder.st_uid != os.geteuid() or folder.st_mode & 0o077:
+            raise SocketUnusable(
+                f"--budget_socket={path}: {path.parent} has mode "
+                f"{stat.S_IMODE(folder.st_mode):o}; whoever can enter it could be in the way: "
+                "choose a folder of this user's with mode 700"
+            )
+        if os.path.lexists(path):
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise SocketUnusable(f"--budget_socket={path} is there and is no socket")
+            if _answers(path):
+                raise SocketUnusable(
+                    f"--budget_socket={path} is another process's; a server needs one of its own"
+                )
+            path.unlink()
+    except OSError as error:
+        raise SocketUnusable(f"--budget_socket={path}: {error.strerror or error}") from None
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionError:
+            return False
+        return True
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """User of the process at the other end, as the kernel says."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(raw)[1]
+    return uid
+
+
+async def _serve(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    sharing: Sharing,
+    tenant: int,
+    *,
+    crowded: bool,
+) -> None:
+    """Hear one tenant out."""
+    if peer_uid(writer.get_extra_info("socket")) != os.geteuid():
+        await _say(writer, OrderRefused(reason="another user's process"))
+        return
+    if crowded:
+        await _say(writer, OrderRefused(reason=f"there are {MAX_TENANTS} tenants already"))
+        return
+    latencies: Latencies | None = None
+    try:
+        while line := await reader.readline():
+            match decode_order(line):
+                case BudgetOrder() as order:
+                    await _say(writer, await sharing.order(tenant, order))
+                case Promise(first_token_seconds=first, token_seconds=each):
+                    latencies = Latencies(first_token_seconds=first, token_seconds=each)
+                    sharing.queue(tenant, latencies, ())
+                    await _say(writer, sharing.state)
+                case Queue(dues=dues):
+                    if latencies is None:
+                        await _say(writer, OrderRefused(reason="a queue before a promise"))
+                        return
+                    sharing.queue(tenant, latencies, _dues(dues, sharing.now))
+                case StateAsked():
+                    await _say(writer, sharing.state)
+                case never:
+                    assert_never(never)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        await _say(writer, OrderRefused(reason=" ".join(str(error).split())[:200]))
+    except ValueError:  # of `readline`
+        await _say(writer, OrderRefused(reason=f"a line of over {MAX_LINE_BYTES} bytes"))
+    except (ConnectionError, asyncio.CancelledError):  # the server ends; streams want no other end
+        pass
+    finally:
+        sharing.left(tenant)
+
+
+def _dues(offsets: tuple[tuple[float, float, bool], ...], now: float) -> tuple[Due, ...]:
+    return tuple(Due(at=now + at, needs=needs, first=first) for at, needs, first in offsets)
+
+
+async def _say(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    with contextlib.suppress(ConnectionError):
+        writer.write(encode_line(answer) + b"\n")
+        await writer.drain()
