@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rlboost_jax.providers.base import (
     ANY_POOL,
@@ -24,7 +24,8 @@ from rlboost_jax.providers.base import (
     Withdrawn,
 )
 from rlboost_jax.providers.event_queue import EventQueue
-from rlboost_jax.providers.launcher import Job, Keeper, Launcher, LaunchFailed, LogKeeper
+from rlboost_jax.providers.keepers import Ends, discard_all
+from rlboost_jax.providers.launcher import Job, Launcher, LaunchFailed
 
 AT_ONCE = 8  # starts that are under way at a time, and as many stops
 LEAVE_SECONDS = 2.0  # from the signal to the end when the run is over
@@ -79,7 +80,7 @@ class PolledProvider:
         self._poked = asyncio.Event()
         self._quick = FIRST_POLL_SECONDS
         self._watcher: asyncio.Task[None] | None = None
-        self._ending: set[asyncio.Task[None]] = set()  # over, and their logs are being fetched
+        self._ends = Ends(launcher, self._events)
         self._adopted = self._closing = False
         self._problem = ""  # with the last list
         self._owns: Callable[[str], bool] = lambda name: True
@@ -159,25 +160,12 @@ class PolledProvider:
                 "cannot see that all servers have ended: %s; rlboost fleet reap ends what is left",
                 self._problem or ", ".join(self._instances),
             )
-        await self._discard()
+        await discard_all(self._launcher, self._run_id, self._close_seconds)
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
-        if self._ending:
-            await asyncio.wait(self._ending)
+        await self._ends.all_said()
         self._events.close()
-
-    async def _discard(self) -> None:
-        """What its launcher keeps for the run besides machines; late ones start nothing then."""
-        if not isinstance(self._launcher, Keeper):
-            return
-        try:
-            async with asyncio.timeout(self._close_seconds):
-                for kept in await self._launcher.kept():
-                    if kept.run == self._run_id:
-                        await self._launcher.discard(kept)
-        except (LaunchFailed, TimeoutError) as error:
-            log.error("%s; rlboost fleet reap removes what is kept", error or "no answer")
 
     async def _none_left(self) -> bool:
         """Whether a list says so, of living jobs of this run."""
@@ -290,7 +278,7 @@ class PolledProvider:
             reason = f"exit code {last.code}" + (f": {reason}" if reason else "")
         if instance.granted or last is not None:
             self._grant(name, instance)
-            self._say_end(
+            self._ends.say(
                 Exited(
                     name,
                     instance.nonce,
@@ -303,23 +291,6 @@ class PolledProvider:
             self._events.put(
                 Refused(name, instance.nonce, "it was started, and a list never had it")
             )
-
-    def _say_end(self, end: Exited) -> None:
-        """Once its last lines are here, where the launcher keeps them and the list had none."""
-        if end.log or not isinstance(self._launcher, LogKeeper):
-            self._events.put(end)
-            return
-        task = asyncio.create_task(self._with_log(self._launcher, end))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-
-    async def _with_log(self, keeper: LogKeeper, end: Exited) -> None:
-        try:
-            log_ = tuple(await keeper.log(end.name, end.nonce))
-        except LaunchFailed as error:
-            log_ = (f"its log cannot be had: {error}",)
-        reason = f"{end.reason}: {log_[-1]}" if log_ else end.reason
-        self._events.put(replace(end, reason=reason, log=log_))
 
     def _grant(self, name: str, instance: _Instance) -> None:
         if not (instance.granted or instance.refused):

@@ -14,14 +14,13 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import aiohttp
 import jax
 import msgspec
 
-from rlboost_jax import compile_cache, health, usage
+from rlboost_jax import compile_cache, health
 from rlboost_jax.credentials import (
     COPY_AGAIN,
     FILES_PORT,
@@ -36,9 +35,9 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
-from rlboost_jax.engine.shared import POOL_SIZES, SharedEngine
+from rlboost_jax.engine.shared import SharedEngine
 from rlboost_jax.exhaustion import exhausted
-from rlboost_jax.messages import MAX_NOTICE_SECONDS, SICK_EXIT_CODE, decode_server, encode
+from rlboost_jax.messages import SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.providers.base import NONCE_VARIABLE
 from rlboost_jax.qualification.host import HERE, Host
@@ -49,29 +48,21 @@ from rlboost_jax.rollout.files import file_server, port_said
 from rlboost_jax.rollout.instance import engine_of, hello_of
 from rlboost_jax.rollout.log_lines import KeptRecords, LogLines
 from rlboost_jax.rollout.narration import Narrator, narrate
-from rlboost_jax.rollout.notices.metadata import ADDRESS, CloudNotice
+from rlboost_jax.rollout.notices.metadata import CloudNotice
 from rlboost_jax.rollout.notices.watch import watch_machine
+from rlboost_jax.rollout.options import ANSWER_SECONDS, arguments
 from rlboost_jax.rollout.sharing.control import Sharing
 from rlboost_jax.rollout.sharing.socket import SocketUnusable, check_place, tenants_heard
 from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.fleet import FleetConfig, Notices, NoticeSignal
+from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.compiled import fetch_compiled
 from rlboost_jax.weights.pull import Puller
 
 CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
-ANSWER_SECONDS = 10.0
-DESCRIPTION = """\
-Generate for a run, from any machine that reaches its manager.
-
-    rlboost rollout --manager=HOST:PORT --join=FOLDER
-
-The run's configuration comes from the manager, and so do the weights. End it in any way and at
-any time: what it was at is done elsewhere.
-"""
 
 
 class CannotServe(RuntimeError):
@@ -84,7 +75,7 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
     0: it was asked to; `CANNOT_SERVE`; `SICK_EXIT_CODE`: the device failed, ran out of memory,
     or gives what are no numbers.
     """
-    args = _arguments(argv)
+    args = arguments(argv)
     try:
         manager = Endpoint(address=args.manager, credentials=read_credentials(args.join))
         log = LogLines([manager.credentials.token])
@@ -289,77 +280,3 @@ def _heed_signals(args: argparse.Namespace, fleet: FleetConfig, client: Instance
         client.notice(seconds, name)
 
     loop.add_signal_handler(number, notice)
-
-
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = usage.parser("rollout", DESCRIPTION)
-    parser.add_argument(
-        "--manager", required=True, metavar="HOST:PORT", help="`address` in the run's manager.json"
-    )
-    parser.add_argument(
-        "--join",
-        type=Path,
-        metavar="FOLDER",
-        help="the manager's <workdir>/join, or a copy of it; a token in the environment variable "
-        "RLBOOST_TOKEN goes before the one there",
-    )
-    parser.add_argument(
-        "--weights",
-        default="",
-        metavar="HOST:PORT",
-        help="where weights are served, if not at the manager's host and the port it names",
-    )
-    parser.add_argument("--name", default="", help="unique in the fleet; left out: chosen for it")
-    parser.add_argument("--price", type=float, default=0.0, help="dollars per hour")
-    parser.add_argument("--zone", default="", help="where the machine is, for the report")
-    parser.add_argument(
-        "--patience_seconds",
-        type=float,
-        default=ANSWER_SECONDS,
-        help="how long to try a manager that does not answer",
-    )
-    parser.add_argument(
-        "--compiled",
-        choices=("fetch", "none"),
-        default="fetch",
-        help="the run's compiled programs; none: this host has those of the trainer's cache",
-    )
-    parser.add_argument(
-        "--notices",
-        choices=get_args(Notices),
-        help="whose notices to watch; left out: fleet.notices",
-    )
-    parser.add_argument(
-        "--notices_url", default=ADDRESS, metavar="URL", help="of the metadata server"
-    )
-    parser.add_argument(
-        "--notice_signal",
-        choices=get_args(NoticeSignal),
-        help="that announces the machine's end; left out: fleet.notice_signal",
-    )
-    parser.add_argument(
-        "--notice_seconds",
-        type=_seconds,
-        help="from that signal to the end, 0 for no such signal; left out: fleet.notice_seconds",
-    )
-    parser.add_argument(
-        "--budget_socket",
-        type=Path,
-        metavar="PATH",
-        help="share the device: where other processes of this user say what they need of it",
-    )
-    parser.add_argument(
-        "--pool_sizes",
-        type=int,
-        choices=range(1, 7),
-        default=POOL_SIZES,
-        help="with it, that the page pool can have: the whole, half of it, and so on",
-    )
-    return parser.parse_args(argv)
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds <= MAX_NOTICE_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text} is not in 0..{MAX_NOTICE_SECONDS:g}")
-    return seconds

@@ -10,6 +10,7 @@ from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.drains import Drains
 from rlboost_jax.manager.reducer.intake import Intake
+from rlboost_jax.manager.reducer.introductions import introduction, welcome
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.renewals import Renewals
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
@@ -36,7 +37,6 @@ from rlboost_jax.messages import (
     Spans,
     TokenBatch,
     WeightsRejected,
-    Welcome,
     unpack_ids,
 )
 from rlboost_jax.providers.base import Withdrawn
@@ -253,29 +253,9 @@ class Servers:
                 self._roster.index.reprice(stream, price)
             if server.anew:  # it is to be here when the next version is published, and no sooner
                 self._learn_start(server, now)
-        self._outbox.send(
-            stream,
-            Welcome(
-                instance=instance.name,
-                renew_seconds=self._settings.manager.renew_seconds,
-                orphan_seconds=self._settings.fleet.orphan_seconds,
-                stamp=now,
-                weights_port=self._settings.weights_port,
-                hears_logs=not hello.reserved,
-            ),
-        )
-        self._outbox.record(
-            "joined",
-            instance.name,
-            reserved=hello.reserved,
-            slots=hello.slots,
-            device=hello.device,
-            host=hello.host,
-            nonce=hello.nonce,
-            zone=hello.zone,
-            price_per_hour=hello.price_per_hour,
-            **self._pools.of_stream(stream),
-        )
+        self._outbox.send(stream, welcome(instance, self._settings, now))
+        detail = introduction(hello) | self._pools.of_stream(stream)
+        self._outbox.record("joined", instance.name, **detail)
         if not hello.reserved:
             self._ledger.books.instance_joined()
         else:
