@@ -41,7 +41,7 @@ HAZARDS: Final = {  # name → a synthetic market
     ),
 }
 HOURS: Final = 8.0  # of a synthetic trace
-COUNTS: Final = (4,)  # instances that are bought
+COUNTS: Final = (4, 10)  # instances that are bought
 SEEDS: Final = (0, 1, 2)  # of lengths and, of synthetic traces, of the market
 STEPS: Final = 12  # that are simulated of a forecast
 AHEAD: Final = 100  # between the seeds of a forecast and of what comes
@@ -110,7 +110,7 @@ def _compare(
 
 def _purchase(config: Any, known: dict[str, Any]) -> Purchase:
     spot = InstanceType(
-        name="spot", price_per_hour=5.32, start_seconds=60.0, max_instances=8, **known
+        name="spot", price_per_hour=5.32, start_seconds=60.0, max_instances=16, **known
     )
     return purchase_of(config, PriceList(instances=(spot,)), measured=False)
 
