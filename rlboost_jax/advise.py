@@ -15,7 +15,6 @@ import functools
 from absl import app, flags
 from ml_collections import config_flags
 
-from rlboost_jax import exits
 from rlboost_jax.manager.policies.advice import report
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
@@ -23,6 +22,7 @@ from rlboost_jax.settings.shipped import OF_SIMULATIONS
 from rlboost_jax.simulator.advice import of_run, of_simulation
 from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.supervision import exits
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Simulation to ask.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to ask.")

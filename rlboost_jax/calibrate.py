@@ -14,7 +14,6 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from rlboost_jax import exits
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config
@@ -22,6 +21,7 @@ from rlboost_jax.settings.shipped import OF_SIMULATIONS, shipped
 from rlboost_jax.simulator.calibration import FILE, calibrate
 from rlboost_jax.simulator.load import sim_config, to_dict
 from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.supervision import exits
 
 _BASE = str(shipped(OF_SIMULATIONS)["base"])
 _CONFIG = config_flags.DEFINE_config_file(

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from rlboost_jax import exits, usage
+from rlboost_jax import usage
 from rlboost_jax.settings.errors import suggestion
+from rlboost_jax.supervision import exits
 
 
 class Command(NamedTuple):

@@ -16,13 +16,14 @@ from typing import Any
 
 from absl import logging
 
-from rlboost_jax import exits, usage
+from rlboost_jax import usage
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.errors import ConfigError, Mistake
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sampling import EvaluationConfig
 from rlboost_jax.settings.validate import check
+from rlboost_jax.supervision import exits
 
 
 def evaluate(

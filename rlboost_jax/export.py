@@ -17,13 +17,15 @@ from typing import Any, get_args
 
 from absl import logging
 
-from rlboost_jax import durable, exits, usage
-from rlboost_jax.exhaustion import exhausted
+from rlboost_jax import usage
+from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface import from_huggingface, to_huggingface
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.model import Dtype, ModelConfig
 from rlboost_jax.settings.sources import CONFIG, TOKENIZER, source_config, source_folder
+from rlboost_jax.storage import durable
+from rlboost_jax.supervision import exits
 
 
 def export(

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlboost_jax import exits, usage
+from rlboost_jax import usage
 from rlboost_jax.data.rows import BrokenRow, Rows, open_rows
 from rlboost_jax.environments.builtin.corpus import NoCorpus, build, documents_of
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.supervision import exits
 
 
 def main() -> None:

@@ -6,11 +6,11 @@
 configs` lists them). Any field can be set with `--config.section.field=value`; `--dry_run` prints
 the plan and touches no device. The same command goes on with a run that was stopped or killed;
 `--supervise` gives it by itself as often as it takes. `--fork` begins with a checkpoint of another
-run (docs/how-to/changing.md). `rlboost_jax/exits.py` has the exit codes.
+run (docs/how-to/changing.md). `rlboost_jax/supervision/exits.py` has the exit codes.
 Notebooks call `train(config, workdir)`.
 """
 
-from rlboost_jax.huge_pages import start_with_huge_pages
+from rlboost_jax.host.huge_pages import start_with_huge_pages
 
 if __name__ == "__main__":  # before the imports below, which would be made twice
     start_with_huge_pages()
@@ -27,10 +27,8 @@ from typing import TYPE_CHECKING
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from rlboost_jax import exits, stacks
-from rlboost_jax.exhaustion import exhausted
+from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.observe.summary import Summary, headline
-from rlboost_jax.pulse import show_pulse
 from rlboost_jax.relay.start import Relay, speak_through_relay
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
@@ -38,6 +36,8 @@ from rlboost_jax.settings.explain import explain
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.plan import plan_line, plan_text
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.supervision import exits, stacks
+from rlboost_jax.supervision.pulse import show_pulse
 
 if TYPE_CHECKING:
     from rlboost_jax.learner.processes.world import World

@@ -14,8 +14,9 @@ import socket
 import sys
 from pathlib import Path
 
-from rlboost_jax import exits, usage
+from rlboost_jax import usage
 from rlboost_jax.credentials import CredentialsUnusable
+from rlboost_jax.host.own_places import own_folder
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.addresses import for_other_hosts, names
 from rlboost_jax.manager.service.file_server.process import listening_socket
@@ -33,9 +34,9 @@ from rlboost_jax.manager.service.run_files import (
     token_of,
     trainer_folder,
 )
-from rlboost_jax.own_places import own_folder
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.supervision import exits
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,7 +21,6 @@ from typing import Final
 from absl import app, flags
 from ml_collections import config_flags
 
-from rlboost_jax import durable, exits
 from rlboost_jax.configs.sim import base as simulation_base
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
@@ -36,6 +35,8 @@ from rlboost_jax.simulator.prices import read_prices
 from rlboost_jax.simulator.purchase import purchase_of
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.search import Progress
+from rlboost_jax.storage import durable
+from rlboost_jax.supervision import exits
 
 EXAMPLE: Final = "example"
 EXAMPLE_FILE: Final = FOLDER / OF_SIMULATIONS / "prices.toml"

@@ -2,9 +2,10 @@
 
 import sys
 
-from rlboost_jax import exits, usage
+from rlboost_jax import usage
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.supervision import exits
 
 
 def main() -> int:

@@ -2,12 +2,12 @@
 
 Invariants: one trainer at a time, in a process group of its own; one that is complete, made a
 mistake or was asked to end is not started again; nor is one that failed too often in a row
-without getting any further. One that shows no progress for too long (`stalls.py`) writes down
+without getting any further. One that shows no progress for too long (`supervision/stalls.py`) writes down
 where its threads are and is ended, which counts as a failure. While none runs, the manager does,
 and with it the fleet: one that was killed as well is started again from its journal. When this
 process ends so has its trainer, and its manager.
 
-Source of the codes: `rlboost_jax/exits.py`.
+Source of the codes: `rlboost_jax/supervision/exits.py`.
 """
 
 import os
@@ -21,15 +21,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from rlboost_jax import exits, processes, pulse
 from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.host import processes
 from rlboost_jax.learner.checkpoint_folders import broken_in, steps_in
 from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.observe.metrics import read_metrics
-from rlboost_jax.stacks import SIGNAL, stacks_path
-from rlboost_jax.stalls import Patience, after_look, bound_seconds
-from rlboost_jax.workdir import is_held
+from rlboost_jax.storage.workdir import is_held
+from rlboost_jax.supervision import exits, pulse
+from rlboost_jax.supervision.stacks import SIGNAL, stacks_path
+from rlboost_jax.supervision.stalls import Patience, after_look, bound_seconds
 
 FIRST_PAUSE_SECONDS: Final = 0.5  # before a restart; doubles with each start that came to nothing
 LONGEST_PAUSE_SECONDS: Final = 60.0

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from rlboost_jax import exits
 from rlboost_jax.settings.errors import nearest
+from rlboost_jax.supervision import exits
 
 if TYPE_CHECKING:
     from absl import flags

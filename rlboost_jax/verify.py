@@ -16,13 +16,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlboost_jax import at_rest, usage
+from rlboost_jax import usage
 from rlboost_jax.data.open import FILE as DATA
-from rlboost_jax.durable import Damaged
 from rlboost_jax.learner import base, best, origin
 from rlboost_jax.learner.checkpoint_folders import BROKEN, broken_in, is_of_before, steps_in
 from rlboost_jax.manager.journal import read_segment
 from rlboost_jax.manager.service.journal_files import SUFFIX
+from rlboost_jax.storage import at_rest
+from rlboost_jax.storage.durable import Damaged
 
 FOLDERS: Final = ("checkpoints", best.FOLDER, base.FOLDER, "reference")
 SMALL: Final = ("config.json", origin.FILE, DATA, f"{best.FOLDER}/{best.FILE}")

@@ -28,13 +28,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax import at_rest
-from rlboost_jax.durable import Damaged
 from rlboost_jax.learner import checkpoint_reading
 from rlboost_jax.learner.checkpoint_folders import steps_in
 from rlboost_jax.manager.journal import read_segment
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config, read_run_id
+from rlboost_jax.storage import at_rest
+from rlboost_jax.storage.durable import Damaged
 from rlboost_jax.verify import FOLDERS, SMALL
 from tests.diskfaults.rules import Rules, faults
 from tests.golden import ROOT, Digests, Tree, digests, end_all

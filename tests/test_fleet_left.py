@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax import fleet, processes
+from rlboost_jax import fleet
+from rlboost_jax.host import processes
 from rlboost_jax.manager.service.run_files import only_manager
 from rlboost_jax.providers.base import ANY_POOL, Started
 from tests.providers.benches import CommandBench, killed

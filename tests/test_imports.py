@@ -20,9 +20,9 @@ PACKAGE = ROOT / "rlboost_jax"
 # A module may import from its own layer and from those below. Top-level modules that are not
 # named here, and every `__main__`, are entry points.
 LAYERS = (
-    {"sequences", "settings", "messages", "device_orders", "pytree", "compile_cache", "own_places"}
-    | {"durable", "at_rest", "workdir", "processes", "backoff", "closing", "credentials", "exits"}
-    | {"relay", "pulse", "stacks", "exhaustion", "busy", "usage", "configs", "health"},
+    {"sequences", "settings", "messages", "pytree", "compile_cache", "backoff", "closing"}
+    | {"credentials", "relay", "usage", "configs", "host", "storage", "supervision"}
+    | {"device_orders", "health"},
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager", "providers", "qualification", "chat", "environments"},
     {"learner", "rollout", "simulator"},

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from absl.testing import flagsaver
 
-from rlboost_jax import exits, main
+from rlboost_jax import main
 from rlboost_jax.settings.command_line import parse
+from rlboost_jax.supervision import exits
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = """

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax import at_rest
 from rlboost_jax.data import vocabulary
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.exercises import Exercises
@@ -14,6 +13,7 @@ from rlboost_jax.data.tokenizers import open_tokenizer
 from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
+from rlboost_jax.storage import at_rest
 
 FILE: Final = "data.json"
 

@@ -15,10 +15,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlboost_jax import exits, usage
+from rlboost_jax import usage
 from rlboost_jax.credentials import CredentialsUnusable, Endpoint, read_environment_credentials
 from rlboost_jax.environments.host import EnvironmentHost
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.supervision import exits
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax import durable
 from rlboost_jax.environments.records import BatchBegun, Record, framed, unframed
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.storage import durable
 
 FOLDER: Final = "environments"
 SUFFIX: Final = ".journal"

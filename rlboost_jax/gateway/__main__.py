@@ -15,10 +15,11 @@ from pathlib import Path
 
 from absl import logging
 
-from rlboost_jax import exits, usage
+from rlboost_jax import usage
 from rlboost_jax.gateway.limits import GatewayLimits
 from rlboost_jax.gateway.opening import DEFAULT_TOKENS, Wanted, opened
 from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax.supervision import exits
 
 _FOLDER = "rlboost-gateway"
 
@@ -104,16 +105,16 @@ def _parser() -> argparse.ArgumentParser:
         help="refuse a call while another of its session is under way; they wait otherwise",
     )
     parser.add_argument(
-        "--budget-socket",
+        "--budget_socket",
         type=Path,
         metavar="PATH",
         help="of a rollout server on this device: it runs where that makes none of our tokens late",
     )
     parser.add_argument(
-        "--first-token-seconds", type=float, default=0.5, help="with it, until the first token"
+        "--first_token_seconds", type=float, default=0.5, help="with it, until the first token"
     )
     parser.add_argument(
-        "--token-seconds", type=float, default=0.05, help="with it, from one token to the next"
+        "--token_seconds", type=float, default=0.05, help="with it, from one token to the next"
     )
     parser.add_argument("--verbose", action="store_true", help="say what is compiled")
     return parser

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax import at_rest, durable
 from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.storage import at_rest, durable
 
 FOLDER: Final = "best"
 FILE: Final = "best.json"

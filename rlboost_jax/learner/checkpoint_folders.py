@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax import durable
+from rlboost_jax.storage import durable
 
 STATE: Final = "state"
 VERSIONS: Final = "versions"

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax import at_rest, durable, exhaustion
-from rlboost_jax.durable import Damaged
+from rlboost_jax.host import exhaustion
 from rlboost_jax.learner import checkpoint_folders as folders
 from rlboost_jax.learner import leaf_digests, orbax_files
 from rlboost_jax.learner.checkpoint_folders import EXTRA, EXTRA_FILE, STATE, steps_in
 from rlboost_jax.models.params import Params
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.storage import at_rest, durable
+from rlboost_jax.storage.durable import Damaged
 
 REASON_LETTERS: Final = 120  # of an error
 

@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 
 import jax
 
-from rlboost_jax import at_rest, durable
 from rlboost_jax.closing import Closing
 from rlboost_jax.learner import checkpoint_folders as folders
 from rlboost_jax.learner import leaf_digests, orbax_files
@@ -29,6 +28,7 @@ from rlboost_jax.learner.checkpoint_reading import check, read_extra, read_tree
 from rlboost_jax.learner.orbax_files import own_folders
 from rlboost_jax.learner.processes.bulletin import Bulletin
 from rlboost_jax.models.params import Params
+from rlboost_jax.storage import at_rest, durable
 
 Tree = TypeVar("Tree")  # a pytree of arrays
 

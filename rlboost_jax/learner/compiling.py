@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from rlboost_jax.pulse import PULSE
+from rlboost_jax.supervision.pulse import PULSE
 
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"  # what comes next is the compiler
 

@@ -8,7 +8,7 @@ from rlboost_jax.observe.summary import Summary, read_summary
 from rlboost_jax.settings.changes import foreign
 from rlboost_jax.settings.load import read_origin, read_run_config
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.workdir import is_held
+from rlboost_jax.storage.workdir import is_held
 
 
 def complete(run: RunConfig, path: Path) -> Summary | None:

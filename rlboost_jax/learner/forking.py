@@ -16,7 +16,6 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax import durable
 from rlboost_jax.learner import best
 from rlboost_jax.learner import checkpoint_folders as folders
 from rlboost_jax.learner.base import FOLDER as BASE
@@ -26,6 +25,7 @@ from rlboost_jax.settings.changes import differences
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import Origin, read_origin, read_run_config, read_run_id
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.storage import durable
 
 CHECKPOINTS: Final = "checkpoints"
 REFERENCE: Final = "reference"

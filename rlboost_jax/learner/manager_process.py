@@ -20,7 +20,6 @@ from urllib.error import HTTPError
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rlboost_jax import exits
 from rlboost_jax.credentials import (
     RECOVERS,
     CredentialsUnusable,
@@ -35,6 +34,7 @@ from rlboost_jax.manager.service.run_files import (
     trainer_folder,
 )
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.supervision import exits
 from rlboost_jax.weights.seal import SEAL_KEY, read_seal_key
 
 ANSWER_SECONDS = 30.0  # for a manager to answer, one that starts or stands still included

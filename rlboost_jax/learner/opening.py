@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlboost_jax import compile_cache, durable
+from rlboost_jax import compile_cache
 from rlboost_jax.credentials import CredentialsUnusable
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.open import keep_record, record_lines
@@ -48,13 +48,14 @@ from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.changes import lines, next_change
 from rlboost_jax.settings.memory import learner_bytes_per_device
-from rlboost_jax.stacks import StacksFile, stacks_path
+from rlboost_jax.storage import durable
+from rlboost_jax.storage.workdir import Workdir
+from rlboost_jax.supervision.stacks import StacksFile, stacks_path
 from rlboost_jax.weights.compiled import FOLDER as COMPILED
 from rlboost_jax.weights.compiled import offer
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
-from rlboost_jax.workdir import Workdir
 
 
 @dataclass(frozen=True, kw_only=True)

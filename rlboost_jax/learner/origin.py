@@ -6,10 +6,10 @@ Where it lies is a place, and may be another when the run goes on; what it holds
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax import at_rest
 from rlboost_jax.models.checkpoint_reader import weights_digest
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.sources import WEIGHTS, source_folder
+from rlboost_jax.storage import at_rest
 
 FILE: Final = "origin.json"
 

@@ -26,10 +26,10 @@ from rlboost_jax.models.adapters import base_model, is_adapter
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.sharding import param_shardings
-from rlboost_jax.pulse import PULSE
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sources import WEIGHTS, source_folder
+from rlboost_jax.supervision.pulse import PULSE
 
 
 class ReferenceGone(Mistake, RuntimeError):

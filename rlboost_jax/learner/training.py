@@ -24,9 +24,9 @@ from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.signs import Signs
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
-from rlboost_jax.pulse import PULSE
 from rlboost_jax.settings.load import Origin
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.supervision.pulse import PULSE
 
 
 def run_training(

@@ -26,8 +26,10 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from rlboost_jax import processes, usage
-from rlboost_jax.exhaustion import exhausted
+from rlboost_jax import usage
+from rlboost_jax.host import processes
+from rlboost_jax.host.exhaustion import exhausted
+from rlboost_jax.host.own_places import own_folder
 from rlboost_jax.manager.events import (
     Record,
     Shutdown,
@@ -71,7 +73,6 @@ from rlboost_jax.manager.service.shortage import say_shortages
 from rlboost_jax.manager.service.watches import watches_of
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.observe.events import EventsWriter
-from rlboost_jax.own_places import own_folder
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_provider
 from rlboost_jax.providers.logs import remove_old_logs

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import msgspec
 
-from rlboost_jax import durable
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.messages import BeginBatch, ExtendBatch, Manifest, WindowState
 from rlboost_jax.sequences.identities import Batch
+from rlboost_jax.storage import durable
 
 FORMAT: Final = 3
 MAX_FRAME_BYTES: Final = 2**28  # a longer one is damage: entries are no longer than messages

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax import processes
+from rlboost_jax.host import processes
 from rlboost_jax.observe.alerts import Alert, Watch, last_alert
 from rlboost_jax.observe.lines import read_lines
 from rlboost_jax.observe.page.view import RunView

@@ -22,8 +22,8 @@ from rlboost_jax.observe.cost import total
 from rlboost_jax.observe.live_view import Shown, number, rate, split, view_lines
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.summary import Summary
-from rlboost_jax.pulse import PULSE
 from rlboost_jax.relay.start import Relayed
+from rlboost_jax.supervision.pulse import PULSE
 
 SAMPLE_LETTERS = 70  # of a prompt and of a response
 

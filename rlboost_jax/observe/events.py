@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
-from rlboost_jax import durable
 from rlboost_jax.closing import Closing
 from rlboost_jax.observe.lines import read_lines
+from rlboost_jax.storage import durable
 
 FILE: Final = "events.jsonl"
 

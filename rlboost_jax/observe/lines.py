@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from rlboost_jax import durable
 from rlboost_jax.closing import Closing
+from rlboost_jax.storage import durable
 
 Scalar = str | int | float | bool | None
 

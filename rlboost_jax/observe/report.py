@@ -13,7 +13,6 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-from rlboost_jax import durable
 from rlboost_jax.observe.cost import comparison
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.history import history_lines
@@ -31,6 +30,7 @@ from rlboost_jax.observe.timeline import lives
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.plan import plan_text
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.storage import durable
 
 FILE: Final = "report.html"
 MOST_POINTS: Final = 10_000  # of a longer run the older ones are thinned out

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from rlboost_jax.messages import Span
-from rlboost_jax.pulse import PULSE
+from rlboost_jax.supervision.pulse import PULSE
 
 ENGINE_LANE: Final = "engine"  # of dispatches, where a process has one engine
 MAX_KEPT: Final = 20_000  # spans of a process that nobody has taken yet: 100 bytes each

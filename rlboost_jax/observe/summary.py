@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from rlboost_jax import durable
 from rlboost_jax.observe.cost import comparison, total
+from rlboost_jax.storage import durable
 
 FILE: Final = "summary.json"
 

@@ -13,7 +13,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlboost_jax import processes
+from rlboost_jax.host import processes
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from rlboost_jax import durable
-from rlboost_jax.own_places import foreign
+from rlboost_jax.host.own_places import foreign
 from rlboost_jax.qualification.records import Verdict
+from rlboost_jax.storage import durable
 
 FOLDER: Final = "qualification"
 

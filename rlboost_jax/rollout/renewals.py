@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from rlboost_jax.busy import busy_seconds
+from rlboost_jax.host.busy import busy_seconds
 from rlboost_jax.settings.limits import FIRST_RENEWALS
 
 QUICKEST: Final = 1e-5  # seconds; 0 is no answer

@@ -36,7 +36,7 @@ from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.engine.shared import SharedEngine
-from rlboost_jax.exhaustion import exhausted
+from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.messages import SICK_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.providers.base import NONCE_VARIABLE

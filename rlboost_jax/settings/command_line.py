@@ -15,11 +15,12 @@ from pathlib import Path
 
 from absl import flags
 
-from rlboost_jax import exits, usage
+from rlboost_jax import usage
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.renamed import successor
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.shipped import file_of, shipped
+from rlboost_jax.supervision import exits
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)

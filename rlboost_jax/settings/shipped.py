@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax import configs, exits, usage
+from rlboost_jax import configs, usage
 from rlboost_jax.settings.errors import ConfigError, nearest, suggestion
+from rlboost_jax.supervision import exits
 
 FOLDER: Final = Path(configs.__path__[0])
 OF_SIMULATIONS: Final = "sim"  # its folder in there; runs have none of their own

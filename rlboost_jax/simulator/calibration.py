@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlboost_jax import durable
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.simulator.fits import non_negative, resampled, weighted
@@ -22,6 +21,7 @@ from rlboost_jax.simulator.load import sim_config_from_dict
 from rlboost_jax.simulator.observed import Observed, ObservedStep, observed
 from rlboost_jax.simulator.systems import FOREVER
 from rlboost_jax.simulator.world import World
+from rlboost_jax.storage import durable
 
 FILE: Final = "calibration.json"
 LEAST: Final = 1e-9  # seconds or tokens: what a model must not have at exactly nothing

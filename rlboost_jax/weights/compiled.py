@@ -21,9 +21,9 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from rlboost_jax import durable
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry
+from rlboost_jax.storage import durable
 from rlboost_jax.weights.names import WeightsError
 
 FOLDER: Final = "compiled"

@@ -21,10 +21,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rlboost_jax import durable
 from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
 from rlboost_jax.models.params import Params
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.storage import durable
 from rlboost_jax.weights.shares import leaf_entries, write_shares
 
 FOLDER: Final = "snapshots"  # of a run, in its workdir

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.at_rest import read_sealed
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.open import (
     DataChanged,
@@ -22,6 +21,7 @@ from rlboost_jax.data.rows import open_rows
 from rlboost_jax.data.vocabulary import END
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
+from rlboost_jax.storage.at_rest import read_sealed
 from tests.data.conftest import GSM8K
 
 PLAIN = {"prompt_column": "question", "answer_column": "answer"}

@@ -10,13 +10,13 @@ import pytest
 
 from configs import tiny
 from rlboost_jax import compile_cache
+from rlboost_jax.host.own_places import NotOurs, foreign, own_folder
 from rlboost_jax.manager.service.run_files import only_manager
-from rlboost_jax.own_places import NotOurs, foreign, own_folder
 from rlboost_jax.qualification import cache
 from rlboost_jax.qualification.records import Trial, Verdict
 from rlboost_jax.settings.load import run_config
+from rlboost_jax.storage.workdir import Workdir
 from rlboost_jax.weights.spool import PREFIX, Spool
-from rlboost_jax.workdir import Workdir
 from tests.hostile.nobody import done, needs_root, reachable
 from tests.patience import PATIENCE_SECONDS
 

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax import at_rest
 from rlboost_jax.learner import preparation
 from rlboost_jax.learner.checkpoint_folders import broken_in, steps_in
 from rlboost_jax.learner.checkpoint_reading import CheckpointBroken
@@ -16,7 +15,8 @@ from rlboost_jax.learner.state import init_state
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.settings.load import Origin, read_changes, read_origin, read_run_id
-from rlboost_jax.workdir import Workdir, WorkdirUnusable
+from rlboost_jax.storage import at_rest
+from rlboost_jax.storage.workdir import Workdir, WorkdirUnusable
 from tests.learner.doubles import Loop, train
 
 

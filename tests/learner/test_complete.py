@@ -12,7 +12,7 @@ from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import metrics_row, read_metrics
 from rlboost_jax.observe.summary import summarize, write_summary
 from rlboost_jax.settings.load import run_config, write_run_config
-from rlboost_jax.workdir import Workdir
+from rlboost_jax.storage.workdir import Workdir
 from tests.observe.conftest import row
 
 STEPS = 4

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax import at_rest
 from rlboost_jax.learner import leaf_digests
 from rlboost_jax.learner.checkpoint_reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints import CheckpointNotWritten, Checkpoints
 from rlboost_jax.learner.fallback import newest_sound
 from rlboost_jax.learner.processes.world import ALONE
+from rlboost_jax.storage import at_rest
 
 SHAPES = {"params": {"w": (40, 3)}, "moments": [(40, 3), ()]}
 SHAPES_ARE = {"is_leaf": lambda node: isinstance(node, tuple)}

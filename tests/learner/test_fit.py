@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from configs import base
-from rlboost_jax import exits, main
+from rlboost_jax import main
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import DeviceMemory, NotEnoughMemory, engine_sizes, plan_memory
 from rlboost_jax.learner import fit, training
@@ -18,6 +18,7 @@ from rlboost_jax.learner.makers import Makers
 from rlboost_jax.settings import memory
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.supervision import exits
 
 GPU = "gpu"
 

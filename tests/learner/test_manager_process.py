@@ -15,8 +15,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from configs import tiny
-from rlboost_jax import exits
 from rlboost_jax.credentials import read_credentials
+from rlboost_jax.host.processes import start_time
 from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.manager_process import (
     ManagerMisconfigured,
@@ -30,8 +30,8 @@ from rlboost_jax.manager.service.run_files import (
     read_record,
     recorded,
 )
-from rlboost_jax.processes import start_time
 from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.supervision import exits
 from rlboost_jax.weights.seal import public_of
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax import exits
 from rlboost_jax.learner import kernels, training
 from rlboost_jax.learner.makers import Makers
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.qualification.learner_start import KernelNotAvailable
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.workdir import Workdir
+from rlboost_jax.storage.workdir import Workdir
+from rlboost_jax.supervision import exits
 
 
 def of_experts(**learner: Any) -> RunConfig:

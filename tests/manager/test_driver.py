@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.busy import busy_seconds
+from rlboost_jax.host.busy import busy_seconds
 from rlboost_jax.manager.events import (
     Shutdown,
 )

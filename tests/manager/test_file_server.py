@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from rlboost_jax.credentials import Endpoint
+from rlboost_jax.host.processes import start_time
 from rlboost_jax.manager.service.file_server.orders import (
     MAX_ORDER_BYTES,
     Setup,
@@ -23,7 +24,6 @@ from rlboost_jax.manager.service.file_server.orders import (
 )
 from rlboost_jax.manager.service.file_server.process import FileServer, Restarts, listening_socket
 from rlboost_jax.messages import FileEntry, Manifest
-from rlboost_jax.processes import start_time
 from rlboost_jax.weights.download import download_file
 from rlboost_jax.weights.serve import weights_url
 from tests.endpoints import endpoint

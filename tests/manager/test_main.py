@@ -19,16 +19,16 @@ import aiohttp
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.at_rest import read_sealed, write_sealed
 from rlboost_jax.credentials import Endpoint, read_credentials
+from rlboost_jax.host.processes import start_time
 from rlboost_jax.manager.service.run_files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
-from rlboost_jax.processes import start_time
 from rlboost_jax.settings.for_servers import for_servers
 from rlboost_jax.settings.load import (
     read_run_config,
     run_config_from_dict,
 )
+from rlboost_jax.storage.at_rest import read_sealed, write_sealed
 from tests.manager.fakes import hello
 from tests.patience import PATIENCE_SECONDS
 from tests.workdirs import begun

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.processes import HAS_PROC, start_time
+from rlboost_jax.host.processes import HAS_PROC, start_time
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import read_seal_key, sealed
 from rlboost_jax.weights.snapshots import SnapshotStore

@@ -138,7 +138,7 @@ os.chdir(root); open("here", "w").write("relative")
 
 def test_a_file_is_the_one_of_before_or_the_new_one(recorded: Callable[[str], Recording]) -> None:
     recording = recorded("""
-from rlboost_jax import durable
+from rlboost_jax.storage import durable
 durable.make_folder(root / "new" / "inner")
 durable.write(root / "new" / "inner" / "file", b"before")
 (root / "done").touch()
@@ -153,7 +153,7 @@ durable.keep(root / "new" / "inner" / "file", b"after" * 1000)
 
 def test_a_tree_under_its_own_name_is_whole(recorded: Callable[[str], Recording]) -> None:
     recording = recorded("""
-from rlboost_jax import durable
+from rlboost_jax.storage import durable
 (root / "model.partial" / "inner").mkdir(parents=True)
 (root / "model.partial" / "inner" / "weights").write_bytes(b"w" * 5000)
 (root / "model.partial" / "config.json").write_bytes(b"{}")

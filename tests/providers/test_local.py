@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from rlboost_jax import processes
-from rlboost_jax.processes import start_time
+from rlboost_jax.host import processes
+from rlboost_jax.host.processes import start_time
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Listed, Refused, Started
 from rlboost_jax.providers.local import LocalProvider
 from tests.patience import PATIENCE_SECONDS

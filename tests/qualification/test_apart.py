@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlboost_jax.processes import start_time
+from rlboost_jax.host.processes import start_time
 from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error
 from rlboost_jax.qualification.choice import choose, described

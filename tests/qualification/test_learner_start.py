@@ -13,7 +13,7 @@ from rlboost_jax.qualification.learner_start import KernelNotAvailable
 from rlboost_jax.qualification.records import Outcome, Spec, Trial, Verdict
 from rlboost_jax.settings.load import read_run_config, run_config
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.workdir import Workdir
+from rlboost_jax.storage.workdir import Workdir
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 SECONDS = {

@@ -15,7 +15,7 @@ from rlboost_jax.qualification.host import Host
 from rlboost_jax.qualification.records import Outcome, Spec, Trial, Verdict
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.workdir import Workdir
+from rlboost_jax.storage.workdir import Workdir
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 FACTS = {"device": DEVICE, "jaxlib": "0.12.0"}

@@ -14,7 +14,8 @@ from itertools import accumulate
 
 import pytest
 
-from rlboost_jax import exits, processes
+from rlboost_jax.host import processes
+from rlboost_jax.supervision import exits
 from tests.system.harness import PATIENT, SHORT, Run, running, wait_until
 
 pytestmark = pytest.mark.system

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
-from rlboost_jax import exits
 from rlboost_jax.settings.load import run_config
-from rlboost_jax.workdir import Workdir
+from rlboost_jax.storage.workdir import Workdir
+from rlboost_jax.supervision import exits
 from tests.patience import PATIENCE_SECONDS
 from tests.system.harness import REPOSITORY, TINY
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from rlboost_jax import durable
+from rlboost_jax.storage import durable
 
 FORMAT: Final = 1  # in the file as SQLite's user_version
 APPLICATION: Final = 0x524C4358  # "RLCX", in the file as its application_id

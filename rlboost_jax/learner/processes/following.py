@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlboost_jax import compile_cache, exits
+from rlboost_jax import compile_cache
 from rlboost_jax.data.open import stop_ids_of
 from rlboost_jax.learner import kernels
 from rlboost_jax.learner.checkpoints import Checkpoints
@@ -42,12 +42,13 @@ from rlboost_jax.learner.update.learner import Learner, learner_of
 from rlboost_jax.learner.versions import DIGESTS, Versions, held_here, restored_versions
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
-from rlboost_jax.pulse import ORDERS, PULSE
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.changes import settings_at
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.stacks import StacksFile, stacks_path
+from rlboost_jax.supervision import exits
+from rlboost_jax.supervision.pulse import ORDERS, PULSE
+from rlboost_jax.supervision.stacks import StacksFile, stacks_path
 from rlboost_jax.weights.shares import shares_of, write_shares
 from rlboost_jax.weights.snapshots import BASE, FOLDER, beside
 

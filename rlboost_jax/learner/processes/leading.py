@@ -20,7 +20,6 @@ import jax
 import msgspec
 import numpy as np
 
-from rlboost_jax import exits
 from rlboost_jax.learner.processes import orders
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.learner.processes.digest import shared_digest
@@ -31,6 +30,7 @@ from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.models.params import Params, params_digest
+from rlboost_jax.supervision import exits
 from rlboost_jax.weights.shares import Read, shares_of
 
 BACKLOG: Final = 128  # of those who knock at once, strangers among them

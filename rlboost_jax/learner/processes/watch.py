@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, TypeVar
 
-from rlboost_jax import exits
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.supervision import exits
 
 GRACE_SECONDS: Final = 5.0  # for the main thread to end by itself once a process is lost
 EXPLAIN_SECONDS: Final = 2.0  # for a broken connection to be noticed after a broken collective

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from rlboost_jax.messages import FleetStatus
-from rlboost_jax.pulse import PULSE
+from rlboost_jax.supervision.pulse import PULSE
 
 
 class FleetPulse:

@@ -23,7 +23,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from rlboost_jax import durable
 from rlboost_jax.credentials import (
     CA_FILE,
     CLIENT_CERTIFICATE,
@@ -32,6 +31,7 @@ from rlboost_jax.credentials import (
     SERVER,
     TRAINER,
 )
+from rlboost_jax.storage import durable
 
 CA_LIFE: Final = datetime.timedelta(days=3650)
 LIFE: Final = datetime.timedelta(days=1825)  # of all others

@@ -18,7 +18,7 @@ from typing import assert_never
 
 from aiohttp import web
 
-from rlboost_jax.busy import busy_now
+from rlboost_jax.host.busy import busy_now
 from rlboost_jax.manager.events import (
     Action,
     Append,

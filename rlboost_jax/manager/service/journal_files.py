@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from rlboost_jax import durable
 from rlboost_jax.manager.journal import (
     FORMAT,
     BatchOpened,
@@ -34,6 +33,7 @@ from rlboost_jax.manager.journal import (
 )
 from rlboost_jax.messages import BeginBatch
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.storage import durable
 
 SUFFIX = ".journal"
 _BUFFER_BYTES: Final = 2**20

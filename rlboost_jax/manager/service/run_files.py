@@ -20,10 +20,11 @@ from pathlib import Path
 
 import msgspec
 
-from rlboost_jax import durable, processes
 from rlboost_jax.credentials import TOKEN_FILE
-from rlboost_jax.own_places import NO_LOCKS, open_private
+from rlboost_jax.host import processes
+from rlboost_jax.host.own_places import NO_LOCKS, open_private
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.storage import durable
 
 ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from rlboost_jax.exhaustion import exhausted
+from rlboost_jax.host.exhaustion import exhausted
 
 SAID_SECONDS: Final = 60.0  # between two lines
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from rlboost_jax import exits
 from rlboost_jax.learner.processes.following import OtherFolder, accept
 from rlboost_jax.learner.processes.leading import FollowerLost, invite
 from rlboost_jax.learner.processes.world import World
+from rlboost_jax.supervision import exits
 from tests.patience import PATIENCE_SECONDS
 
 LEADER, FOLLOWER = (World(index=i, count=2, coordinator="127.0.0.1:1") for i in range(2))

@@ -18,7 +18,6 @@ import jax
 import msgspec
 import numpy as np
 
-from rlboost_jax import at_rest
 from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.learner.checkpoints import Checkpoints
 from rlboost_jax.learner.fallback import newest_sound
@@ -33,6 +32,7 @@ from rlboost_jax.learner.versions import DIGESTS, Versions, held_here
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import abstract_params, flatten_params, params_digest, unstack_layers
 from rlboost_jax.sequences.sequence import Sequence
+from rlboost_jax.storage import at_rest
 from rlboost_jax.weights.pull import open_params, read_params
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from tests.learner.on_mesh import (

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
-from rlboost_jax import processes
+from rlboost_jax.host import processes
 from rlboost_jax.manager.service.heap import keep_small
 
 

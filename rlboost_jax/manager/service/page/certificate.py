@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax import durable
 from rlboost_jax.manager.service import authority
+from rlboost_jax.storage import durable
 
 CERTIFICATE, KEY, URL, OPEN = "page.pem", "page.key", "url", "open.html"
 PRIVATE: Final = 0o600

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rlboost_jax import durable
-from rlboost_jax.durable import Damaged
+from rlboost_jax.storage import durable
+from rlboost_jax.storage.durable import Damaged
 
 FILE: Final = "digests.json"  # of a folder
 SEAL: Final = "sha256"  # of a small file: the digest of all else in it

@@ -1,7 +1,15 @@
 import os
 import threading
 
-from rlboost_jax.pulse import COMPILING, VARIABLE, Pulse, Sign, read_sign, shared_memory, show_pulse
+from rlboost_jax.supervision.pulse import (
+    COMPILING,
+    VARIABLE,
+    Pulse,
+    Sign,
+    read_sign,
+    shared_memory,
+    show_pulse,
+)
 
 
 def shown() -> tuple[Pulse, int]:

@@ -25,8 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from rlboost_jax.durable import PART, make_folder
-from rlboost_jax.own_places import NO_LOCKS, open_private, own_folder
+from rlboost_jax.host.own_places import NO_LOCKS, open_private, own_folder
 from rlboost_jax.settings.changes import Change, differences, foreign, recorded
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import (
@@ -38,6 +37,7 @@ from rlboost_jax.settings.load import (
     write_run_config,
 )
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.storage.durable import PART, make_folder
 
 CONFIG_PART = "config.json" + PART
 CHECKPOINTS: Final = ("checkpoints", "best")

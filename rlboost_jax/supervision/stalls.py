@@ -14,7 +14,7 @@ sets.
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rlboost_jax.pulse import ORDERS, Sign
+from rlboost_jax.supervision.pulse import ORDERS, Sign
 
 LEARNT: Final = frozenset(  # in which a trainer computes and waits for nobody
     {"micro-batch", "check", "update", "copy parameters", "train", "finish", "digest"}

@@ -5,8 +5,8 @@ import json
 import random
 from pathlib import Path
 
-from rlboost_jax import at_rest
-from rlboost_jax.durable import Damaged
+from rlboost_jax.storage import at_rest
+from rlboost_jax.storage.durable import Damaged
 
 VALUES = {"run_id": "a", "size": [1, 2.5, None], "nested": {"b": True, "a": "ü"}}
 

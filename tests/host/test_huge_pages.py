@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlboost_jax.huge_pages import ASKED, TUNABLES, WANTED, asks, forget
+from rlboost_jax.host.huge_pages import ASKED, TUNABLES, WANTED, asks, forget
 
 MADVISE = "always [madvise] never\n"
 
@@ -15,7 +15,7 @@ SOURCE = """
 import os, subprocess, sys
 from pathlib import Path
 
-from rlboost_jax import huge_pages
+from rlboost_jax.host import huge_pages
 
 huge_pages.POLICY = Path(sys.argv[1])
 at_start = os.environ.get("GLIBC_TUNABLES")

@@ -13,7 +13,7 @@ from rlboost_jax.settings.load import (
     run_config,
     write_run_config,
 )
-from rlboost_jax.workdir import Workdir, WorkdirUnusable, is_held
+from rlboost_jax.storage.workdir import Workdir, WorkdirUnusable, is_held
 
 RUN = run_config(tiny.get_config())
 

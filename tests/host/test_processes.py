@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax import processes
+from rlboost_jax.host import processes
 
 SLEEPER = "import sys; sys.stdin.read()"
 LOOKS = 10_000

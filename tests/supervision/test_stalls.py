@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from rlboost_jax.pulse import COMPILING, ORDERS, Sign
-from rlboost_jax.stalls import (
+from rlboost_jax.supervision.pulse import COMPILING, ORDERS, Sign
+from rlboost_jax.supervision.stalls import (
     LEAST_SECONDS,
     MOST_SECONDS,
     STEPS,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.busy import busy_now, busy_seconds
+from rlboost_jax.host.busy import busy_now, busy_seconds
 from rlboost_jax.messages import Renewed
 
 COUNTED = Path("/proc/thread-self/schedstat").exists()

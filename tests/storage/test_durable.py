@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax import durable
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.storage import durable
 
 
 def test_a_file_is_replaced_in_one_piece(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from rlboost_jax import durable
 from rlboost_jax.manager.service.run_files import only_manager
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import run_config
+from rlboost_jax.storage import durable
+from rlboost_jax.storage.workdir import Workdir
 from rlboost_jax.weights.snapshots import SnapshotStore
-from rlboost_jax.workdir import Workdir
 
 
 def refusing(number: int) -> Callable[..., None]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
-from rlboost_jax import exits
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.settings.load import run_config, write_run_config
@@ -25,6 +24,7 @@ from rlboost_jax.supervise import (
     after_end,
     progress_of,
 )
+from rlboost_jax.supervision import exits
 from tests.patience import PATIENCE_SECONDS
 
 KILLED = exits.by_signal(signal.SIGKILL)
@@ -240,8 +240,8 @@ def test_a_manager_that_was_killed_comes_back_before_the_trainer(trainer):
 STANDING = """
     import json, os, signal, sys, threading, time
     from pathlib import Path
-    from rlboost_jax import stacks
-    from rlboost_jax.pulse import PULSE, show_pulse
+    from rlboost_jax.supervision import stacks
+    from rlboost_jax.supervision.pulse import PULSE, show_pulse
 
     folder, *ends = Path(sys.argv[1]), *sys.argv[2:]
     with (folder / "starts").open("a") as file:

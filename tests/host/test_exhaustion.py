@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax import durable
-from rlboost_jax.exhaustion import exhausted
+from rlboost_jax.host.exhaustion import exhausted
+from rlboost_jax.storage import durable
 from tests.workdirs import begun
 
 COMMANDS = {

@@ -1,0 +1,4 @@
+"""What lies on disk and how it is known to be whole.
+
+durable, at_rest, workdir.
+"""
