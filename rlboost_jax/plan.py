@@ -24,14 +24,14 @@ from ml_collections import config_flags
 from rlboost_jax.configs.sim import base as simulation_base
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.shipped import FOLDER, OF_SIMULATIONS
+from rlboost_jax.settings.shipped import OF_SIMULATIONS
 from rlboost_jax.simulator.load import sim_config, to_dict
 from rlboost_jax.simulator.mix_run import horizon_of
 from rlboost_jax.simulator.mixes import space_of
 from rlboost_jax.simulator.plan_report import report
 from rlboost_jax.simulator.plan_workload import Workload, of_config, of_workdir
 from rlboost_jax.simulator.planning import Limits, plan, processes, to_json
-from rlboost_jax.simulator.prices import read_prices
+from rlboost_jax.simulator.prices import EXAMPLE_FILE, read_prices
 from rlboost_jax.simulator.purchase import purchase_of
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.search import Progress
@@ -39,7 +39,6 @@ from rlboost_jax.storage import durable
 from rlboost_jax.supervision import exits
 
 EXAMPLE: Final = "example"
-EXAMPLE_FILE: Final = FOLDER / OF_SIMULATIONS / "prices.toml"
 _SIMULATIONS_TOO: Final = ((SimConfig, OF_SIMULATIONS),)
 TELL_SECONDS: Final = 2.0  # between two lines of progress
 

@@ -2,10 +2,10 @@
 
 Invariants: one trainer at a time, in a process group of its own; one that is complete, made a
 mistake or was asked to end is not started again; nor is one that failed too often in a row
-without getting any further. One that shows no progress for too long (`supervision/stalls.py`) writes down
-where its threads are and is ended, which counts as a failure. While none runs, the manager does,
-and with it the fleet: one that was killed as well is started again from its journal. When this
-process ends so has its trainer, and its manager.
+without getting any further. One that shows no progress for too long (`supervision/stalls.py`)
+writes down where its threads are and is ended, which counts as a failure. While none runs, the
+manager does, and with it the fleet: one that was killed as well is started again from its journal.
+When this process ends so has its trainer, and its manager.
 
 Source of the codes: `rlboost_jax/supervision/exits.py`.
 """

@@ -18,8 +18,10 @@ import msgspec
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.fleet import Provider
 from rlboost_jax.settings.pools import POOL_NAME
+from rlboost_jax.settings.shipped import FOLDER, OF_SIMULATIONS
 from rlboost_jax.simulator.availability import read_availability
 
+EXAMPLE_FILE: Final = FOLDER / OF_SIMULATIONS / "prices.toml"
 PROVIDERS: Final = tuple(name for name in get_args(Provider) if name != "none")
 MOST_TYPES: Final = 32
 MOST_INSTANCES: Final = 64  # of one type
