@@ -154,7 +154,7 @@ def assert_secrets_are_kept(run: Run, environment: dict[str, str]) -> None:
         for number in numbers
     ]
     files = ["config.json", "events.jsonl", "manager.json", "metrics.jsonl"]
-    paths = [run.workdir / name for name in files] + sorted((run.workdir / "logs").iterdir())
+    paths = [run.workdir / name for name in files] + sorted(run.workdir.glob("logs/**/*.*"))
     shown += [path.read_text(errors="replace") for path in paths if path.exists()]
     assert any("rlboost/" in text for text in shown)
     for secret in secrets:

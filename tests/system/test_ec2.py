@@ -25,7 +25,9 @@ INSTANCES = 2
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[Ec2Cloud]:
     """Machines on which programs are found, and go at the pace of the run, as on this host."""
-    path = os.pathsep.join(filter(None, [str(PACED), str(REPOSITORY), os.environ["PYTHONPATH"]]))
+    path = os.pathsep.join(
+        filter(None, [str(PACED), str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    )
     made = Ec2Cloud(
         tmp_path / "ec2",
         {

@@ -101,7 +101,12 @@ def test_the_tool_is_used_and_nothing_is_tokenized_again(calm: Run) -> None:
 def test_the_command_measures_what_the_run_measured(calm: Run) -> None:
     """Greedily, with the newest checkpoint; nothing is left in the folder."""
     before = sorted(calm.workdir.rglob("*.journal"))
-    found = evaluate(calm.workdir)
+    calls = beside(calm.workdir).read_bytes()
+    try:
+        found = evaluate(calm.workdir)
+    finally:
+        assert beside(calm.workdir).read_bytes() != calls, "it asked nothing"
+        beside(calm.workdir).write_bytes(calls)  # others compare theirs with the run's own
     own = json.loads((calm.workdir / "summary.json").read_text())["last_accuracy"]
     assert (found["step"], found["accuracy"], found["prompts"]) == (4, own, 8)
     assert sorted(calm.workdir.rglob("*.journal")) == before == []
