@@ -186,6 +186,13 @@ def attempt(python: str, compiler: bool, steps: int, folder: Path) -> Iterator[t
     check(bool(steps) or last >= ACCURACY, f"accuracy {last}, at least {ACCURACY} expected")
 
 
+def interpreter(name: str) -> str:
+    """Itself rather than a script in its place, as pyenv's, which needs a shell on PATH."""
+    found = shutil.which(name) or name
+    ask = [found, "-c", "import sys; print(sys.executable)"]
+    return subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -201,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with tempfile.TemporaryDirectory(prefix="rlboost-wheels-") as folder:
                 try:
                     for what, words in attempt(
-                        shutil.which(python) or python,
+                        interpreter(python),
                         compiler != "none",
                         arguments.steps,
                         Path(folder),
