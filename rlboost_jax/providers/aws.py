@@ -113,7 +113,7 @@ class Aws:
 
 @functools.cache
 def _models(path: str | None) -> Any:
-    """What AWS's services take and answer. To read EC2's takes 0.2 s of CPU time: once a process."""
+    """What AWS's services take and answer, read once: EC2's takes 0.2 s of CPU time."""
     from botocore.loaders import create_loader
 
     return create_loader(path)

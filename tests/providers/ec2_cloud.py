@@ -36,7 +36,12 @@ ENVIRONMENT = {
     "AWS_DEFAULT_REGION": REGION,
     "AWS_EC2_METADATA_DISABLED": "true",  # of the trainer's host, which has none
 }
-IMAGE = {"ami_id": "ami-0123456789abcdef0", "name": "servers", "owner_id": "801119661308", "architecture": "x86_64"}
+IMAGE = {
+    "ami_id": "ami-0123456789abcdef0",
+    "name": "servers",
+    "owner_id": "801119661308",
+    "architecture": "x86_64",
+}
 STUBS = {
     "shutdown": '#!/bin/sh\necho "shutdown $*" >>"$MACHINE/said"\n',
     "systemctl": '#!/bin/sh\necho "systemctl $*" >>"$MACHINE/said"\n',
