@@ -31,6 +31,13 @@ async def start_program(*words: str, **options: Any) -> Process:
         starting.cancel()  # where it still waits it leaves at the second time
         await asyncio.wait([starting])
         if not starting.cancelled() and starting.exception() is None:  # it was just done
-            with contextlib.suppress(ProcessLookupError):
-                starting.result().kill()
+            await _ended(starting.result())
         raise
+
+
+async def _ended(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    with contextlib.suppress(TimeoutError):  # children of its own may hold its pipes
+        async with asyncio.timeout(GIVE_UP_SECONDS):
+            await process.wait()
