@@ -227,7 +227,8 @@ class PolledProvider:
             for name, instance in list(self._instances.items()):
                 self._compare(name, instance, found, began)
             known = self._adopted or self._closing
-            remaining = [job for job in found if job.remains]
+            # Not one that a list older than its start has, which is still to be reported.
+            remaining = [job for job in found if job.remains and not self._wanted(job)]
             unwanted += remaining
             strays = [job for job in unwanted if known or job.nonce in self._nonces]
             await asyncio.gather(
