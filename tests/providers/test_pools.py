@@ -71,7 +71,25 @@ def test_one_that_hangs_keeps_nobody_waiting() -> None:
         assert isinstance(await ear.of("hangs-1", Granted | Refused), Refused)
         await provider.close()
         await ear.whole()
-        assert ear.heard[-1] == Exited("works-2", "b", "ended", 0), "the last word of who closes"
+
+    play(story)
+
+
+def test_the_last_words_of_a_provider_that_has_closed_are_heard() -> None:
+    class Slow(FakeProvider):
+        async def events(self) -> AsyncIterator[ProviderEvent]:  # type: ignore[override]
+            async for event in super().events():
+                await asyncio.sleep(0.25)
+                yield event
+
+    async def story() -> None:
+        provider = pooled(slow=lambda: Slow(Cloud()), hangs=HangingProvider)
+        ear = Ear(provider)
+        await provider.request("slow-1", "a", "slow")
+        await ear.of("slow-1", Granted)
+        await provider.close()
+        await ear.whole()
+        assert ear.heard[-1] == Exited("slow-1", "a", "ended", 0)
 
     play(story)
 
