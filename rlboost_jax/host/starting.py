@@ -1,7 +1,7 @@
 """Start a program from an event loop, whose end may come in the middle of that.
 
 `asyncio.run` ends by cancelling all tasks, among them one of asyncio's own that connects the pipes
-of a process being started. Before Python 3.14 the start then kills that process and waits for a
+of a process being started. In Python 3.11 and 3.12 the start then kills that process and waits for a
 word that never comes, and so does `asyncio.run`: a manager that breaks at that moment would stay,
 with its lock and its port, and nobody would follow it.
 

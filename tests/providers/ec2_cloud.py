@@ -132,8 +132,9 @@ class Ec2Cloud:
         self._stack = ExitStack()
         self._stack.enter_context(mock.patch.dict(os.environ, self.environment))
         self._reset()
-        self._stack.enter_context(_patched(self))
         self.ec2, self.ssm = _client("ec2"), _client("ssm")
+        self._stack.enter_context(_patched(self))
+        self._stack.enter_context(_closed_clients())
         self.image = _image()  # of those that moto has
 
     def instances(self) -> dict[str, dict[str, Any]]:
@@ -306,6 +307,23 @@ def _patched(cloud: Ec2Cloud) -> Iterator[None]:
         mock.patch.object(InstanceResponse, "terminate_instances", terminate_instances),
     ):
         yield
+
+
+@contextmanager
+def _closed_clients() -> Iterator[None]:
+    """Those that are made meanwhile are closed at the end: launchers live as long as processes."""
+    from boto3 import Session
+
+    make, made = Session.client, []
+
+    def client(self: Any, *words: Any, **options: Any) -> Any:
+        made.append(make(self, *words, **options))
+        return made[-1]
+
+    with mock.patch.object(Session, "client", client):
+        yield
+    for each in made:
+        each.close()
 
 
 def _imds_of(cloud: Ec2Cloud) -> type[BaseHTTPRequestHandler]:
