@@ -1,9 +1,9 @@
 """Start a program from an event loop, whose end may come in the middle of that.
 
 `asyncio.run` ends by cancelling all tasks, among them one of asyncio's own that connects the pipes
-of a process being started. In Python 3.11 and 3.12 the start then kills that process and waits for a
-word that never comes, and so does `asyncio.run`: a manager that breaks at that moment would stay,
-with its lock and its port, and nobody would follow it.
+of a process being started. In Python 3.11 and 3.12 the start then kills that process and waits for
+a word that never comes, and so does `asyncio.run`: a manager that breaks at that moment would
+stay, with its lock and its port, and nobody would follow it.
 
 Source: github.com/python/cpython/issues/125502.
 """

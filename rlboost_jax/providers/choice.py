@@ -53,17 +53,20 @@ def open_launcher(fleet: FleetConfig, rendezvous: Rendezvous) -> Launcher | None
 
 
 def _open(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
-    if fleet.provider == "local":
-        return LocalProvider(rendezvous, price_per_hour=fleet.price_per_hour)
-    way = _way(fleet, rendezvous)
-    if way is None:
-        return NoProvider()
-    return PolledProvider(
-        way.launcher,
-        rendezvous.run_id,
-        poll_seconds=way.poll_seconds,
-        settle_seconds=way.settle_seconds,
-    )
+    match fleet.provider:
+        case "local":
+            return LocalProvider(rendezvous, price_per_hour=fleet.price_per_hour)
+        case "none":
+            return NoProvider()
+        case _:
+            way = _way(fleet, rendezvous)
+            assert way is not None, "a provider without a launcher has a case of its own"
+            return PolledProvider(
+                way.launcher,
+                rendezvous.run_id,
+                poll_seconds=way.poll_seconds,
+                settle_seconds=way.settle_seconds,
+            )
 
 
 class _Way(NamedTuple):
