@@ -1,5 +1,6 @@
 """`with` for whatever has a `close`."""
 
+import threading
 from abc import ABC, abstractmethod
 from typing import Self
 
@@ -15,3 +16,24 @@ class Closing(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class ClosingThread(Closing):
+    """Has a thread that is told of changes by a condition, and leaves when it is closed.
+
+    A class made of this starts `_thread` when all else is there, and looks at `_closed` in `_run`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    @abstractmethod
+    def _run(self) -> None: ...

@@ -31,9 +31,8 @@ from rlboost_jax.settings.pool_fleets import fleet_of
 
 ANSWER_SECONDS = 90.0  # for a provider to list what there is
 END_SECONDS = 150.0  # for what is ended to be gone
-LOOK_SECONDS = 0.5
+FIRST_LOOK_SECONDS, LOOK_SECONDS = 0.05, 1.0  # the pause between two doubles up to the second
 LEFT = 1  # exit code
-LAUNCHED = ("command", "slurm", "kubernetes", "ec2", "skypilot")  # providers that have a launcher
 
 
 @dataclass(frozen=True)
@@ -88,15 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _look(places: Iterable[Place], *, reap: bool, others: bool) -> int:
-    places, left = tuple(places), 0
-    for place in places:
-        provider = open_provider(place.fleet, place.rendezvous)
+    opened = [(place, open_launcher(place.fleet, place.rendezvous)) for place in places]
+    left = 0
+    for place, launcher in opened:
+        provider = open_provider(place.fleet, place.rendezvous) if reap else None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                names = (
-                    [each.name for each in await provider.list()] if reap else await _seen(place)
-                )
-                kept = await _kept(place)
+                names = await (_adopted(provider) if provider else _seen(place, launcher))
+                kept = await _kept(place, launcher)
         except (LaunchFailed, TimeoutError) as error:
             why = f": {error}" if str(error) else ""
             print(f"{place.title}: its provider ({place.fleet.provider}) does not answer{why}")
@@ -106,55 +104,49 @@ async def _look(places: Iterable[Place], *, reap: bool, others: bool) -> int:
             print(f"{place.title}  {name}")
         if not names and not kept:
             print(f"{place.title}  nothing is left ({place.fleet.provider})")
-        elif reap:
-            left += await _end(place, provider, len(names) + len(kept))
+        elif provider:
+            left += await _end(place, provider, launcher, len(names) + len(kept))
         else:
             left += len(names) + len(kept)
-    return LEFT if left + await _others(places, reap=reap and others) else 0
+    return LEFT if left + await _others(opened, reap=reap and others) else 0
 
 
 async def _adopted(provider: Provider) -> list[str]:
     return [each.name for each in await provider.list()]
 
 
-async def _seen(place: Place) -> list[str]:
+async def _seen(place: Place, launcher: Launcher | None) -> list[str]:
     """The servers of a run, which may be alive. Its launcher is asked: a provider that adopts them
     ends at once what it did not ask for itself."""
-    if place.fleet.provider not in LAUNCHED:
+    if launcher is None:
         return await _adopted(open_provider(place.fleet, place.rendezvous))
     own, run_id = place.rendezvous.owns, place.run_id
-    jobs = await open_launcher(place.fleet, place.rendezvous).list()
+    jobs = await launcher.list()
     return [j.name for j in jobs if j.run == run_id and own(j.name) and j.state != "over"]
 
 
-async def _kept(place: Place) -> list[Kept]:
+async def _kept(place: Place, launcher: Launcher | None) -> list[Kept]:
     """What stands somewhere for a run besides its servers."""
-    if place.fleet.provider not in LAUNCHED:
-        return []
-    launcher = open_launcher(place.fleet, place.rendezvous)
-    found = await launcher.kept() if isinstance(launcher, Keeper) else ()
+    found: Sequence[Kept] = await launcher.kept() if isinstance(launcher, Keeper) else ()
     return [each for each in found if each.run == place.run_id]
 
 
-async def _end(place: Place, provider: Provider, count: int) -> int:
+async def _end(place: Place, provider: Provider, launcher: Launcher | None, count: int) -> int:
     """End what the provider has adopted; returns how many cannot be seen to be gone."""
     await provider.close()
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            left = len(await _seen(place)) + len(await _kept(place))
+            left = len(await _seen(place, launcher)) + len(await _kept(place, launcher))
     except (LaunchFailed, TimeoutError):
         left = count
     print(f"{place.title}  {count - left} ended")
     return left
 
 
-async def _others(places: Sequence[Place], *, reap: bool) -> int:
+async def _others(opened: Sequence[tuple[Place, Launcher | None]], *, reap: bool) -> int:
     """Servers of runs that were not named, in the same places."""
-    known, seen, left = {place.run_id for place in places}, set[tuple[str, str]](), 0
-    for place in places:
-        if place.fleet.provider not in LAUNCHED:
-            continue
-        launcher = open_launcher(place.fleet, place.rendezvous)
+    known, seen, left = {place.run_id for place, _ in opened}, set[tuple[str, str]](), 0
+    for launcher in (launcher for _, launcher in opened if launcher is not None):
         try:
             found = await _living(launcher, known)
             for job in found:
@@ -166,8 +158,10 @@ async def _others(places: Sequence[Place], *, reap: bool) -> int:
                     with contextlib.suppress(LaunchFailed):  # it is seen to be there still
                         await launcher.stop(job, 0.0)
                 async with asyncio.timeout(END_SECONDS):
+                    pause = FIRST_LOOK_SECONDS
                     while await _living(launcher, known):
-                        await asyncio.sleep(LOOK_SECONDS)
+                        await asyncio.sleep(pause)
+                        pause = min(2 * pause, LOOK_SECONDS)
                 print(f"of other runs  {len(found)} ended")
             left += await _others_kept(launcher, known, seen, discard=reap)
         except (LaunchFailed, TimeoutError) as error:

@@ -92,8 +92,6 @@ async def _of_provider(workdir: Path, name: str) -> Sequence[str]:
         launcher = open_launcher(read_run_config(workdir).fleet, place)
         if isinstance(launcher, LogKeeper):
             return await launcher.log(name, _nonce(workdir, name))
-    except ValueError:
-        pass  # it has no launcher
     except LaunchFailed as error:
         return (f"its log cannot be had: {error}",)
     return ()

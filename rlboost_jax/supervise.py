@@ -36,7 +36,8 @@ FIRST_PAUSE_SECONDS: Final = 0.5  # before a restart; doubles with each start th
 LONGEST_PAUSE_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.1  # between two looks at signals and the manager
 WATCH_SECONDS: Final = 1.0  # between two looks at a trainer
-DUMP_SECONDS: Final = 2.0  # for one that stands still to write down where
+DUMP_SECONDS: Final = 2.0  # for one that stands still to write down where, at most
+DUMP_LOOK_SECONDS: Final = 0.25  # what has not grown for as long is written
 LEAVE_SECONDS: Final = 10.0  # … and to end by itself
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -233,9 +234,10 @@ class Supervisor:
             f"({patience.phase or 'starting'}): it is ended; where its threads are is in "
             f"{self._stacks}"
         )
+        before = _size(self._stacks)
         trainer.send_signal(SIGNAL)
         trainer.send_signal(signal.SIGCONT)  # one that was stopped could neither say nor end
-        code = _code(trainer, DUMP_SECONDS)
+        code = self._dumped(trainer, before)
         if code is None:
             trainer.terminate()
             code = _code(trainer, self._leave_seconds)
@@ -244,6 +246,20 @@ class Supervisor:
             code = exits.of_process(trainer.wait())
         over = code in (exits.COMPLETE, exits.MISTAKE)  # at the last moment
         return code if over else exits.by_signal(signal.SIGKILL)
+
+    def _dumped(self, trainer: "subprocess.Popen[bytes]", before: int) -> int | None:
+        """Wait until it has written where it stands; its exit code if it has ended instead.
+
+        Args:
+            before: bytes that had been written.
+        """
+        size = before
+        until = time.monotonic() + DUMP_SECONDS
+        while (code := _code(trainer, DUMP_LOOK_SECONDS)) is None and time.monotonic() < until:
+            last, size = size, _size(self._stacks)
+            if size == last != before:
+                break
+        return code
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self._asked = number
@@ -289,6 +305,14 @@ class Supervisor:
             self._leads and record is not None and not is_held(self._workdir)
         ):  # else another trainer has come
             ManagerProcess(self._workdir, record.run_id).dismiss()
+
+
+def _size(path: Path) -> int:
+    """In bytes; 0 of a file that cannot be looked at."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _code(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:

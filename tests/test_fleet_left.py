@@ -79,7 +79,7 @@ def test_others_are_reaped_though_one_cannot_be_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, workdir = abandoned(tmp_path)
-    monkeypatch.setattr(fleet, "END_SECONDS", 1.0)
+    monkeypatch.setattr(fleet, "END_SECONDS", 0.3)
     for name in ("a", "b", "c"):
         start = [bench.cloud.script("start"), name, f"nonce-{name}", "of-another"]
         subprocess.run(start, check=True)

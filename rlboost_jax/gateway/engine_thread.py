@@ -6,7 +6,6 @@ inbox and are taken between two dispatches. What is yielded goes to the event lo
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlboost_jax.closing import ClosingThread
 from rlboost_jax.engine.dispatches import Dispatch
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.requests import RequestRejected
@@ -46,7 +46,7 @@ class Stream:
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
 
-class EngineThread:
+class EngineThread(ClosingThread):
     """Use as a context manager, or `close` it."""
 
     def __init__(self, engine: Engine, tenancy: Tenancy | None = None) -> None:
@@ -54,14 +54,12 @@ class EngineThread:
         Args:
             tenancy: of a device that others use too; closed with this.
         """
+        super().__init__("gateway engine")
         self._engine, self._tenancy = engine, tenancy
-        self._changed = threading.Condition()
         self._arrived: list[Stream] = []
         self._cancelled: set[int] = set()
         self._streams: dict[int, Stream] = {}
-        self._closed = False
         self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="gateway engine", daemon=True)
         self._thread.start()
 
     def begin(self, request: GenerateRequest) -> Stream:
@@ -83,18 +81,6 @@ class EngineThread:
         with self._changed:
             self._cancelled.add(request_id)
             self._changed.notify()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
-
-    def __enter__(self) -> "EngineThread":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _run(self) -> None:
         try:

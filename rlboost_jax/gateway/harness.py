@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax.host.starting import start_program
 from rlboost_jax.rewards.calls import prctl
 
 KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "VIRTUAL_ENV", "PYTHONPATH")
@@ -76,7 +77,7 @@ class Harness:
         inlet, outlet = os.pipe()
         os.set_blocking(inlet, False)
         try:
-            process = await asyncio.create_subprocess_exec(
+            process = await start_program(
                 *command,
                 env=environment,
                 cwd=folder if inside else None,

@@ -8,13 +8,13 @@ us slower and nothing else. Called by one thread.
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rlboost_jax.closing import ClosingThread
 from rlboost_jax.device_orders import (
     MAX_DUES,
     BudgetOrder,
@@ -64,7 +64,7 @@ def dues(
     return tuple(found[:MAX_DUES])
 
 
-class Tenancy:
+class Tenancy(ClosingThread):
     """Use as a context manager, or `close` it."""
 
     def __init__(
@@ -87,9 +87,8 @@ class Tenancy:
         self._promise, self._rows, self._clock = promise, token_rows, clock
         self._owed: dict[int, Owed] = {}
         self._costs = Costs()
-        self._changed = threading.Condition()
+        super().__init__("tenancy")
         self._unsaid: bytes | None = None  # the newest takes the place of those before
-        self._closed = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(_ANSWER_SECONDS)
         try:
@@ -106,7 +105,6 @@ class Tenancy:
             raise ConfigError(
                 f"{path}: {error}; start the rollout server with --budget_socket={path}"
             ) from None
-        self._thread = threading.Thread(target=self._speak, name="tenancy", daemon=True)
         self._thread.start()
 
     def arrived(self, request_id: int) -> None:
@@ -140,19 +138,7 @@ class Tenancy:
             self._unsaid = encode_line(Queue(dues=found)) + b"\n"
             self._changed.notify()
 
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
-
-    def __enter__(self) -> "Tenancy":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _speak(self) -> None:
+    def _run(self) -> None:
         """A server that does not listen holds up nobody but this thread."""
         with self._socket, contextlib.suppress(OSError):
             while True:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
@@ -46,65 +46,54 @@ def of_pools(
     return tuple((p, replace(rendezvous, pool=p.name, pools=names)) for p in fleet.pools)
 
 
+def open_launcher(fleet: FleetConfig, rendezvous: Rendezvous) -> Launcher | None:
+    """None: the provider has none."""
+    way = _way(fleet, rendezvous)
+    return way and way.launcher
+
+
 def _open(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
     match fleet.provider:
         case "local":
             return LocalProvider(rendezvous, price_per_hour=fleet.price_per_hour)
         case "none":
             return NoProvider()
+        case _:
+            way = _way(fleet, rendezvous)
+            assert way is not None, "a provider without a launcher has a case of its own"
+            return PolledProvider(
+                way.launcher,
+                rendezvous.run_id,
+                poll_seconds=way.poll_seconds,
+                settle_seconds=way.settle_seconds,
+            )
+
+
+class _Way(NamedTuple):
+    """How servers are started elsewhere, and looked at: as `PolledProvider` takes it."""
+
+    launcher: Launcher
+    poll_seconds: float
+    settle_seconds: float
+
+
+def _way(fleet: FleetConfig, rendezvous: Rendezvous) -> _Way | None:
+    match fleet.provider:
+        case "local" | "none":
+            return None
         case "command":
-            return PolledProvider(
-                open_launcher(fleet, rendezvous),
-                rendezvous.run_id,
-                poll_seconds=fleet.command.poll_seconds,
-                settle_seconds=fleet.command.settle_seconds,
-            )
+            command, price = fleet.command, fleet.price_per_hour
+            starts = CommandLauncher(command, rendezvous, price_per_hour=price)
+            return _Way(starts, command.poll_seconds, command.settle_seconds)
         case "slurm":
-            return PolledProvider(
-                open_launcher(fleet, rendezvous),
-                rendezvous.run_id,
-                poll_seconds=fleet.slurm.poll_seconds,
-                settle_seconds=SLURM_SETTLE_SECONDS,
-            )
-        case "kubernetes":
-            return PolledProvider(
-                open_launcher(fleet, rendezvous),
-                rendezvous.run_id,
-                poll_seconds=fleet.kubernetes.poll_seconds,
-                settle_seconds=0.0,  # what the API server took its next list has
-            )
+            poll_seconds = fleet.slurm.poll_seconds
+            return _Way(SlurmLauncher(fleet, rendezvous), poll_seconds, SLURM_SETTLE_SECONDS)
+        case "kubernetes":  # what the API server took its next list has
+            return _Way(KubernetesLauncher(fleet, rendezvous), fleet.kubernetes.poll_seconds, 0.0)
         case "ec2":
-            return PolledProvider(
-                open_launcher(fleet, rendezvous),
-                rendezvous.run_id,
-                poll_seconds=fleet.ec2.poll_seconds,
-                settle_seconds=fleet.ec2.settle_seconds,
-            )
-        case "skypilot":
-            return PolledProvider(
-                open_launcher(fleet, rendezvous),
-                rendezvous.run_id,
-                poll_seconds=fleet.skypilot.poll_seconds,
-                settle_seconds=0.0,  # what has started its API server lists at once
-            )
+            ec2 = fleet.ec2
+            return _Way(Ec2Launcher(fleet, rendezvous), ec2.poll_seconds, ec2.settle_seconds)
+        case "skypilot":  # what has started its API server lists at once
+            return _Way(SkyPilotLauncher(fleet, rendezvous), fleet.skypilot.poll_seconds, 0.0)
         case _ as never:
             assert_never(never)
-
-
-def open_launcher(fleet: FleetConfig, rendezvous: Rendezvous) -> Launcher:
-    """Of a provider that has one.
-
-    Raises:
-        ValueError: it has none.
-    """
-    if fleet.provider == "command":
-        return CommandLauncher(fleet.command, rendezvous, price_per_hour=fleet.price_per_hour)
-    if fleet.provider == "slurm":
-        return SlurmLauncher(fleet, rendezvous)
-    if fleet.provider == "kubernetes":
-        return KubernetesLauncher(fleet, rendezvous)
-    if fleet.provider == "ec2":
-        return Ec2Launcher(fleet, rendezvous)
-    if fleet.provider == "skypilot":
-        return SkyPilotLauncher(fleet, rendezvous)
-    raise ValueError(f"fleet.provider {fleet.provider!r} has no launcher")

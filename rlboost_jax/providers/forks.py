@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlboost_jax.host.starting import start_program
+
 PREPARE_SECONDS = 60.0  # imports, on a busy machine
 
 
@@ -58,7 +60,7 @@ class Forks:
                 return
             await asyncio.to_thread(self._log.parent.mkdir, parents=True, exist_ok=True)
             with await asyncio.to_thread(open, self._log, "ab") as log:
-                self._process = await asyncio.create_subprocess_exec(
+                self._process = await start_program(
                     *self._program,
                     stdin=PIPE,
                     stdout=PIPE,

@@ -57,6 +57,7 @@ class PolledProvider:
         poll_seconds: from one list to the next; while there are no instances there is none.
         settle_seconds: that a list may lag behind a start.
         close_seconds: that `close` waits for a launcher that does not answer.
+        leave_seconds: that it gives servers to leave by themselves.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class PolledProvider:
         poll_seconds: float,
         settle_seconds: float,
         close_seconds: float = CLOSE_SECONDS,
+        leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
         self._launcher, self._run_id = launcher, run_id
         self._poll_seconds, self._settle_seconds = poll_seconds, settle_seconds
-        self._close_seconds = close_seconds
+        self._close_seconds, self._leave_seconds = close_seconds, leave_seconds
         self._events = EventQueue()
         self._instances: dict[str, _Instance] = {}
         self._nonces: set[str] = set()
@@ -149,7 +151,7 @@ class PolledProvider:
         """Gives up after `close_seconds`, and says which command finds what may be left."""
         self._closing = True
         for instance in self._instances.values():
-            instance.end_at = min(instance.end_at, self._now() + LEAVE_SECONDS)
+            instance.end_at = min(instance.end_at, self._now() + self._leave_seconds)
         self._poke()
         try:
             async with asyncio.timeout(self._close_seconds):
@@ -225,7 +227,8 @@ class PolledProvider:
             for name, instance in list(self._instances.items()):
                 self._compare(name, instance, found, began)
             known = self._adopted or self._closing
-            remaining = [job for job in found if job.remains]
+            # Not one that a list older than its start has, which is still to be reported.
+            remaining = [job for job in found if job.remains and not self._wanted(job)]
             unwanted += remaining
             strays = [job for job in unwanted if known or job.nonce in self._nonces]
             await asyncio.gather(

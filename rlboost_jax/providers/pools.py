@@ -9,7 +9,6 @@ What a provider lists too late to be adopted, or grants after its request was gi
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from rlboost_jax.providers.event_queue import EventQueue
 REQUEST_SECONDS = 300.0  # for a request to return; providers bound their own steps
 LIST_SECONDS = 60.0  # that pools are waited for at first, from when one has answered
 CLOSE_SECONDS = 180.0
+LAST_WORDS_SECONDS = 1.0  # for the events of a provider that is closed to be read
 FIRST_REOPEN_SECONDS, LAST_REOPEN_SECONDS = 1.0, 60.0
 
 log = logging.getLogger(__name__)
@@ -145,16 +145,16 @@ class PooledProvider:
         self._closing = True
         for pool in self._pools.values():
             self._listen(pool)
-        try:
-            async with asyncio.timeout(self._close_seconds):
-                await asyncio.gather(*(self._close(pool) for pool in self._pools.values()))
-        except TimeoutError:
+        closing = {asyncio.create_task(self._close(p)): p for p in self._pools.values()}
+        closed, open_still = await asyncio.wait(closing, timeout=self._close_seconds)
+        if open_still:
             log.error("a pool does not close; rlboost fleet reap ends what it has left")
-        tasks = list(self._tasks)
+        tasks = [*self._tasks, *open_still]
         readers = [p.reader for p in self._pools.values() if p.reader is not None]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):  # what closed providers have said last
-                await asyncio.wait(readers)
+        # What closed providers have said last. Of the others no end is to be expected.
+        ending = [reader for task in closed if (reader := closing[task].reader) is not None]
+        if ending:
+            await asyncio.wait(ending, timeout=LAST_WORDS_SECONDS)
         for task in (*tasks, *readers):
             task.cancel()
         if tasks or readers:

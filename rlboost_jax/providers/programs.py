@@ -8,6 +8,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from rlboost_jax.host.starting import start_program
 from rlboost_jax.providers.launcher import LaunchFailed
 
 MAX_BYTES: Final = 4 * 2**20  # of output that is kept: 20,000 jobs of 200 characters
@@ -33,7 +34,7 @@ async def run_program(
     """
     outputs = [_Output(), _Output()]
     try:
-        process = await asyncio.create_subprocess_exec(
+        process = await start_program(
             *words,
             stdin=PIPE if given else DEVNULL,
             stdout=outputs[0].end,
@@ -41,9 +42,11 @@ async def run_program(
             env=dict(environment),
             start_new_session=True,  # it is ended with its children, and hears no interrupt
         )
-    except (OSError, ValueError) as error:
+    except BaseException as error:
         for output in outputs:
             output.close()
+        if not isinstance(error, OSError | ValueError):
+            raise
         reason = getattr(error, "strerror", None) or str(error)
         raise LaunchFailed(f"cannot run {words[0]}: {reason}", sure=True) from None
     readers = [asyncio.create_task(output.read()) for output in outputs]
@@ -112,4 +115,6 @@ class _Output:
 async def _end(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    if process.stdin is not None:  # a child elsewhere may hold its other end
+        process.stdin.transport.abort()
     await process.wait()

@@ -8,7 +8,6 @@ Etcd, API server, scheduler and controllers are real; what a kubelet does, proce
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.cluster import Cluster
-from tests.processes import living
 from tests.system.conftest import short_and_calm  # noqa: F401
+from tests.system.elsewhere import assert_secrets_are_kept, busy, joined, reap
 from tests.system.harness import MARK, PACED, PATIENT, REPOSITORY, SHORT, Run, running, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.soak]  # real clusters start slowly
@@ -74,18 +73,9 @@ def evict(cluster: Cluster, pod: str) -> None:
     cluster.kubectl("create", f"--raw={path}", "--filename=-", given=eviction)
 
 
-def joined(run: Run) -> set[str]:
-    return {e["instance"] for e in run.events("joined") if not e["detail"]["reserved"]}
-
-
 def of(run: Run, kind: str) -> dict[str, dict[str, Any]]:
     """What events of a kind say, by instance."""
     return {e["instance"]: e["detail"] for e in run.events(kind)}
-
-
-def busy(run: Run) -> list[str]:
-    found = run.status().get("instances", ())
-    return [each["instance"] for each in found if each["running"] and not each["reserved"]]
 
 
 def test_pods_come_and_go_and_change_no_bit(
@@ -98,7 +88,7 @@ def test_pods_come_and_go_and_change_no_bit(
         # Two are evicted while they generate.
         with run.at_a_standstill(version=1, servers=False):
             run.wait_until(lambda: len(joined(run)) == PODS, f"{PODS} pods that have joined")
-            assert_secrets_are_kept(run, cluster)
+            assert_kept(run, cluster)
             run.wait_until(lambda: len(busy(run)) >= 2, "work for two of them")
             evicted = busy(run)[:2]
             for name in evicted:
@@ -151,17 +141,6 @@ def test_what_a_dead_run_has_left_is_found_and_reaped(cluster: Cluster, tmp_path
     assert_nothing_is_left(cluster)
 
 
-def reap(run: Run, environment: dict[str, str], what: str, *, code: int) -> str:
-    ran = subprocess.run(
-        (sys.executable, "-m", "rlboost_jax.fleet", what, str(run.workdir)),
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == code, ran.stdout + ran.stderr
-    return ran.stdout
-
-
 def assert_nothing_is_left(cluster: Cluster) -> None:
     """No pod, and no Secret of one: the garbage collector is some seconds behind."""
     assert not cluster.items("pods")
@@ -170,21 +149,14 @@ def assert_nothing_is_left(cluster: Cluster) -> None:
     )
 
 
-def assert_secrets_are_kept(run: Run, cluster: Cluster) -> None:
-    """What opens the manager is on no command line, in no log and no manifest of a pod."""
-    join = run.workdir / "join"
-    key = "".join((join / "client.key").read_text().splitlines()[1:-1])[:40]
-    shown = [each.command for each in living()]
-    shown += [cluster.kubectl("-n=rlboost", *words) for words in (
+def assert_kept(run: Run, cluster: Cluster) -> None:
+    """What opens the manager is in nothing that is shown of pods, and in one Secret of each."""
+    shown = [cluster.kubectl("-n=rlboost", *words) for words in (
         ("get", "pods", "--output=yaml"),
         ("describe", "pods"),
         ("get", "events", "--output=yaml"),
     )]  # fmt: skip
-    files = ["config.json", "events.jsonl", "manager.json", "metrics.jsonl"]
-    paths = [run.workdir / name for name in files] + sorted(cluster.folder.rglob("*.log"))
-    shown += [path.read_text(errors="replace") for path in paths if path.exists()]
-    assert any("rlboost/nonce" in text for text in shown)
     packed = [s["data"]["join"] for s in cluster.items("secrets") if "join" in s["data"]]
     assert len(packed) == PODS
-    for secret in ((join / "token").read_text().strip(), key, *packed):
-        assert len(secret) > 20 and not [text for text in shown if secret in text]
+    logs = sorted(cluster.folder.rglob("*.log"))
+    assert_secrets_are_kept(run, shown, logs, tag="rlboost/nonce", more=packed)

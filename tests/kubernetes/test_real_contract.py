@@ -14,18 +14,7 @@ from rlboost_jax.providers.polled import PolledProvider
 from tests.kubernetes.cluster import Cluster
 from tests.processes import living
 from tests.providers.benches import Bench, KubernetesBench, rendezvous
-from tests.providers.test_contract import (  # noqa: F401
-    test_a_grace_is_a_bound,
-    test_a_nonce_is_good_for_one_machine,
-    test_a_pool_that_there_is_not_is_refused,
-    test_a_request_under_way_can_be_terminated,
-    test_a_server_echoes_what_it_was_asked_for_with,
-    test_a_server_may_end_by_itself,
-    test_each_request_is_answered_and_ends_once,
-    test_the_end_of_nobody_is_no_mistake,
-    test_the_end_of_the_run_leaves_nothing,
-    test_the_next_manager_finds_what_is_paid_for,
-)
+from tests.providers.real_contract import *  # noqa: F403
 
 pytestmark = [pytest.mark.system, pytest.mark.soak]
 
@@ -54,8 +43,3 @@ class RealBench(KubernetesBench):
 @pytest.fixture
 def bench(cluster: Cluster, tmp_path: Path) -> Bench:
     return RealBench(tmp_path, cluster)
-
-
-@pytest.fixture
-def granting(bench: Bench) -> Bench:
-    return bench

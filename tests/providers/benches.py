@@ -22,6 +22,7 @@ from rlboost_jax.providers.command import CommandLauncher
 from rlboost_jax.providers.ec2 import Ec2Launcher
 from rlboost_jax.providers.kubernetes.api import KubernetesApi
 from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
+from rlboost_jax.providers.launcher import Launcher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
 from rlboost_jax.providers.polled import PolledProvider
@@ -169,7 +170,7 @@ class CommandBench:
         )
         place = rendezvous(self.folder)
         launcher = CommandLauncher(settings, place, price_per_hour=1.0)
-        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+        return polled(launcher)
 
     async def lose(self, provider: Provider) -> None:
         await killed(provider)
@@ -201,7 +202,7 @@ class PageBench(CommandBench):
         )
         place = rendezvous(self.folder)
         launcher = CommandLauncher(settings, place, price_per_hour=1.0)
-        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+        return polled(launcher)
 
     @property
     def with_path(self) -> str:
@@ -221,7 +222,7 @@ class SlurmBench(CommandBench):
     def open(self) -> PolledProvider:
         place = rendezvous(self.folder)
         launcher = SlurmLauncher(self.fleet, place, programs=self.cloud.folder)
-        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+        return polled(launcher)
 
     @property
     def fleet(self) -> FleetConfig:
@@ -253,7 +254,7 @@ class KubernetesBench:
         place = rendezvous(self.folder)
         api = KubernetesApi("", "rlboost", timeout_seconds=30.0, kubeconfig=self.cluster.kubeconfig)
         launcher = KubernetesLauncher(self.fleet, place, api=api)
-        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.0)
+        return polled(launcher, settle_seconds=0.0)
 
     async def lose(self, provider: Provider) -> None:
         await killed(provider)
@@ -277,7 +278,7 @@ class Ec2Bench(CommandBench):
     def open(self) -> PolledProvider:
         place = rendezvous(self.folder)
         launcher = Ec2Launcher(self.fleet, place)
-        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.2)
+        return polled(launcher)
 
     @property
     def fleet(self) -> FleetConfig:
@@ -318,7 +319,7 @@ class SkyPilotBench(CommandBench):
     def open(self) -> PolledProvider:
         place = rendezvous(self.folder)
         launcher = SkyPilotLauncher(self.fleet, place)
-        return PolledProvider(launcher, place.run_id, poll_seconds=0.1, settle_seconds=0.0)
+        return polled(launcher, settle_seconds=0.0)
 
     @property
     def fleet(self) -> FleetConfig:
@@ -383,7 +384,7 @@ class PoolsBench:
             {"spot": fake, "hangs": HangingProvider, "breaks": BrokenProvider},
             request_seconds=0.05,
             list_seconds=0.05,
-            close_seconds=0.2,
+            close_seconds=0.05,
         )
         self.made[id(provider)] = mine
         return provider
@@ -399,6 +400,13 @@ class PoolsBench:
 
     async def end(self, provider: Provider, name: str) -> None:
         self.made[id(provider)][-1].end(name, CODE)
+
+
+def polled(launcher: Launcher, run: str = "run", *, settle_seconds: float = 0.2) -> PolledProvider:
+    """That looks often, and gives servers little time to leave."""
+    return PolledProvider(
+        launcher, run, poll_seconds=0.05, settle_seconds=settle_seconds, leave_seconds=0.2
+    )
 
 
 async def killed(provider: Provider) -> None:

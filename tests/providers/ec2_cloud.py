@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,11 +29,18 @@ ACCOUNT = "123456789012"
 ZONE = "us-east-1a"
 MISSING = "moto is not installed: pip install -e '.[dev]'"
 IMDS_TOKEN = "token-of-imds"
+LOOK_SECONDS = 0.01  # between two looks of a server whether it is closed
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "of-nobody",
     "AWS_SECRET_ACCESS_KEY": "of-nobody",
     "AWS_DEFAULT_REGION": REGION,
     "AWS_EC2_METADATA_DISABLED": "true",  # of the trainer's host, which has none
+}
+IMAGE = {
+    "ami_id": "ami-0123456789abcdef0",
+    "name": "servers",
+    "owner_id": "801119661308",
+    "architecture": "x86_64",
 }
 STUBS = {
     "shutdown": '#!/bin/sh\necho "shutdown $*" >>"$MACHINE/said"\n',
@@ -58,8 +66,15 @@ curl -fsS -H 'X-Amz-Target: AmazonSSM.GetParameter' \\
 
 @functools.cache
 def _server() -> str:
-    """Address of moto's, one for all tests of a process."""
+    """Address of moto's, one for all tests of a process. It has one image: to make hundreds anew
+    for each test takes a while."""
     pytest.importorskip("moto", reason=MISSING)
+    with tempfile.NamedTemporaryFile("w") as images:
+        images.write(json.dumps([IMAGE]))
+        images.flush()
+        os.environ["MOTO_AMIS_PATH"] = images.name  # read once; that it is set is looked at again
+        from moto.ec2.models import amis
+    assert len(amis.AMIS) == 1
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -113,12 +128,13 @@ class Ec2Cloud:
             (folder / "bin" / name).write_text(text)
             (folder / "bin" / name).chmod(0o700)
         self._imds = ThreadingHTTPServer(("127.0.0.1", 0), _imds_of(self))
-        threading.Thread(target=self._imds.serve_forever, daemon=True).start()
+        threading.Thread(target=self._imds.serve_forever, args=(LOOK_SECONDS,), daemon=True).start()
         self._stack = ExitStack()
         self._stack.enter_context(mock.patch.dict(os.environ, self.environment))
         self._reset()
-        self._stack.enter_context(_patched(self))
         self.ec2, self.ssm = _client("ec2"), _client("ssm")
+        self._stack.enter_context(_patched(self))
+        self._stack.enter_context(_closed_clients())
         self.image = _image()  # of those that moto has
 
     def instances(self) -> dict[str, dict[str, Any]]:
@@ -291,6 +307,23 @@ def _patched(cloud: Ec2Cloud) -> Iterator[None]:
         mock.patch.object(InstanceResponse, "terminate_instances", terminate_instances),
     ):
         yield
+
+
+@contextmanager
+def _closed_clients() -> Iterator[None]:
+    """Those that are made meanwhile are closed at the end: launchers live as long as processes."""
+    from boto3 import Session
+
+    make, made = Session.client, []
+
+    def client(self: Any, *words: Any, **options: Any) -> Any:
+        made.append(make(self, *words, **options))
+        return made[-1]
+
+    with mock.patch.object(Session, "client", client):
+        yield
+    for each in made:
+        each.close()
 
 
 def _imds_of(cloud: Ec2Cloud) -> type[BaseHTTPRequestHandler]:

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.providers.pod_process import Object, PodProcess, container_status, over
 
 NOW = "2026-01-01T00:00:00Z"
+LOOK_SECONDS = 0.01  # between two looks of the server whether it is closed
 
 
 class FakeCluster:
@@ -31,6 +32,7 @@ class FakeCluster:
         answers: for the next requests, in place of what is true: code and headers.
         away: nothing is answered while this is set.
         seen: method and path of each request, in order.
+        second: of its graces, in seconds.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,13 +42,17 @@ class FakeCluster:
         self.answers: list[tuple[int, Mapping[str, str]]] = []
         self.away = threading.Event()
         self.seen: list[str] = []
+        self.second = 0.05
         self.pods: dict[str, Object] = {}
         self.secrets: dict[str, Object] = {}
         self.processes: dict[str, PodProcess] = {}
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        serves = threading.Thread(
+            target=self._server.serve_forever, args=(LOOK_SECONDS,), daemon=True
+        )
+        serves.start()
         self.kubeconfig = folder / "kubeconfig"
         self.kubeconfig.write_text(kubeconfig(f"http://127.0.0.1:{self._server.server_port}"))
 
@@ -135,7 +141,7 @@ class FakeCluster:
             return
         grace = min(grace, meta.get("deletionGracePeriodSeconds", grace))
         meta |= {"deletionTimestamp": NOW, "deletionGracePeriodSeconds": grace}
-        process.end_within(grace)
+        process.end_within(grace * self.second)
 
     def _tick(self) -> None:
         """What scheduler, kubelets and garbage collector have done by now."""

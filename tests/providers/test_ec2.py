@@ -20,11 +20,10 @@ from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Started
 from rlboost_jax.providers.ec2 import Ec2Launcher
 from rlboost_jax.providers.ec2_machine import script_of, template_of
 from rlboost_jax.providers.launcher import Job, LaunchFailed
-from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.settings.ec2 import Ec2Config, ec2_mistakes, pools_of
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
-from tests.providers.benches import SECRET, killed, made_join, rendezvous
+from tests.providers.benches import SECRET, killed, made_join, polled, rendezvous
 from tests.providers.ec2_cloud import ACCOUNT, REGION, Ec2Cloud
 from tests.providers.test_contract import Ear, play
 from tests.workdirs import begun
@@ -158,7 +157,7 @@ def test_a_machine_arms_its_end_before_anything_else_and_goes_with_its_server(
     """The server here is `false`, which fails at once."""
 
     async def story() -> None:
-        provider = opened(launcher(cloud, replace(EC2, program="false")))
+        provider = polled(launcher(cloud, replace(EC2, program="false")))
         ear = Ear(provider)
         await provider.request("a", "n", ANY_POOL)
         ended = await ear.of("a", Exited)
@@ -174,7 +173,7 @@ def test_a_machine_arms_its_end_before_anything_else_and_goes_with_its_server(
 
 def test_credentials_are_nowhere_but_in_an_encrypted_parameter(cloud: Ec2Cloud) -> None:
     async def story() -> None:
-        provider = opened(launcher(cloud))
+        provider = polled(launcher(cloud))
         ear = Ear(provider)
         await provider.request("a", "n", ANY_POOL)
         await ear.of("a", Started)
@@ -329,7 +328,7 @@ def test_who_is_not_there_any_more_is_no_mistake(cloud: Ec2Cloud) -> None:
 
 def test_an_interruption_is_the_reason_of_its_end(cloud: Ec2Cloud) -> None:
     async def story() -> None:
-        provider = opened(launcher(cloud))
+        provider = polled(launcher(cloud))
         ear = Ear(provider)
         await provider.request("a", "n", ANY_POOL)
         await ear.of("a", Granted)
@@ -419,7 +418,7 @@ def test_what_a_dead_run_has_left_is_found_and_reaped_parameters_too(
 
     async def abandoned(run: str, name: str) -> None:
         made = launcher(cloud, run=run)
-        provider = opened(made, run)
+        provider = polled(made, run)
         ear = Ear(provider)
         await provider.request(name, f"nonce-{name}", ANY_POOL)
         await ear.of(name, Started)
@@ -520,10 +519,6 @@ def test_without_a_region_it_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
     settings = FleetConfig(provider="ec2", chaos=ChaosConfig(), ec2=EC2)
     with pytest.raises(ConfigError, match=r"fleet\.ec2\.region"):
         Ec2Launcher(settings, rendezvous(tmp_path))
-
-
-def opened(made: Ec2Launcher, run: str = "run") -> PolledProvider:
-    return PolledProvider(made, run, poll_seconds=0.1, settle_seconds=0.2)
 
 
 def alive(cloud: Ec2Cloud) -> list[str]:

@@ -31,7 +31,7 @@ from rlboost_jax.providers.launcher import LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.settings.fleet import FleetConfig
 from tests.docs_blocks import blocks_of
-from tests.providers.benches import CODE, SECRET, KubernetesBench, rendezvous
+from tests.providers.benches import CODE, SECRET, KubernetesBench, polled, rendezvous
 from tests.providers.test_contract import Ear, play
 
 PAGE = "docs/how-to/fleet-kubernetes.md"
@@ -56,7 +56,7 @@ class Bench(KubernetesBench):
         return KubernetesLauncher(self.fleet, rendezvous(self.folder), api=api)
 
     def open(self) -> PolledProvider:
-        return PolledProvider(self.launcher(), "run", poll_seconds=0.1, settle_seconds=0.0)
+        return polled(self.launcher(), settle_seconds=0.0)
 
 
 @contextlib.asynccontextmanager
@@ -69,6 +69,14 @@ async def opened(bench: Bench) -> AsyncIterator[tuple[PolledProvider, Ear]]:
     await ear.whole()
     assert not bench.cluster.pods and not bench.cluster.secrets
     bench.cluster.close()
+
+
+async def listed(bench: Bench, times: int) -> None:
+    """Until the pods were listed so often from now on."""
+    seen = bench.cluster.seen
+    last = seen.count("GET pods") + times
+    while seen.count("GET pods") < last:
+        await asyncio.sleep(0.01)
 
 
 def test_a_secret_lives_as_long_as_its_pod(tmp_path: Path) -> None:
@@ -163,9 +171,7 @@ def test_a_pod_waits_for_a_node_for_so_long(tmp_path: Path, pending_seconds: flo
                 assert isinstance(refused, Refused) and "has no node for 0.3 s" in refused.reason
                 assert "3 Insufficient nvidia.com/gpu" in refused.reason
                 return
-            lists = lambda: bench.cluster.seen.count("GET pods")  # noqa: E731
-            while lists() < 8:
-                await asyncio.sleep(0.01)
+            await listed(bench, 8)
             assert not ear.heard
             bench.cluster.full = False
             await ear.of("a", Granted)
@@ -173,13 +179,10 @@ def test_a_pod_waits_for_a_node_for_so_long(tmp_path: Path, pending_seconds: flo
     play(story)
 
 
-def test_an_eviction_is_heard_of_once_and_is_the_reason_of_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manifests, "LEAVE_SECONDS", 1)
-
+def test_an_eviction_is_heard_of_once_and_is_the_reason_of_the_end(tmp_path: Path) -> None:
     async def story() -> None:
         bench = Bench(tmp_path)
+        bench.cluster.second = 1.0
         async with opened(bench) as (provider, ear):
             await bench.nonce(provider, "stubborn")
             await provider.request("stubborn", "n", ANY_POOL)
@@ -187,8 +190,11 @@ def test_an_eviction_is_heard_of_once_and_is_the_reason_of_the_end(
             await bench.nonce(provider, "stubborn")  # it heeds no SIGTERM now
             bench.cluster.evict("stubborn", reason="PreemptionByScheduler", message="for urgent-0")
             withdrawn = await ear.of("stubborn", Withdrawn)
-            assert isinstance(withdrawn, Withdrawn) and withdrawn.seconds == pytest.approx(0.9)
+            left = manifests.LEAVE_SECONDS - 0.1  # a list may be as old as that
+            assert isinstance(withdrawn, Withdrawn) and withdrawn.seconds == pytest.approx(left)
             assert withdrawn.reason == "PreemptionByScheduler: for urgent-0"
+            await listed(bench, 3)
+            bench.cluster.process("stubborn").kill()
             exited = await ear.of("stubborn", Exited)
             assert isinstance(exited, Exited) and exited.reason == withdrawn.reason
 
@@ -203,7 +209,10 @@ def test_what_the_run_ends_itself_nobody_withdraws(tmp_path: Path) -> None:
             await provider.request("stubborn", "n", ANY_POOL)
             await ear.of("stubborn", Started)
             await bench.nonce(provider, "stubborn")
-            await provider.terminate("stubborn", 1.0)
+            bench.cluster.second = 1.0
+            await provider.terminate("stubborn", 60.0)
+            await listed(bench, 3)
+            bench.cluster.process("stubborn").kill()
             await ear.of("stubborn", Exited)
             assert not [event for event in ear.heard if isinstance(event, Withdrawn)]
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import selectors
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -19,27 +18,8 @@ from rlboost_jax.providers.base import (
 )
 from rlboost_jax.providers.launcher import Job, LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
-from tests.patience import PATIENCE_SECONDS
 from tests.providers.test_contract import Ear
-
-
-class Skips(selectors.DefaultSelector):
-    """Time passes only where all wait for it, and then at once."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.now += timeout or 0.0
-        return super().select(timeout and 0.0)
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._skips = Skips()
-        super().__init__(self._skips)
-
-    def time(self) -> float:
-        return self._skips.now
+from tests.virtual_time import play
 
 
 @dataclass
@@ -104,21 +84,30 @@ def provider_of(desk: Desk, **options: float) -> PolledProvider:
     return PolledProvider(desk, "run", **times)
 
 
-async def one_of(desk: Desk, **options: float) -> tuple[PolledProvider, Ear]:
-    """With one instance, `a`, that has started."""
+async def asked(desk: Desk, **options: float) -> tuple[PolledProvider, Ear]:
+    """For one instance, `a`, with the nonce `n`."""
     provider = provider_of(desk, **options)
     ear = Ear(provider)
     await provider.request("a", "n", ANY_POOL)
+    return provider, ear
+
+
+async def one_of(desk: Desk, **options: float) -> tuple[PolledProvider, Ear]:
+    """With one instance, `a`, that has started."""
+    provider, ear = await asked(desk, **options)
     await ear.of("a", Started)
     return provider, ear
 
 
-def play(story: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await story()
-
-    asyncio.run(limited())
+async def some_of(desk: Desk, names: str, **options: float) -> tuple[PolledProvider, Ear]:
+    """With instances of these names, of a letter each, that have started one after the other."""
+    provider = provider_of(desk, **options)
+    await provider.list()
+    ear = Ear(provider)
+    for name in names:
+        await provider.request(name, f"nonce-{name}", ANY_POOL)
+        await ear.of(name, Started)
+    return provider, ear
 
 
 async def seen(true: Callable[[], bool]) -> None:
@@ -150,9 +139,7 @@ def test_a_start_may_be_late() -> None:
 def test_one_that_waits_can_be_terminated() -> None:
     async def story() -> None:
         desk = Desk(state="waiting")
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
+        provider, ear = await asked(desk)
         await provider.terminate("a", 0.0)
         await ear.of("a", Refused | Exited)
         assert not desk.jobs
@@ -185,9 +172,7 @@ def test_a_start_under_way_can_be_terminated(grace: float) -> None:
 def test_what_comes_of_a_start_that_timed_out_is_stopped_without_a_word() -> None:
     async def story() -> None:
         desk = Desk(start_fails=LaunchFailed("sbatch did not end in 60 s"))
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
+        provider, ear = await asked(desk)
         assert await ear.of("a", Refused) == Refused("a", "n", "sbatch did not end in 60 s")
         await seen(lambda: not desk.jobs)
         await provider.close()
@@ -199,9 +184,7 @@ def test_what_comes_of_a_start_that_timed_out_is_stopped_without_a_word() -> Non
 def test_of_two_jobs_with_one_nonce_one_goes_on() -> None:
     async def story() -> None:
         desk = Desk(copies=3)
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
+        provider, ear = await asked(desk)
         await seen(lambda: len(desk.jobs) == 1)
         assert kinds(ear) == [Granted, Started]
         await provider.close()
@@ -212,9 +195,7 @@ def test_of_two_jobs_with_one_nonce_one_goes_on() -> None:
 
 def test_a_start_that_no_list_ever_has_is_refused() -> None:
     async def story() -> None:
-        provider = provider_of(Desk(loses=True), settle_seconds=0.02)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
+        provider, ear = await asked(Desk(loses=True), settle_seconds=0.02)
         refused = await ear.of("a", Refused)
         assert isinstance(refused, Refused) and "a list never had it" in refused.reason
         await provider.close()
@@ -225,9 +206,7 @@ def test_a_start_that_no_list_ever_has_is_refused() -> None:
 def test_a_list_may_lag_behind_a_start() -> None:
     async def story() -> None:
         desk = Desk(loses=True)
-        provider = provider_of(desk, settle_seconds=1e6)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
+        provider, ear = await asked(desk, settle_seconds=1e6)
         await seen(lambda: desk.lists > 3)
         desk.put("a.0", "a", "n")
         await ear.of("a", Started)
@@ -304,12 +283,7 @@ def test_one_of_an_earlier_manager_that_comes_too_late_is_stopped() -> None:
 def test_one_that_a_list_forgot_is_over_and_does_not_go_on() -> None:
     async def story() -> None:
         desk = Desk()
-        provider = provider_of(desk)
-        await provider.list()
-        ear = Ear(provider)
-        for name in ("a", "b"):
-            await provider.request(name, f"nonce-{name}", ANY_POOL)
-            await ear.of(name, Started)
+        provider, ear = await some_of(desk, "ab")
         forgotten = desk.jobs.pop("a.0")
         await ear.of("a", Exited)
         desk.jobs["a.0"] = forgotten
@@ -335,9 +309,7 @@ def test_an_end_says_what_the_launcher_knows() -> None:
 def test_one_that_was_over_before_any_list_had_it_has_a_whole_story() -> None:
     async def story() -> None:
         desk = Desk(state="over")
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
+        provider, ear = await asked(desk)
         await ear.of("a", Exited)
         await provider.close()
         assert kinds(ear) == [Granted, Started, Exited]
@@ -386,8 +358,7 @@ def test_each_grace_ends_in_its_time_beside_one_that_does_not_leave() -> None:
         desk.ignores = False
         await provider.close()
 
-    with asyncio.Runner(loop_factory=VirtualTime) as runner:
-        runner.run(story())
+    play(story)
 
 
 def test_whom_no_list_shows_gone_close_leaves_to_the_reaper(
@@ -437,11 +408,7 @@ def test_nobody_is_asked_while_there_are_no_instances() -> None:
 def test_one_that_goes_back_to_the_queue_is_over_and_does_not_come_again() -> None:
     async def story() -> None:
         desk = Desk()
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        for name in ("a", "b"):
-            await provider.request(name, f"nonce-{name}", ANY_POOL)
-            await ear.of(name, Started)
+        provider, ear = await some_of(desk, "ab")
         desk.set("a.0", state="waiting")
         assert await ear.of("a", Exited) == Exited("a", "nonce-a", "it went back to the queue")
         await seen(lambda: "a.0" not in desk.jobs)
@@ -491,11 +458,7 @@ def test_no_stop_waits_for_another_to_end() -> None:
 
     async def story() -> None:
         desk = Slow()
-        provider = provider_of(desk, close_seconds=20.0)
-        ear = Ear(provider)
-        for name in "abcd":
-            await provider.request(name, f"nonce-{name}", ANY_POOL)
-            await ear.of(name, Started)
+        provider, _ = await some_of(desk, "abcd", close_seconds=20.0)
         await provider.close()
         assert not desk.jobs
 
@@ -505,9 +468,7 @@ def test_no_stop_waits_for_another_to_end() -> None:
 def test_one_that_never_began_is_refused_and_removed() -> None:
     async def story() -> None:
         desk = Desk(state="waiting")
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
+        provider, ear = await asked(desk)
         desk.set("a.0", state="over", refused=True, remains=True, reason="no such image")
         assert await ear.of("a", Refused) == Refused("a", "n", "no such image")
         await seen(lambda: not desk.jobs)
@@ -520,10 +481,7 @@ def test_one_that_never_began_is_refused_and_removed() -> None:
 def test_one_that_ran_is_not_refused_any_more() -> None:
     async def story() -> None:
         desk = Desk()
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
-        await ear.of("a", Started)
+        provider, ear = await one_of(desk)
         desk.set("a.0", state="over", refused=True, reason="lost")
         assert await ear.of("a", Exited) == Exited("a", "n", "lost")
         await provider.close()
@@ -535,11 +493,7 @@ def test_one_that_ran_is_not_refused_any_more() -> None:
 def test_what_is_over_and_remains_is_removed_once_it_was_reported(remains: bool) -> None:
     async def story() -> None:
         desk = Desk()
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        for name in "ab":
-            await provider.request(name, f"nonce-{name}", ANY_POOL)
-            await ear.of(name, Started)
+        provider, ear = await some_of(desk, "ab")
         desk.set("a.0", state="over", code=3, remains=remains)
         assert await ear.of("a", Exited) == Exited("a", "nonce-a", "exit code 3", 3)
         before = desk.lists
@@ -553,9 +507,7 @@ def test_what_is_over_and_remains_is_removed_once_it_was_reported(remains: bool)
 def test_the_end_of_the_run_waits_for_what_remains() -> None:
     async def story() -> None:
         desk = Desk(state="waiting", ignores=True)
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        await provider.request("a", "n", ANY_POOL)
+        provider, ear = await asked(desk)
         desk.set("a.0", state="over", refused=True, remains=True)
         await ear.of("a", Refused)
         closing = asyncio.create_task(provider.close())
@@ -571,11 +523,7 @@ def test_the_end_of_the_run_waits_for_what_remains() -> None:
 def test_what_its_owner_takes_back_is_said_once_and_is_the_reason_of_its_end() -> None:
     async def story() -> None:
         desk = Desk()
-        provider = provider_of(desk)
-        ear = Ear(provider)
-        for name in "ab":
-            await provider.request(name, f"nonce-{name}", ANY_POOL)
-            await ear.of(name, Started)
+        provider, ear = await some_of(desk, "ab")
         desk.ignores = True
         await provider.terminate("b", 60.0)
         for name in "ab":

@@ -23,7 +23,9 @@ from rlboost_jax.settings.launchers import CommandConfig
 from tests.providers.benches import made_join, rendezvous
 from tests.providers.fake import Cloud, FakeProvider, HangingProvider
 from tests.providers.shell_cloud import ShellCloud
-from tests.providers.test_contract import Ear, play
+from tests.providers.test_contract import Ear
+from tests.providers.test_contract import play as play_in_real_time
+from tests.virtual_time import play
 
 
 def pooled(limit: float = 0.05, **pools: Callable[[], Provider]) -> PooledProvider:
@@ -69,6 +71,25 @@ def test_one_that_hangs_keeps_nobody_waiting() -> None:
         assert isinstance(await ear.of("hangs-1", Granted | Refused), Refused)
         await provider.close()
         await ear.whole()
+
+    play(story)
+
+
+def test_the_last_words_of_a_provider_that_has_closed_are_heard() -> None:
+    class Slow(FakeProvider):
+        async def events(self) -> AsyncIterator[ProviderEvent]:  # type: ignore[override]
+            async for event in super().events():
+                await asyncio.sleep(0.25)
+                yield event
+
+    async def story() -> None:
+        provider = pooled(slow=lambda: Slow(Cloud()), hangs=HangingProvider)
+        ear = Ear(provider)
+        await provider.request("slow-1", "a", "slow")
+        await ear.of("slow-1", Granted)
+        await provider.close()
+        await ear.whole()
+        assert ear.heard[-1] == Exited("slow-1", "a", "ended", 0)
 
     play(story)
 
@@ -187,7 +208,7 @@ def test_pools_of_one_cloud_leave_each_others_jobs_alone(tmp_path: Path) -> None
         await provider.close()
         await ear.whole()
 
-    play(story)
+    play_in_real_time(story)
 
 
 def test_prices() -> None:

@@ -9,13 +9,12 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import living
 from tests.system.conftest import short_and_calm  # noqa: F401
+from tests.system.elsewhere import assert_secrets_are_kept, busy, joined, reap
 from tests.system.harness import PATIENT, SHORT, Run, running, wait_until
 
 pytestmark = pytest.mark.system
@@ -54,23 +53,14 @@ def jobs(environment: dict[str, str]) -> dict[str, tuple[str, str]]:
     return {row[2].split("/")[2]: (row[0], row[1]) for row in rows if row[2].startswith("rlboost/")}
 
 
-def joined(run: Run) -> list[str]:
-    return [e["instance"] for e in run.events("joined") if not e["detail"]["reserved"]]
-
-
-def busy(run: Run) -> list[str]:
-    found = run.status().get("instances", ())
-    return [each["instance"] for each in found if each["running"] and not each["reserved"]]
-
-
 def test_jobs_come_and_go_and_change_no_bit(
     slurm: dict[str, str],
     short_and_calm: Run,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     with running(tmp_path / "run", *SETTINGS, environment=slurm) as run:
-        run.wait_until(lambda: len(set(joined(run))) == JOBS, f"{JOBS} jobs that have joined")
-        assert_secrets_are_kept(run, slurm)
+        run.wait_until(lambda: len(joined(run)) == JOBS, f"{JOBS} jobs that have joined")
+        assert_kept(run, slurm)
 
         # A partition of higher priority takes two of the eight processors that jobs have.
         with run.at_a_standstill(servers=False):
@@ -99,7 +89,7 @@ def test_jobs_come_and_go_and_change_no_bit(
             gone = jobs(slurm)
             of_slurm(slurm, "scancel", *(number for number, _ in gone.values()))
             run.wait_until(lambda: not gone.keys() & jobs(slurm).keys(), "their end")
-            run.wait_until(lambda: set(joined(run)) - gone.keys() - set(noticed), "another one")
+            run.wait_until(lambda: joined(run) - gone.keys() - set(noticed), "another one")
 
         # The manager dies; the next one finds the jobs and goes on with them.
         before = set(jobs(slurm))
@@ -130,32 +120,12 @@ def test_what_a_dead_run_has_left_is_found_and_reaped(
         assert "nothing" in reap(run, slurm, "list", code=0)
 
 
-def reap(run: Run, environment: dict[str, str], what: str, *, code: int) -> str:
-    ran = subprocess.run(
-        (sys.executable, "-m", "rlboost_jax.fleet", what, str(run.workdir)),
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == code, ran.stdout + ran.stderr
-    return ran.stdout
-
-
-def assert_secrets_are_kept(run: Run, environment: dict[str, str]) -> None:
-    """What opens the manager is on no command line, in no log, and in nothing that Slurm shows."""
-    join = run.workdir / "join"
-    key = "".join((join / "client.key").read_text().splitlines()[1:-1])[:40]
-    secrets = [(join / "token").read_text().strip(), key]
-    shown = [each.command for each in living()]
+def assert_kept(run: Run, environment: dict[str, str]) -> None:
+    """What opens the manager is in nothing that Slurm shows."""
     numbers = [number for number, _ in jobs(environment).values()]
-    shown += [of_slurm(environment, "scontrol", "show", "job", number) for number in numbers]
+    shown = [of_slurm(environment, "scontrol", "show", "job", number) for number in numbers]
     shown += [
         of_slurm(environment, "scontrol", "write", "batch_script", number, "-")
         for number in numbers
     ]
-    files = ["config.json", "events.jsonl", "manager.json", "metrics.jsonl"]
-    paths = [run.workdir / name for name in files] + sorted(run.workdir.glob("logs/**/*.*"))
-    shown += [path.read_text(errors="replace") for path in paths if path.exists()]
-    assert any("rlboost/" in text for text in shown)
-    for secret in secrets:
-        assert len(secret) > 20 and not [text for text in shown if secret in text]
+    assert_secrets_are_kept(run, shown, run.workdir.glob("logs/**/*.*"), tag="rlboost/")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
+from rlboost_jax import supervise
 from rlboost_jax.learner.manager_process import ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.settings.load import run_config, write_run_config
@@ -142,32 +143,45 @@ def supervised(trainer: list[str], *ends: str, max_restarts: int = 3) -> tuple[i
     return code, len((workdir / "starts").read_text().split()), notes
 
 
-def test_it_goes_on_until_the_trainer_is_done(trainer):
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(supervise, "LOOK_SECONDS", 0.01)
+
+
+def test_it_goes_on_until_the_trainer_is_done(trainer, hurried):
     code, starts, notes = supervised(trainer, "step", "1", "kill", "0")
     assert (code, starts) == (0, 4)
     assert notes == [
-        "the trainer was ended by SIGKILL; starting it again in 0.5 s",
-        "the trainer ended with code 1; starting it again in 0.5 s (1 of 3)",
-        "the trainer was ended by SIGKILL; starting it again in 1 s (2 of 3)",
+        "the trainer was ended by SIGKILL; starting it again in 0.05 s",
+        "the trainer ended with code 1; starting it again in 0.05 s (1 of 3)",
+        "the trainer was ended by SIGKILL; starting it again in 0.1 s (2 of 3)",
     ]
 
 
-def test_it_ends_with_the_code_of_a_mistake(trainer):
+def test_it_ends_with_the_code_of_a_mistake(trainer, hurried):
     assert supervised(trainer, "step", "2")[:2] == (2, 2)
 
 
-def test_it_gives_up(trainer):
+def test_it_gives_up(trainer, hurried):
     code, starts, notes = supervised(trainer, "kill", "kill", "kill", max_restarts=1)
     assert (code, starts) == (KILLED, 2)
     assert "2 times without a new step or checkpoint (--max_restarts=1)" in notes[-1]
 
 
-def child(workdir: Path, *command: str, max_restarts: int = 3) -> subprocess.Popen[str]:
+def child(
+    workdir: Path,
+    *command: str,
+    max_restarts: int = 3,
+    pause_seconds: float = FIRST_PAUSE_SECONDS,
+) -> subprocess.Popen[str]:
     """A supervisor in a process, to send signals to."""
     source = (
         "import signal, sys; from pathlib import Path; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a nohup of ours is no theirs
-        "from rlboost_jax.supervise import Supervisor; "
+        "from rlboost_jax import supervise; from rlboost_jax.supervise import Supervisor; "
+        f"supervise.FIRST_PAUSE_SECONDS = {pause_seconds}; "
+        f"supervise.LONGEST_PAUSE_SECONDS = {max(pause_seconds, LONGEST_PAUSE_SECONDS)}; "
         f"sys.exit(Supervisor({list(command)!r}, Path({str(workdir)!r}), "
         f"max_restarts={max_restarts}).run())"
     )
@@ -195,14 +209,14 @@ def test_a_signal_is_passed_on_and_the_trainers_code_is_its_own(trainer, number)
 
 def test_a_signal_between_two_starts_ends_it_too(trainer):
     workdir = Path(trainer[-1])
-    supervisor = child(workdir, *trainer, *["kill"] * 20, max_restarts=20)
+    supervisor = child(workdir, *trainer, *["kill"] * 20, max_restarts=20, pause_seconds=600.0)
     assert supervisor.stderr is not None
-    while "in 2 s" not in supervisor.stderr.readline():
+    while "in 600 s" not in supervisor.stderr.readline():
         assert supervisor.poll() is None
     supervisor.terminate()
     supervisor.communicate(timeout=PATIENCE_SECONDS)
     assert supervisor.returncode == exits.by_signal(signal.SIGTERM)
-    assert len((workdir / "starts").read_text().split()) == 3
+    assert len((workdir / "starts").read_text().split()) == 1
 
 
 def test_an_interrupt_in_the_terminal_reaches_the_trainer_once(trainer):
@@ -225,7 +239,7 @@ def test_a_manager_that_was_killed_comes_back_before_the_trainer(trainer):
     before = read_record(workdir)
     assert before is not None
     kill = f"import os; os.kill({before.pid}, 9); os.kill(os.getpid(), 9)"
-    supervisor = child(workdir, sys.executable, "-c", kill, max_restarts=5)
+    supervisor = child(workdir, sys.executable, "-c", kill, pause_seconds=600.0)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (after := read_record(workdir)) is None or after.pid == before.pid or not after.lives:
         assert time.monotonic() < deadline and supervisor.poll() is None
@@ -251,7 +265,7 @@ STANDING = """
     show_pulse(os.environ)
     with stacks.StacksFile(stacks.stacks_path(folder)), PULSE.phase("micro-batch"):
         if ends[number] == "slow":
-            for _ in range(60):
+            for _ in range(30):
                 PULSE.beat()
                 time.sleep(0.05)
             sys.exit(0)
@@ -266,7 +280,7 @@ STANDING = """
 
 
 @pytest.mark.parametrize("how", ["waiting", "deaf", "stopped"])
-def test_one_that_stands_still_says_where_and_is_started_again(tmp_path, how):
+def test_one_that_stands_still_says_where_and_is_started_again(tmp_path, how, hurried):
     """And one that is slow and gets on is left alone."""
     program, workdir, notes = tmp_path / "trainer.py", tmp_path / "run", []
     program.write_text(textwrap.dedent(STANDING))
@@ -275,12 +289,12 @@ def test_one_that_stands_still_says_where_and_is_started_again(tmp_path, how):
         [sys.executable, str(program), str(workdir), how, *["slow"] * 30],
         workdir,
         max_restarts=30,  # a machine may be too busy for the bound below
-        stall_seconds=2.0,
+        stall_seconds=1.0,
         watch_seconds=0.05,
-        leave_seconds=0.5,
+        leave_seconds=0.2,
         note=notes.append,
     ).run()
     assert code == 0 and len((workdir / "starts").read_text().split()) >= 2
-    assert notes[0].startswith("the trainer shows no progress for 2 s (")
+    assert notes[0].startswith("the trainer shows no progress for 1 s (")
     assert "(1 of 30)" in notes[1], "it was a failure without progress"
     assert "stands_here" in (workdir / "logs" / "stacks.txt").read_text() or how == "stopped"

@@ -91,7 +91,7 @@ def test_auto_does_not_wait_for_a_server_that_hangs(cloud, run):
             stand_in.routes[path] = answer
             assert await watch.which_cloud(stand_in.metadata, 0.2) == "gcp"
             del stand_in.routes[path]
-            assert await watch.which_cloud(stand_in.metadata) == "none"
+            assert await watch.which_cloud(stand_in.metadata, 0.2) == "none"
             forever.set()
 
     run(story())

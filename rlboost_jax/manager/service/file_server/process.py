@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.host.starting import start_program
 from rlboost_jax.manager.service.file_server.orders import PageSetup, Serve, Setup, frame
 from rlboost_jax.manager.service.gate import BACKLOG
 from rlboost_jax.messages import Manifest
@@ -147,7 +148,7 @@ class FileServer:
 
     async def _live(self) -> str:
         """One process from start to end; returns why it ended."""
-        process = await asyncio.create_subprocess_exec(
+        process = await start_program(
             *self._command,
             f"--listener={self._listener.fileno()}",
             f"--manager={os.getpid()}",

@@ -1,0 +1,43 @@
+"""Start a program from an event loop, whose end may come in the middle of that.
+
+`asyncio.run` ends by cancelling all tasks, among them one of asyncio's own that connects the pipes
+of a process being started. In Python 3.11 and 3.12 the start then kills that process and waits for
+a word that never comes, and so does `asyncio.run`: a manager that breaks at that moment would
+stay, with its lock and its port, and nobody would follow it.
+
+Source: github.com/python/cpython/issues/125502.
+"""
+
+import asyncio
+import contextlib
+from asyncio.subprocess import Process
+from typing import Any, Final
+
+GIVE_UP_SECONDS: Final = 1.0  # for a start to end that was cancelled: the process is killed by then
+
+
+async def start_program(*words: str, **options: Any) -> Process:
+    """`asyncio.create_subprocess_exec`; cancelled it ends soon, and leaves no process.
+
+    Raises:
+        OSError, ValueError: it cannot be started.
+    """
+    starting = asyncio.create_task(asyncio.create_subprocess_exec(*words, **options))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.cancel()
+        await asyncio.wait([starting], timeout=GIVE_UP_SECONDS)
+        starting.cancel()  # where it still waits it leaves at the second time
+        await asyncio.wait([starting])
+        if not starting.cancelled() and starting.exception() is None:  # it was just done
+            await _ended(starting.result())
+        raise
+
+
+async def _ended(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    with contextlib.suppress(TimeoutError):  # children of its own may hold its pipes
+        async with asyncio.timeout(GIVE_UP_SECONDS):
+            await process.wait()
