@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# rlboost-jax for any of its processes; `rlboost rollout` unless told otherwise.
+# rlboost-jax for any of its processes; `rlboost rollout` by default.
 #
 #   docker build -t rlboost .                                                  for CPUs
 #   docker build -t rlboost:cuda --build-arg EXTRA=cuda13 .                    for NVIDIA GPUs

@@ -123,7 +123,7 @@ def test_whatever_goes_wrong_with_a_call_is_read_by_the_policy() -> None:
     assert not runner.stuck
 
 
-def test_a_thread_that_is_given_up_is_known() -> None:
+def test_a_thread_that_is_abandoned_is_known() -> None:
     ended = threading.Event()
 
     @tool(time_limit_seconds=0.05)

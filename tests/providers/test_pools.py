@@ -73,7 +73,7 @@ def test_one_that_hangs_keeps_nobody_waiting() -> None:
     play(story)
 
 
-def test_a_request_that_was_given_up_is_ended_when_it_is_granted() -> None:
+def test_a_request_that_was_abandoned_is_ended_when_it_is_granted() -> None:
     async def story() -> None:
         cloud = Cloud(held=asyncio.Event())
 

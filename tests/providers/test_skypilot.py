@@ -149,7 +149,7 @@ def test_one_that_breaks_is_over_and_taken_down(bench: SkyPilotBench) -> None:
     play(story)
 
 
-def test_a_start_that_takes_too_long_is_given_up(bench: SkyPilotBench) -> None:
+def test_a_start_that_takes_too_long_is_abandoned(bench: SkyPilotBench) -> None:
     bench.sky.hang.set()
     with pytest.raises(LaunchFailed, match=r"not up in 0\.1 s") as error:
         asyncio.run(launcher(bench, start_seconds=0.1).start("a", "n", ANY_POOL))

@@ -129,7 +129,7 @@ def test_a_learner_scales_with_its_flops_or_as_it_says(token_seconds):
         ReservedShape(name="same", price_per_hour=10.0, chips_per_node=4),
         ReservedShape(name="twice", price_per_hour=20.0, nodes=2, chips_per_node=4),
         ReservedShape(name="a100", price_per_hour=5.0, chips_per_node=4, device="A100-80GB"),
-        ReservedShape(name="told", price_per_hour=5.0, nodes=2, chips_per_node=4, speed=1.5),
+        ReservedShape(name="priced", price_per_hour=5.0, nodes=2, chips_per_node=4, speed=1.5),
     )
     found = bought(config, SPOT, shapes=shapes)
     own = train_seconds(config, [500] * 8)
