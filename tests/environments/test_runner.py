@@ -217,7 +217,7 @@ def raising(key: str) -> str:
 
 
 @pytest.mark.parametrize("outcome", [None, raising])
-def test_a_call_of_which_nobody_knows_fails_the_episode(outcome: Any) -> None:
+def test_an_unknown_call_fails_the_episode(outcome: Any) -> None:
     counter, ledger = Counter(), RememberedCalls()
     asyncio.run(begun(ledger))
     with pytest.raises(OutcomeUnknown):

@@ -142,7 +142,7 @@ def test_a_group_is_asked_about_once_in_the_order_of_its_samples(order):
 
 
 @pytest.mark.parametrize("judged", [False, True])
-def test_a_group_of_which_a_part_comes_again_is_asked_about_anew(judged):
+def test_a_group_that_comes_again_in_part_is_asked_about_anew(judged):
     """Whether it was judged before; what is said of it as it was is forgotten."""
     desk = Groups()
     collector = desk.collector(prompts=1)

@@ -69,7 +69,7 @@ def test_a_task_is_the_users_with_a_server_in_it() -> None:
     assert own["num_nodes"] == 4, "the user's own is left as it was"
 
 
-def test_pools_are_places_of_which_the_cheapest_is_taken() -> None:
+def test_the_cheapest_pool_is_taken() -> None:
     own = {"resources": {"accelerators": "L4:1", "infra": "azure", "use_spot": False}}
     made = task(own, ("aws", "gcp/us-central1"))["resources"]
     assert made == {
