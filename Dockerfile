@@ -1,9 +1,9 @@
 # syntax=docker/dockerfile:1
-# rlboost-jax for any of its processes; `rlboost rollout` unless told otherwise.
+# rlboost-jax for any of its processes; `rlboost rollout` by default.
 #
 #   docker build -t rlboost .                                                  for CPUs
 #   docker build -t rlboost:cuda --build-arg EXTRA=cuda13 .                    for NVIDIA GPUs
-#   docker build -t rlboost --build-arg PYTHON_IMAGE=mirror/python:3.12.11-slim-bookworm .
+#   docker build -t rlboost --build-arg PYTHON_IMAGE=registry.example/python:3.12.11-slim-bookworm .
 #
 # docs/how-to/images.md has what to give a container, and what not. No secret is in any layer: what
 # opens a manager comes in the environment (RLBOOST_JOIN) or as a mounted folder.
@@ -29,14 +29,14 @@ RUN python3 -m venv /opt/rlboost \
 FROM ${PYTHON_IMAGE}
 RUN groupadd --gid 10001 rlboost \
  && useradd --uid 10001 --gid rlboost --create-home --shell /usr/sbin/nologin rlboost \
- && mkdir -m 700 /work /home/rlboost/.cache \
- && chown rlboost:rlboost /work /home/rlboost/.cache
+ && mkdir -m 700 /runs /home/rlboost/.cache \
+ && chown rlboost:rlboost /runs /home/rlboost/.cache
 COPY --from=build /opt/rlboost /opt/rlboost
 ENV PATH=/opt/rlboost/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     RLBOOST_HEALTH=/tmp/rlboost-health
 USER 10001:10001
-WORKDIR /work
+WORKDIR /runs
 # Healthy: its event loop has run within a minute. A server that compiles, or looks for its manager, is.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
   CMD ["rlboost", "health"]

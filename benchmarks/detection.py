@@ -226,7 +226,7 @@ async def cut_from_the_manager(bench: Bench, count: int) -> dict[str, Loss]:
 
 
 async def half_open(bench: Bench, count: int) -> dict[str, Loss]:
-    """The server's end is gone, and the manager's was never told."""
+    """The server's end is gone, and the manager's was never notified."""
 
     def cut(connection: Connection) -> None:
         connection.up = connection.down = False
@@ -238,7 +238,7 @@ async def half_open(bench: Bench, count: int) -> dict[str, Loss]:
 async def stuck(bench: Bench, count: int) -> dict[str, Loss]:
     """Servers that take work, renew their leases and do nothing.
 
-    They are struck as they are given their work. Whoever is left gets that of the others, so
+    They are struck as they are given their work. Those that are left get that of the others, so
     there is one rollout each.
     """
     names = [f"stuck-{i}" for i in range(count)]

@@ -48,7 +48,7 @@ PARTS = {
     "training": "gpu_models",
     "loop": "gpu_models",
 }
-PART_SECONDS = 1800.0  # until a part is given up
+PART_SECONDS = 1800.0  # until a part is abandoned
 JOB_SECONDS = 600.0  # and a job of the table
 LOST = "its process ended"  # of a part that was not done by then
 Result = dict[str, Any]  # of a part: status, reason, seconds, figures

@@ -11,8 +11,8 @@ several lengths (`learner.row_lengths`); layers computed again in the backward p
 *Share* is the arithmetic that these tokens need (6 operations for each parameter that multiplies,
 and attention over what each token sees; what is computed twice or for padding is not counted)
 over the time, against the fastest product of the model's own shapes in the same run. *Working
-MiB* is what the gradient program takes besides arguments and results, as its compiler tells. For
-batches of a size that would be trained on accelerators it is told by the compiler alone.
+MiB* is what the gradient program takes besides arguments and results, as its compiler reports.
+Batches of a size that would be trained on accelerators are compiled only.
 """
 
 import argparse

@@ -187,8 +187,9 @@ def request_of(number: int, prompt: int, tokens: int) -> Any:
 
 
 def calibrated() -> dict[int, list[float]]:
-    """Seconds of programs with prefill, and of decode steps by their rows. What took over twice the
-    fastest decile was the machine's doing, and is left out."""
+    """Seconds of programs with prefill, and of decode steps by their rows.
+
+    What took more than twice the fastest decile was the machine's doing, and is left out."""
     from rlboost_jax.engine.scheduler import Allowance
 
     engine = engine_of(steps=STEPS, shared=True)

@@ -102,7 +102,7 @@ class Connection:
             if self.up if up else self.down:
                 writer.write(data)
                 await writer.drain()
-        if self.up if up else self.down:  # else nobody is told of the end
+        if self.up if up else self.down:  # else no end is notified
             writer.close()
 
 

@@ -22,7 +22,7 @@ MAX_SPANS: Final = 24  # in a message: 4 kB, which even the smallest engine's fr
 MAX_SPAN_ARGS: Final = 8
 MAX_LINES: Final = 12  # of a log in a message: 4 kB at most
 MAX_LINE: Final = 300  # characters
-SICK_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
+FAILED_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -254,12 +254,12 @@ class Said(Message, frozen=True, kw_only=True):
 class Goodbye(Message, frozen=True, kw_only=True):
     """The server leaves by its own will; all its tokens were sent before.
 
-    A sick one (a failed device, no memory, logits that are no numbers) has lost those of the
+    A failed one (a failed device, no memory, logits that are no numbers) has lost those of the
     dispatch that failed.
     """
 
     reason: Reason
-    sick: bool = False
+    failed: bool = False
 
 
 # Manager → server ---------------------------------------------------------------------
@@ -366,7 +366,7 @@ class ExtendBatch(Message, frozen=True, kw_only=True):
     """More prompts for a batch that is being worked on.
 
     What is known of a prompt already is not begun anew: its finished responses are delivered
-    again. What is not finished when the batch is trained is given up.
+    again. What is not finished when the batch is trained is abandoned.
     """
 
     batch: Batch
@@ -406,7 +406,7 @@ class Answer(Message, frozen=True, kw_only=True):
     over: bool  # nothing is sampled after them
     # With `over`: the response goes on with another sequence, which begins with these tokens.
     prompt: bytes = b""
-    # Nothing else is said: all tokens of the response, in all its sequences, are given up, and it
+    # Nothing else is said: all tokens of the response, in all its sequences, are discarded, and it
     # is sampled again from its first prompt on.
     restart: bool = False
 
@@ -457,7 +457,7 @@ class FinishedRollout(Message, frozen=True, kw_only=True):
     logprobs: bytes  # of those that were sampled
     versions: tuple[tuple[Version, int], ...]  # (policy version, number sampled) in token order
     instances: tuple[str, ...]  # that took part, in order
-    attempt: int = 0  # how often tokens of the response were given up on before
+    attempt: int = 0  # how often tokens of the response were discarded before
     runs: Runs = ()  # of the tokens, in turn sampled and given; (): all were sampled
     last: bool = True  # the response is complete with it; else another sequence follows
     prompt: bytes = b""  # of a later sequence: what it begins with; b"": the prompt of the batch
@@ -473,7 +473,7 @@ class Parked(Message, frozen=True, kw_only=True):
     """A response's turn is over: what follows? Said again to a trainer that comes back."""
 
     work: Work
-    attempt: int  # how often tokens of the response were given up on before
+    attempt: int  # how often tokens of the response were discarded before
     turn: int  # 0, 1, 2, … in its sequence
     tokens: bytes  # all after the prompt
     runs: Runs  # of these, in turn sampled and given; (): all were sampled

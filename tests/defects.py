@@ -138,7 +138,7 @@ DEFECTS = (
     ),
     Defect(
         "late",
-        "a sequence counts though those before it were given up",
+        "a sequence counts though those before it were discarded",
         "rlboost_jax/learner/episodes.py",
         "if sample in self._whole or place > self._counts.get(sample, 0):",
         "if sample in self._whole:",

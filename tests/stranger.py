@@ -35,7 +35,7 @@ def walk(folder: Path, environment: Path | None) -> None:
         install, *commands = page.commands
         assert install.startswith("python3 -m venv .venv "), install
         (folder / ".venv").symlink_to(environment.resolve())
-    own = {"PYTHONPATH", "VIRTUAL_ENV"}  # of whoever runs this
+    own = {"PYTHONPATH", "VIRTUAL_ENV"}  # of the user who runs this
     surroundings = {name: value for name, value in os.environ.items() if name not in own}
     if environment is not None:
         surroundings["PYTHONPATH"] = f"{folder}:{folder / 'kernels'}"

@@ -77,7 +77,7 @@ def devices(count: int) -> list[Any]:
 
 @contextlib.contextmanager
 def pretended(device: Any) -> Iterator[None]:
-    """What asks for the default device while it is traced is told of this one."""
+    """What asks for the default device while it is traced gets this one."""
     import jax
 
     with contextlib.ExitStack() as stack:

@@ -2,7 +2,7 @@
 whether they are what float32 means.
 
 XLA assembles the kernels that it writes, and those of Pallas Triton, with a library of its own
-that says nothing. Told to use NVIDIA's `ptxas` it takes that of the toolkit it is shown: here a
+that says nothing. With NVIDIA's `ptxas` selected it takes that of the toolkit it is shown: here a
 script that asks for a report and keeps it. Pallas Mosaic writes the same report where it is asked
 to.
 """

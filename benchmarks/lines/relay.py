@@ -33,7 +33,7 @@ class Line:
         self.up, self.down = Pipe(up, chance), Pipe(down, chance)
 
     def cut(self) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Nothing passes any more, and no end is notified."""
         self.up.cut = self.down.cut = True
 
     async def handshake(self) -> None:

@@ -143,7 +143,7 @@ class Flow:
     Args:
         there, back: the pipes of its data and of its acknowledgements.
         deliver: is called with bytes in order, as the receiver's program gets them.
-        room: is called when more can be taken, if `offer` was told that none was left.
+        room: is called when more can be taken, if `offer` found that none was left.
     """
 
     def __init__(

@@ -103,7 +103,9 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.links.receiver_bytes_per_second = 6.25e9  # 50 Gbps of an instance
     config.links.load_bytes_per_second = 25e9  # host to device
     config.links.latency_seconds = 0.5
-    config.links.in_step = True  # whoever joins in mid-step pulls at once, not with the next step
+    config.links.in_step = (
+        True  # a server that joins in mid-step pulls at once, not with the next step
+    )
 
     config.instance = ConfigDict()
     config.instance.start_seconds = 60.0  # from the order to the first message; billed

@@ -1,4 +1,4 @@
-"""What is it worth that whoever joins in mid-step gets the weights at once?"""
+"""What is it worth that a server that joins in mid-step gets the weights at once?"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -22,7 +22,7 @@ class Template:
     """A template with all that was found out about it.
 
     Attributes:
-        closing: the same stop ends a turn whoever speaks next. Elsewhere the next role's mark
+        closing: the same stop ends a turn for every next speaker. Elsewhere the next role's mark
             ends it (GLM).
         refused: what it does not take, and what it says to it: "system", "tool", "results"
             (several for one turn), "calls" (several in one turn).

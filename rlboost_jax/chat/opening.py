@@ -122,7 +122,7 @@ def _notes(
         yield "a turn that the chat template does not continue begins another sequence"
     else:
         yield f"the chat template continued all turns of {proof.conversations} conversations"
-    if tools and not _told(template, tools):
+    if tools and not _names_tools(template, tools):
         yield "the chat template does not say what tools there are; the prompt has to"
     for what, why in template.refused.items():
         yield f"the chat template takes no {TAKEN[what]}: {why}"
@@ -130,7 +130,7 @@ def _notes(
         yield "thinking stays in the prompt, though the chat template leaves it out of old turns"
 
 
-def _told(template: Template, tools: Tools) -> bool:
+def _names_tools(template: Template, tools: Tools) -> bool:
     """Whether a prompt says what tools there are."""
     with_tools, without = (template.renderer.text([ASKS], known) for known in (tools, ()))
     return with_tools != without

@@ -2,7 +2,7 @@
 
 The first member to run the prompt publishes its pages. They stay held here as long as a member
 is in the engine, so that siblings who get a slot later need not run the prompt again; when
-pages are short they are given up first. A rollout that still needs them runs the prompt anew.
+pages are short they are evicted first. A rollout that still needs them runs the prompt anew.
 """
 
 from collections import Counter

@@ -268,7 +268,7 @@ class Scheduler:
         if not self._reserve(rollout, rollout.prompt_length):
             self._drop_pages(rollout)
             return False
-        # The source may have been given up for this very reservation. What it holds is still
+        # The source may have been evicted for this very reservation. What it holds is still
         # there when the copy runs, before anything else of this plan.
         self._copies.append((shared[len(full)], rollout.pages[-1]))
         rollout.computed = min(rollout.prompt_length, rollout.known - 1)

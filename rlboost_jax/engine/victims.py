@@ -1,6 +1,6 @@
 """Which rollouts go when an engine is left fewer slots or pages: a pure function.
 
-A victim goes on elsewhere with all the tokens that it has; what it costs is to run these anew
+A victim resumes on another instance with all its tokens; the cost is to prefill these
 there. So those with the fewest tokens go first, the youngest of equals. They free few pages each:
 who turns out not to be needed for that stays after all, the dearest first. Those in no slot hold no
 page, and would wait the longer the fewer slots there are: all of them go.

@@ -74,7 +74,7 @@ class Say:
 
     Attributes:
         answered: None: the sequence is over, and nothing is given.
-        restart: all of the episode's tokens are given up.
+        restart: all of the episode's tokens are discarded.
     """
 
     question: EpisodeQuestion

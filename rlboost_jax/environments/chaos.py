@@ -23,7 +23,7 @@ async def kill_workers(
 ) -> None:
     """SIGKILL one of the workers, again and again, until it is cancelled.
 
-    Times and choices are drawn from the seed. Whoever is gone already is not killed.
+    Times and choices are drawn from the seed. A process that is gone already is not killed.
 
     Args:
         pids: of the workers that there are now; children of this process, so that none of the

@@ -1,8 +1,8 @@
 """One episode, decided without I/O: questions come in, and what to do about them goes out.
 
 A question is a turn that is over (`Parked`) or a response that is finished. It is answered from
-what was kept; else by the environment, which is made again where it is not there, and is told all
-turns before. What it says is kept before anybody hears of it.
+what was kept; else by the environment, which is made again where it is not there, and all turns
+before are replayed to it. What it answers is kept before it is sent on.
 
     episode.ask(question) → actions
     Open      → episode.opened(), episode.lost(…)
@@ -12,7 +12,7 @@ turns before. What it says is kept before anybody hears of it.
     Say, Judge, Drop, Stop: nothing is heard of them
 
 At most one of the first four is under way. Whatever comes twice, late, or of an attempt that was
-given up changes nothing.
+abandoned changes nothing.
 """
 
 from collections.abc import Iterable
@@ -84,7 +84,7 @@ class Episode:
         self._answered: dict[bytes, TurnAnswered] = {}
         self._first = _Begun((), name, prompt)
         self._begun: dict[int, _Begun] = {0: self._first}
-        self._restarted = -1  # attempts up to this one are given up
+        self._restarted = -1  # attempts up to this one are abandoned
         self._left_out = ""
         self._question: EpisodeQuestion | None = None
         self._history: tuple[Past, ...] = ()  # of the question
@@ -184,7 +184,7 @@ class Episode:
         else:
             self._alone, over = True, False
         if over:
-            return (Drop(), *self._given_up(why))
+            return (Drop(), *self._abandoned(why))
         self._doing = Wait(
             backoff_seconds(
                 max(self._failures + self._losses - 1, 0),
@@ -203,7 +203,7 @@ class Episode:
             return self._over(question, None)
         begun = self._begun.get(question.sequence)
         if begun is None:  # its prompt was ours, and what was kept of it is lost
-            return self._given_up(f"nothing is known of its sequence {question.sequence}")
+            return self._abandoned(f"nothing is known of its sequence {question.sequence}")
         own = named(begun.name, begun.prompt, question.turns)
         self._history = history = (*begun.before, *own)
         missing = next((i for i, past in enumerate(history) if past.name not in self._answered), -1)
@@ -211,7 +211,7 @@ class Episode:
             return self._over(question, self._answered[history[-1].name])
         live = self._live
         if live is not None and live != [past.name for past in history[: len(live)]]:
-            live = self._live = None  # of turns that were given up since
+            live = self._live = None  # of turns that were discarded since
         if live is not None and len(live) > missing:
             live = self._live = None
         if live is None:
@@ -245,8 +245,8 @@ class Episode:
         seconds = known.seconds if known else reply.seconds  # it counts as it did the first time
         if not (given or prompt or over):
             return "it said nothing, and not that the episode is done"
-        told = sum(len(each.given) for each in before if each.sequence == sequence) // 4
-        full = told + len(given) // 4 > settings.max_given_tokens or len(prompt) // 4 > self._room
+        taken = sum(len(each.given) for each in before if each.sequence == sequence) // 4
+        full = taken + len(given) // 4 > settings.max_given_tokens or len(prompt) // 4 > self._room
         late = 0 < settings.episode_seconds < sum(t.seconds for t in before) + seconds
         if not over and (full or late):
             metrics[CONTEXT_FULL if full else OUT_OF_TIME] = 1.0
@@ -289,11 +289,11 @@ class Episode:
         finished = question is None or question.finished
         if finished or self._failures >= self._settings.attempts:
             self._live = None
-            return (Drop(), *self._given_up(why))
+            return (Drop(), *self._abandoned(why))
         assert question is not None
         return self._keep(EpisodeRestarted(sample=self._sample, attempt=question.attempt))
 
-    def _given_up(self, why: str) -> Actions:
+    def _abandoned(self, why: str) -> Actions:
         if self._settings.on_failure == "stop":
             return (Stop(why),)
         return self._keep(EpisodeLeftOut(sample=self._sample, why=why))

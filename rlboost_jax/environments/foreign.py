@@ -2,7 +2,7 @@
 value and ends nobody else.
 
 Plain functions are called in threads, since they would hold the event loop up. A thread cannot be
-ended: who calls one that is late is told that it is still there.
+ended: the caller of one that is late learns that it is still there.
 """
 
 import asyncio

@@ -124,7 +124,7 @@ class Taken(Frame, frozen=True, kw_only=True):
     done: bool
     metrics: dict[str, float]
     seconds: float  # that calls and step took
-    stuck: bool = False  # a thread is still with a call that was given up
+    stuck: bool = False  # a thread is still with a call that was abandoned
     anew: bool = False
     tools: tuple[ToolSpec, ...] = ()  # where it begins anew
 

@@ -256,7 +256,7 @@ class Hosted:
         self._act(self._episode.waited())
 
     def _lost(self, lost: Lost) -> None:
-        if self._closed:  # it was given up, and is not made again
+        if self._closed:  # it was abandoned, and is not made again
             return
         self._live = None
         self._around.failed_once(str(lost))

@@ -43,7 +43,7 @@ class Journal:
         Args:
             folder: of all batches.
             sync: forces a file's bytes to the device.
-            note: is told what was damaged.
+            note: called with what was damaged.
         """
         self.path, self.run_id = folder / f"batch-{batch:08d}{SUFFIX}", run_id
         self._begun = BatchBegun(run_id=run_id, batch=batch)

@@ -154,7 +154,7 @@ class WorkerHost:
     ) -> None:
         """
         Args:
-            over: is told once that it has ended.
+            over: called once, when it has ended.
             changed: is called as an episode has left it.
         """
         self.process, self._tell_over, self._changed = process, over, changed

@@ -58,7 +58,7 @@ class Line:
             self._writer.write(data)
 
     def close(self) -> None:
-        """Nothing more is received. Whoever is at the other end ends by itself."""
+        """Nothing more is received. The process at the other end ends by itself."""
         self._closed = True
         self._task.cancel()
         if self._writer is not None:

@@ -47,8 +47,8 @@ class ToolCall:
     """A call that the policy asks for in a turn.
 
     Attributes:
-        key: names the call for good: equal for the same call of the same episode, whoever carries
-            it out and how often it is tried. A tool hands it on where the other side can tell
+        key: names the call for good: equal for the same call of the same episode, in whichever
+            process and however often it is tried. A tool hands it on where the other side can tell
             repetitions.
         problem: why it cannot be carried out (no JSON, no such argument); "": it can.
     """
@@ -146,8 +146,8 @@ class Environment(Protocol):
       place for that.
     - `calls(turn) -> Sequence[ToolCall]`: what a turn calls, in place of what was read in it
       (`turn.calls`); for policies that speak in token ids, or where others carry the calls out. It
-      may be `async def`, and follows from the turn alone: a turn that is told again must call the
-      same. Keys are set by whoever asks.
+      may be `async def`, and follows from the turn alone: a turn that is replayed must call the
+      same. Keys are set by the caller.
     - `close()`: the episode is over. What it raises changes nothing.
     - `demonstration(rng, worked)`: the next turn, as text or token ids, of somebody who knows how
       (`worked`) or who guesses; for the warm-up of a model that is made from scratch.

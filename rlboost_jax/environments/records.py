@@ -1,7 +1,7 @@
 """What is written down of a batch's episodes, before anything is built on it.
 
 Records say what became true, in the order in which it did. A turn is named by a digest of all that
-led to it (`Past.name`), so what is known of it is right whoever asks, however often, and in which
+led to it (`Past.name`), so what is known of it is right for any caller, however often, and in which
 attempt. A call is named after its turn.
 """
 

@@ -147,7 +147,7 @@ class Listener:
         folder: of what opens it; see the head of this file.
         setup: what a worker needs to know of the run.
         take: is given each worker that is ready.
-        note: is told of hosts that cannot use the environment, each reason once.
+        note: called for hosts that cannot use the environment, once for each reason.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Listener:
         note: Callable[[str], None],
     ) -> None:
         self._folder, self._setup, self._take, self._note = folder, setup, take, note
-        self._callers, self._told = Callers(ALLOWANCE), set[str]()
+        self._callers, self._reported = Callers(ALLOWANCE), set[str]()
         self._streams: set[RemoteWorker] = set()
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -241,6 +241,6 @@ class Listener:
         return message if isinstance(message, frames.Ready) else None
 
     def _say_once(self, line: str) -> None:
-        if line not in self._told and len(self._told) < 100:
-            self._told.add(line)
+        if line not in self._reported and len(self._reported) < 100:
+            self._reported.add(line)
             self._note(line)

@@ -106,7 +106,7 @@ class EpisodeRunner:
 
     @property
     def stuck(self) -> bool:
-        """Whether a thread is still with a call that was given up. It ends with the process."""
+        """Whether a thread is still with a call that was abandoned. It ends with the process."""
         return any(thread.busy for thread in self._late)
 
     @property

@@ -34,7 +34,7 @@ class ServiceThread:
         """Soon, of any thread, in the order of the calls.
 
         Args:
-            fail: is told what it raises.
+            fail: called with what it raises.
         """
 
         def called() -> None:
@@ -54,7 +54,7 @@ class ServiceThread:
         """A task, of any thread.
 
         Args:
-            fail: is told what it raises.
+            fail: called with what it raises.
         """
 
         def over(task: "asyncio.Task[None]") -> None:

@@ -44,7 +44,7 @@ class Backend(Protocol):
     def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | SampledTurn]: ...
 
     async def opened(self, session: str) -> Mapping[str, Any]:
-        """A client asks for a session. Returns what else it is told, such as an example.
+        """A client asks for a session. Returns what else it receives, such as an example.
 
         Raises:
             ApiError: there is none.

@@ -32,7 +32,7 @@ class Channel:
     """One episode's.
 
     Attributes:
-        more: what a client that asks for the session is told.
+        more: what a client that asks for the session receives.
     """
 
     more: Mapping[str, Any]

@@ -31,7 +31,7 @@ class Harness:
     def __init__(self, process: asyncio.subprocess.Process, folder: str, errors: int) -> None:
         self._process, self._folder = process, folder
         self._errors = ""
-        # A pipe of our own: whoever else holds it does not keep the process from ending for us.
+        # A pipe of our own: another holder of it does not keep the process from ending for us.
         self._pipe = errors
         asyncio.get_running_loop().add_reader(errors, self._read)
 

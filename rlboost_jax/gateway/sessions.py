@@ -140,7 +140,7 @@ class Sessions:
         return progress
 
     async def end(self, session: OpenSession, reason: str) -> None:
-        """No turn follows; what is under way is given up."""
+        """No turn follows; what is under way is abandoned."""
         if self._open.pop(session.id, None) is None:
             return
         session.state.end(reason)

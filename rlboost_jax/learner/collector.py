@@ -66,14 +66,14 @@ class StepCollector:
             wake: called, in any thread, when `settle` has something to do.
             estimate: gives the trajectories of a whole group their advantages.
             routing: of the routes that come with tokens; None: none do.
-            note: is told of each way in which a reward function fails, when it does so first.
+            note: called for each way in which a reward function fails, the first time.
         """
         self.step, self._version = step, version
         self._prompts, self._group_size = list(prompts), group_size
         self._ask, self._ask_group = ask, ask_group
         self._wake = wake
         self._estimate, self._routing = estimate, routing
-        self._note, self._told = note, set[tuple[str, str]]()
+        self._note, self._reported = note, set[tuple[str, str]]()
         self._episodes = Episodes()
         self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
         self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
@@ -228,8 +228,8 @@ class StepCollector:
     def _tell(self, sample: int, verdict: Verdict) -> None:
         """Each way in which a function fails, once."""
         for name, why in verdict.faults.items():
-            if (name, why) not in self._told:
-                self._told.add((name, why))
+            if (name, why) not in self._reported:
+                self._reported.add((name, why))
                 self._note(f"step {self.step}: reward {name!r} fails: {why} (sample {sample})")
 
     def _judge(self, sample: int, verdict: Verdict) -> None:

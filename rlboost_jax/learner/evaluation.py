@@ -239,7 +239,7 @@ class Measurement:
 
 
 def _with_logprobs(rollout: messages.FinishedRollout) -> messages.FinishedRollout:
-    """Nobody looks at those of what is measured, and whoever has no manager leaves them out."""
+    """Nobody looks at those of what is measured, and a run without a manager leaves them out."""
     if rollout.logprobs:
         return rollout
     count = sum(count for _, count in rollout.versions)

@@ -85,7 +85,7 @@ class ManagerLink:
         self._trained: messages.BatchTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
-        # Is told what parked responses ask, in the link's own thread.
+        # Called with what parked responses ask, in the link's own thread.
         self.parked: Callable[[messages.Parked], None] = lambda parked: None
         self._closing, self._locating = False, True
         self._trouble = "it was not reached"  # what stands between us and an answer

@@ -136,7 +136,7 @@ def restore(
     Every process of a trainer does this at the same point.
 
     Args:
-        note: is told of those that are not sound.
+        note: called for those that are not sound.
 
     Raises:
         CheckpointBroken: none is.

@@ -24,7 +24,7 @@ class FromServer:
 
 @dataclass(frozen=True, slots=True)
 class ServerGone:
-    """The stream ended, or had to be given up (malformed frame, full send queue)."""
+    """The stream ended, or had to be abandoned (malformed frame, full send queue)."""
 
     stream: int
     reason: str

@@ -1,6 +1,6 @@
 """How much of everything a peer may send. No clock or socket inside.
 
-The holder of a server's token may be a host that somebody else has taken over. What it sends
+The holder of a server's token may be a host that an attacker controls. What it sends
 must not cost the manager more than a stream's worth of memory, disk and time. The rates are
 far above what an honest server reaches, so nobody has to set them.
 """

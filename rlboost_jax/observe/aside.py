@@ -9,7 +9,7 @@ from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.summary import Summary
 from rlboost_jax.observe.tracker import Tracker
 
-MAX_WAITING: Final = 1_000  # calls; a tracker this far behind is given up
+MAX_WAITING: Final = 1_000  # calls; a tracker this far behind is abandoned
 CLOSE_SECONDS: Final = 60.0  # for what still waits, at the end of a run
 REASON_LETTERS: Final = 300
 

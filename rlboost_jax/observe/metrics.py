@@ -77,7 +77,7 @@ MEANINGS: Final = MappingProxyType(
         "line_round_trip_worst": "of the farthest of them, seconds",
         "line_losses_median": "share of packets that a line loses, as far as its round trips tell",
         "line_losses_worst": "of the line that loses most",
-        "lease_seconds_median": "that a server may be silent for before it is given up",
+        "lease_seconds_median": "that a server may be silent for before it counts as lost",
         "lease_seconds_worst": "the longest: work of a server that dies there waits that long",
         "parked_share": "of the step's unfinished responses, those that wait for their "
         "environment, averaged over time; null without environments, as those that follow are",

@@ -41,7 +41,7 @@ def open_provider(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
 def of_pools(
     fleet: FleetConfig, rendezvous: Rendezvous
 ) -> tuple[tuple[PoolConfig, Rendezvous], ...]:
-    """Each pool, and what its provider is told of the run."""
+    """Each pool, and what its provider needs to know of the run."""
     names = tuple(pool.name for pool in fleet.pools)
     return tuple((p, replace(rendezvous, pool=p.name, pools=names)) for p in fleet.pools)
 

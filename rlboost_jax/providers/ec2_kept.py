@@ -1,7 +1,8 @@
 """What stands at AWS for a run besides its instances: a launch template and a parameter.
 
-The parameter holds the credentials of servers, encrypted (SSM, SecureString): whoever may describe
-instances reads their user data, and only who may read the parameter joins. Neither costs anything.
+The parameter holds the credentials of servers, encrypted (SSM, SecureString): a role
+that may describe instances reads their user data, and only one that may read the parameter joins.
+Neither costs anything.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ manager calls it after its pool. No pool waits for another: a call that raises o
 back, or a stream of events that breaks, is that pool's trouble alone. Its requests are refused for
 a while; then its provider is opened anew and asked what there is.
 
-What a provider lists too late to be adopted, or grants after its request was given up, is ended.
+What a provider lists too late to be adopted, or grants after its request was abandoned, is ended.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class _Known:
     pool: str
     nonce: str
     granted: bool = False
-    late: bool = False  # it was said to be refused, or nobody was told of it
+    late: bool = False  # it was reported as refused, or not at all
     terminated: bool = False
 
 
@@ -102,10 +102,10 @@ class PooledProvider:
             async with asyncio.timeout(self._request_seconds):
                 await chosen.provider.request(name, nonce, ANY_POOL)
         except TimeoutError:
-            self._give_up(name, instance, f"no answer in {self._request_seconds:g} s")
+            self._abandon(name, instance, f"no answer in {self._request_seconds:g} s")
         except Exception as error:
             log.exception("pool %s: a request has failed", chosen.name)
-            self._give_up(name, instance, f"its provider has failed: {error!r}")
+            self._abandon(name, instance, f"its provider has failed: {error!r}")
 
     async def terminate(self, name: str, grace_seconds: float) -> None:
         instance = self._known.get(name)
@@ -228,7 +228,7 @@ class PooledProvider:
                 await self.terminate(each.name, 0.0)
         pool.trouble = ""
 
-    def _give_up(self, name: str, instance: _Known, reason: str) -> None:
+    def _abandon(self, name: str, instance: _Known, reason: str) -> None:
         """Say that a request was refused, if nothing was said yet; what comes of it is ended."""
         if self._known.get(name) is instance and not instance.granted and not instance.late:
             instance.late = True

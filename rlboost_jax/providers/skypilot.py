@@ -2,7 +2,7 @@
 
 A cluster and not a managed job: SkyPilot starts a job anew where its machine was taken, under the
 nonce of one that is over, and keeps a controller's machine for jobs. Here the manager asks for
-another one. A cluster takes itself down once its server has ended, whoever is there to see it.
+another one. A cluster takes itself down once its server has ended, even without a manager.
 
 Clusters are found by their names. Nothing here waits for SkyPilot in a thread: a request is
 handed in, and asked after.

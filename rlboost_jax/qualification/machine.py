@@ -76,10 +76,10 @@ def _device(folder: Path) -> str:
         ]
     except (OSError, IndexError):
         driver, models = "", []
-    return f"{', '.join(models)}; {driver}" if models else _told_by_tool()
+    return f"{', '.join(models)}; {driver}" if models else _reported_by_tool()
 
 
-def _told_by_tool() -> str:
+def _reported_by_tool() -> str:
     """The same where the driver's files are hidden, as in some containers."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:

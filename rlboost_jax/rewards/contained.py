@@ -2,8 +2,8 @@
 
 A script of its own, of the standard library only, started by `sandbox.py` as
 `python -P -s -B contained.py HEADER REPORT`: two open files, by number. The first has the limits
-and the program as JSON; to the second goes what could not be given up, or `STARTED`. Both are
-closed before the first line of the program runs, and this process has given up for good:
+and the program as JSON; to the second goes what could not be dropped, or `STARTED`. Both are
+closed before the first line of the program runs, and this process has dropped for good:
 
 - network: no socket can be made (seccomp), and where the kernel allows, there is no interface
   either (a network namespace of its own), nor may TCP connect or bind (Landlock);
@@ -149,7 +149,7 @@ _X32 = 0x40000000  # numbers from here on are the x32 interface's
 
 
 def contain(limits: dict[str, int]) -> None:
-    """Give everything up that can be given up; what could not is for `gaps` to say."""
+    """Drop every right that can be dropped; what could not is for `gaps` to say."""
     _LIBC.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     counted = _become_countable()
     if _LIBC.unshare(_NEW_USER | _NEW_NET | _NEW_IPC):

@@ -108,7 +108,7 @@ class RewardService:
                 fault = f"no answer in {self._limit:g} s"
             except aiohttp.ClientError as error:
                 fault = f"{type(error).__name__}: {error}"
-        return all_failed(job, f"{fault}; given up after {self._retries + 1} attempts")
+        return all_failed(job, f"{fault}; gave up after {self._retries + 1} attempts")
 
     async def _post(self, body: bytes, job: Job) -> Found:
         """Raises Passing, or what aiohttp does."""

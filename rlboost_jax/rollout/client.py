@@ -36,7 +36,7 @@ from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.sequences.identities import Version
 
-SICK_LETTERS = 300  # of what a sick engine says of itself
+FAILURE_LETTERS = 300  # of the message of a failed engine
 FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt
 LONGEST_BACKOFF_SECONDS = 2.0
 SETTLED_SECONDS = 5.0  # a stream that lived as long was a good one: the back-off begins anew
@@ -91,7 +91,7 @@ class InstanceClient:
         self._offered: Ready | None = None  # what to say of the parameters offered
         self._capacity: Capacity | None = None  # of a shared device, as it is now
         self._goes: tuple[float, str] | None = None  # when the machine does, and who says so
-        self._sick = False
+        self._failed = False
         self._leaving: asyncio.Future[str] | None = None  # its result is the reason
         self._welcomed = False  # a manager knows this instance
         self._broken: asyncio.Future[None]  # its exception is a mistake of this side
@@ -133,7 +133,7 @@ class InstanceClient:
                 patience = self._leave_seconds + stream.CLOSE_SECONDS
                 await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
-                await self._report_sick(serving, (failure, self._broken))
+                await self._report_failure(serving, (failure, self._broken))
             for end in ends:
                 if end.done():
                     end.result()
@@ -208,8 +208,8 @@ class InstanceClient:
                     self._trouble = explain(error)
                 if self._leaving.done():
                     break
-                if self._sick:
-                    return "sick"
+                if self._failed:
+                    return "failed"
                 if not recovers and loop.time() - self._lost_at >= self._orphan_seconds:
                     trouble = f": {self._trouble}" if self._trouble else ""
                     return f"no manager for {self._orphan_seconds:g} s{trouble}"
@@ -273,17 +273,17 @@ class InstanceClient:
         if self._stream is not None:
             self._stream.say(message)
 
-    async def _report_sick(
+    async def _report_failure(
         self, serving: "asyncio.Future[str]", ends: tuple["asyncio.Future[None]", ...]
     ) -> None:
         """Tell a manager that can be reached why this server goes, if that is what it does."""
         error = next((e for end in ends if end.done() and (e := end.exception())), None)
         if error is None or not self._welcomed:
             return
-        reason = f"sick: {type(error).__name__}: {error}"
-        line = " ".join(reason.split())[:SICK_LETTERS]
-        self._sick = True
-        self._say(Goodbye(reason=line, sick=True))
+        reason = f"failed: {type(error).__name__}: {error}"
+        line = " ".join(reason.split())[:FAILURE_LETTERS]
+        self._failed = True
+        self._say(Goodbye(reason=line, failed=True))
         await asyncio.wait({serving}, timeout=self._leave_seconds)
 
 

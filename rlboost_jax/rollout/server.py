@@ -37,7 +37,7 @@ from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.engine.shared import SharedEngine
 from rlboost_jax.host.exhaustion import exhausted
-from rlboost_jax.messages import SICK_EXIT_CODE, decode_server, encode
+from rlboost_jax.messages import FAILED_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.providers.base import NONCE_VARIABLE
 from rlboost_jax.qualification.host import HERE, Host
@@ -72,7 +72,7 @@ class CannotServe(RuntimeError):
 def main(argv: list[str], *, host: Host = HERE) -> int:
     """Serve until asked to leave; returns the exit code.
 
-    0: it was asked to; `CANNOT_SERVE`; `SICK_EXIT_CODE`: the device failed, ran out of memory,
+    0: it was asked to; `CANNOT_SERVE`; `FAILED_EXIT_CODE`: the device failed, ran out of memory,
     or gives what are no numbers.
     """
     args = arguments(argv)
@@ -108,12 +108,12 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         line = exhausted(error)
         if not line:
             raise
-        print(f"rollout server at {args.manager}: sick: {line}", file=sys.stderr, flush=True)
-        return SICK_EXIT_CODE
+        print(f"rollout server at {args.manager}: failed: {line}", file=sys.stderr, flush=True)
+        return FAILED_EXIT_CODE
     except (NonFiniteLogits, jax.errors.JaxRuntimeError, MemoryError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"rollout server at {args.manager}: sick: {line}", file=sys.stderr, flush=True)
-        return SICK_EXIT_CODE
+        print(f"rollout server at {args.manager}: failed: {line}", file=sys.stderr, flush=True)
+        return FAILED_EXIT_CODE
     print(f"leaving: {reason}", flush=True)
     return 0
 

@@ -273,4 +273,4 @@ async def cancel(task: "asyncio.Future[Any] | None") -> None:
         task.cancel()
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # seen: it belongs to work that is given up
+            task.exception()  # seen: it belongs to work that is abandoned

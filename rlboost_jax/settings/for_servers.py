@@ -1,4 +1,4 @@
-"""What a rollout server is told of a run: what its engine, its weights and its leaving depend on.
+"""The settings that a rollout server receives: those of its engine, its weights and its leaving.
 
 A server's host may be anybody's by tomorrow. Where the data lies, what prompts are made of, how
 responses are judged (with the keys that a judge is asked with) and what anything costs is none of

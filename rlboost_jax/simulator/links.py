@@ -20,11 +20,11 @@ class Link:
         self._pulls: dict[int, tuple[float, Callable[[], None]]] = {}  # → dollars a GB, what then
         self._count = 0
         self._turn = 0  # of the wake-up that counts
-        self.sent_bytes = self.sent_dollars = 0.0  # of all pulls, those given up included
+        self.sent_bytes = self.sent_dollars = 0.0  # of all pulls, those abandoned included
         self._dollars = 0.0  # of 1e9 bytes to each of those under way
 
     def pull(self, size: float, done: Callable[[], None], *, dollars_per_gb: float = 0.0) -> int:
-        """Begin one; returns what `give_up` takes."""
+        """Begin one; returns what `abandon` takes."""
         self._advance()
         self._count += 1
         self._pulls[self._count] = dollars_per_gb, done
@@ -33,7 +33,7 @@ class Link:
         self._plan()
         return self._count
 
-    def give_up(self, pull: int) -> None:
+    def abandon(self, pull: int) -> None:
         """What was sent of it by now was sent for nothing."""
         if pull in self._pulls:
             self._advance()

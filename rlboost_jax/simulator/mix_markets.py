@@ -70,7 +70,7 @@ def replayed(
 ) -> Iterator[Change]:
     """A trace from within, round and round, of which `count` machines are had at most.
 
-    Who was bought is kept until it is lost; then whoever is free takes the place.
+    Who was bought is kept until it is lost; then one that is free takes the place.
 
     Args:
         begin: where in the trace, in [0, 1).

@@ -49,7 +49,7 @@ class Pulls:
         """Nothing is wanted any more."""
         self._takes += 1
         self._fetches += 1
-        self._world.link.give_up(self._pull)
+        self._world.link.abandon(self._pull)
 
     def _fetch_next(self) -> None:
         manifest, self._next = self._next, None
@@ -59,7 +59,7 @@ class Pulls:
     def _fetch(self, manifest: Manifest) -> None:
         self._fetches += 1
         fetch, world = self._fetches, self._world
-        world.link.give_up(self._pull)
+        world.link.abandon(self._pull)
         self._coming, self._here = manifest, None
 
         def begin() -> None:

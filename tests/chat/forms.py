@@ -143,7 +143,7 @@ MISTRAL = """\
 {%- else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}
 """
 
-# A turn ends with the mark of whoever speaks next.
+# A turn ends with the mark of the next speaker.
 GLM = """\
 [gMASK]<sop>{% for m in messages %}
 {%- if m.role == 'tool' %}

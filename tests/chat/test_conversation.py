@@ -324,7 +324,7 @@ def test_a_tokenizer_whose_tokens_reach_across_the_end_of_a_turn_is_refused(tmp_
 
 
 def test_a_turn_that_is_rewritten_begins_a_new_sequence(tokenizer_of):
-    """Told to go on, with what the template makes of all messages; else turns are continued."""
+    """With `continues`, with what the template makes of all messages; else turns are continued."""
     tokenizer = tokenizer_of(Form(BROKEN["old turns are shortened"], **CHATML_MARKS))
     conversation = conversation_of(tokenizer, tools=(ADD,), unstable="new_sequence")
     assert "begins another sequence" in " ".join(conversation.notes)

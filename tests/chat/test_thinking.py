@@ -96,7 +96,7 @@ def test_dropped_thinking_begins_a_new_sequence_where_the_template_leaves_it_out
     assert isinstance(following, Given), "there is nothing left to drop"
 
 
-def test_a_model_that_is_told_not_to_think(tokenizer_of):
+def test_a_model_that_is_asked_not_to_think(tokenizer_of):
     """Empty marks are given to each turn, and stay in the prompt."""
     tokenizer = tokenizer_of("thinking")
     conversation = conversation_of(tokenizer, tools=(ADD,), options={"enable_thinking": False})

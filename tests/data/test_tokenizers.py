@@ -125,7 +125,7 @@ def test_it_is_what_transformers_makes_of_the_messages(folder):
 
 
 def test_no_program_of_a_repository_is_run(folder, tmp_path, monkeypatch):
-    """transformers would ask whoever sits at the terminal, and this one says yes to everything."""
+    """transformers would ask at the terminal, and the user here says yes to everything."""
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "own.py").write_text(

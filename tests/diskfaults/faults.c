@@ -8,7 +8,7 @@
                  written in its place is another.
 
    Operations: open, read, write, sync, rename (across folders only), link, lock, list, stat, remove.
-   Maps of files are not seen: whoever maps what is to fail has to be recorded otherwise. */
+   Maps of files are not seen: a program that maps what is to fail has to be recorded otherwise. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>

@@ -27,7 +27,7 @@ def poisoned_embedding(value: float) -> Damage:
 
 
 def poisoned_head(value: float) -> Damage:
-    """One logit of all, whoever asks."""
+    """One logit of all, for every request."""
 
     def damage(params: dict[str, Any]) -> dict[str, Any]:
         kernel = np.array(params["head"]["kernel"])

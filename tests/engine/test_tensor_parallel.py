@@ -33,7 +33,7 @@ def test_two_devices_sample_what_one_samples(measured: dict[str, Any]) -> None:
     assert measured["gap"] < 1e-5
 
 
-def test_whoever_runs_beside_them(measured: dict[str, Any]) -> None:
+def test_beside_any_other_requests(measured: dict[str, Any]) -> None:
     assert measured["first difference of rows"] == ""
 
 

@@ -163,7 +163,7 @@ def policy(stage: Stage, between: Any = lambda: None) -> tuple[list[Any], Judge]
     Returns:
         All that was answered, and the verdict.
     """
-    told: list[Any] = []
+    answers: list[Any] = []
     sequence, attempt = 0, 0
     turns: list[tuple[bytes, bytes | None]] = []
     while True:
@@ -181,11 +181,11 @@ def policy(stage: Stage, between: Any = lambda: None) -> tuple[list[Any], Judge]
         else:
             raise AssertionError("no answer")
         if say.restart:
-            told, turns, sequence = [], [], 0
+            answers, turns, sequence = [], [], 0
             attempt += 1
             continue
         answered = say.answered
-        told.append(None if answered is None else answered.said)
+        answers.append(None if answered is None else answered.said)
         if answered is not None and answered.prompt:
             turns, sequence = [], sequence + 1
             continue
@@ -197,7 +197,7 @@ def policy(stage: Stage, between: Any = lambda: None) -> tuple[list[Any], Judge]
     stage.ask(finished)
     for _ in range(2000):
         if len(stage.judged) > count:
-            return told, stage.judged[-1]
+            return answers, stage.judged[-1]
         between()
         if stage.under_way is None and len(stage.judged) == count:
             stage.ask(finished)
@@ -230,8 +230,8 @@ def test_whatever_dies_the_answers_are_those_of_the_calm_episode(
                 for say in list(stage.said):
                     stage.ask(say.question)
 
-    told, judged = policy(stage, between)
-    assert (told, judged) == expected
+    answers, judged = policy(stage, between)
+    assert (answers, judged) == expected
     names = [record.name for record in stage.kept if isinstance(record, TurnAnswered)]
     assert len(names) == len(set(names)) == world.turns, "and kept once"
     assert not judged.left_out and sum(turn.reward for turn in judged.turns) > 0
@@ -302,21 +302,21 @@ def test_whose_process_ended_for_another_is_tried_alone_and_not_blamed() -> None
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_progress_takes_failures_back(failures: int) -> None:
-    """Each turn has its own attempts; turns that are only told again are no progress."""
-    stage, told = Stage(World(turns=3)), list[bytes | None]()
+    """Each turn has its own attempts; turns that are only repeated are no progress."""
+    stage, answers = Stage(World(turns=3)), list[bytes | None]()
     for _ in range(3):
-        asked = question(*told, None)
+        asked = question(*answers, None)
         stage.ask(asked)
         left = failures
         while stage.answered(asked) is None:
-            if isinstance(stage.under_way, Take) and stage.under_way.index == len(told) and left:
+            if isinstance(stage.under_way, Take) and stage.under_way.index == len(answers) and left:
                 left -= 1
                 stage.lose(own=True, outside=False)
             else:
                 stage.go_on()
         say = stage.answered(asked)
         assert say is not None and say.answered is not None
-        told.append(say.answered.given)
+        answers.append(say.answered.given)
     assert not any(isinstance(record, EpisodeLeftOut) for record in stage.kept)
 
 
@@ -339,7 +339,7 @@ def test_one_that_answers_otherwise_begins_again() -> None:
     stage.until(lambda: stage.answered(asked))
     assert stage.answered(asked) == Say(asked, restart=True)
     assert stage.episode.ask(asked) == (Say(asked, restart=True),), "said again where it was lost"
-    assert made(stage.kept).ask(asked) == (Say(asked, restart=True),), "by whoever comes back"
+    assert made(stage.kept).ask(asked) == (Say(asked, restart=True),), "by its successor"
     anew = question(None, attempt=1)
     stage.ask(anew)
     stage.until(lambda: stage.answered(anew))
@@ -357,8 +357,8 @@ def test_one_that_answers_otherwise_may_stop_the_run() -> None:
 def test_a_context_that_is_full_ends_the_episode_and_says_so() -> None:
     config = replace(SETTINGS, max_given_tokens=5)  # two answers of two tokens, and no third
     stage = Stage(World(turns=9), config)
-    told, judged = policy(stage)
-    assert [bool(said[0]) for said in told] == [True, True, False]
+    answers, judged = policy(stage)
+    assert [bool(said[0]) for said in answers] == [True, True, False]
     assert [turn.metrics.get(CONTEXT_FULL) for turn in judged.turns] == [None, None, 1.0]
     assert all(turn.reward > 0 for turn in judged.turns), "what it was worth still counts"
 
@@ -409,7 +409,7 @@ def test_times_are_those_of_the_first_time() -> None:
 
 
 def test_a_manager_that_has_lost_its_newest_attempts_is_answered() -> None:
-    """It lost the end of its journal, and samples again what had been given up before."""
+    """It lost the end of its journal, and samples again what had been discarded before."""
     stage = Stage(World(turns=3))
     stage.ask(question(None, attempt=1))
     stage.until(lambda: stage.said)
@@ -422,7 +422,7 @@ def test_a_manager_that_has_lost_its_newest_attempts_is_answered() -> None:
 
 
 def test_an_older_verdict_is_not_asked_for_in_place_of_a_newer_turn() -> None:
-    """A server is not believed, its turns are given up, and the trainer asks about them late."""
+    """A server is not believed, its turns are discarded, and the trainer asks about them late."""
     stage = Stage(World(turns=3))
     stage.ask(question(None))
     stage.go_on()

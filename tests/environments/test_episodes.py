@@ -149,7 +149,7 @@ def test_what_was_answered_before_a_kill_is_not_asked_for_again(desk: Desk) -> N
     assert again.said() == first
     pool.open = opens
     again.ask([5, END], first[0], [6, END])
-    assert again.said() == ([3, 13, 3], False), "it was made again, and told the turn before"
+    assert again.said() == ([3, 13, 3], False), "it was made again, and its turn replayed"
     again.service.close()
 
 
@@ -248,7 +248,7 @@ def test_what_no_prompt_can_be_made_of_is_a_mistake(
 
 
 def test_a_group_that_no_environment_can_begin_is_left_out(tmp_path: Path) -> None:
-    """Whoever asks: the manager about a turn, the trainer about a response. Others are as ever."""
+    """By any caller: the manager about a turn, the trainer about a response. Others stay."""
     desk = Desk(run_of("BeginsAllButOne"), tmp_path)
     try:
         assert desk.prompts == {0: [2, 10, 3], 1: [2, 11, 3], 2: [END], 3: [2, 13, 3]}

@@ -347,7 +347,7 @@ def test_a_worker_that_is_killed_while_it_begins_has_a_successor(tmp_path: Path)
     assert mark.read_text() == "xxxx"
 
 
-def test_a_worker_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_never_begins_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlboost_jax.environments.pool.MOST_STARTS", 2)
 
     async def killed(process: Any, seconds: float) -> None:

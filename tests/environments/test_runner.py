@@ -123,7 +123,7 @@ def test_whatever_goes_wrong_with_a_call_is_read_by_the_policy() -> None:
     assert not runner.stuck
 
 
-def test_a_thread_that_is_given_up_is_known() -> None:
+def test_a_thread_that_is_abandoned_is_known() -> None:
     ended = threading.Event()
 
     @tool(time_limit_seconds=0.05)
@@ -217,7 +217,7 @@ def raising(key: str) -> str:
 
 
 @pytest.mark.parametrize("outcome", [None, raising])
-def test_a_call_of_which_nobody_knows_fails_the_episode(outcome: Any) -> None:
+def test_an_unknown_call_fails_the_episode(outcome: Any) -> None:
     counter, ledger = Counter(), RememberedCalls()
     asyncio.run(begun(ledger))
     with pytest.raises(OutcomeUnknown):

@@ -50,7 +50,7 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "said": m.Said(lines=("device cpu", "programs ready in 2.0 s"), dropped=3),
     "said_nothing": m.Said(lines=()),
     "goodbye": m.Goodbye(reason="SIGTERM"),
-    "goodbye_sick": m.Goodbye(reason="sick: out of memory", sick=True),
+    "goodbye_failed": m.Goodbye(reason="failed: out of memory", failed=True),
 }
 TRAINER: Final[dict[str, m.TrainerMessage]] = {
     "trainer_hello": m.TrainerHello(run_id=RUN, window=None),

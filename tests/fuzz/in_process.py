@@ -1,6 +1,6 @@
 """Mutated frames through the manager's own decoders into its state machine.
 
-A step is under way with the trainer's engine and one honest server at work. Beside them
+A step is in progress with the trainer's engine and one honest server at work. Beside them
 come and go
 
 strangers   servers with a token whose engine is another program: no rollout is ever theirs,

@@ -1,4 +1,4 @@
-"""A backend that says what it is told to."""
+"""A backend with scripted answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

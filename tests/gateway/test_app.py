@@ -1,4 +1,4 @@
-"""HTTP in and out, with a backend that says what it is told to."""
+"""HTTP in and out, with a backend of scripted answers."""
 
 import asyncio
 import json

@@ -156,7 +156,7 @@ def waits_for_another(example: Any, messages: Any) -> float:
     return float(others.wait(PATIENCE_SECONDS))
 
 
-async def test_whoever_computes_it_holds_no_other_episode_up(
+async def test_its_computation_holds_no_other_episode_up(
     harness: Callable[..., EpisodeRunner],
 ) -> None:
     runner = harness('chat(user("a"))', reward="tests.gateway.test_environment:waits_for_another")

@@ -1,6 +1,6 @@
 """Attackers: programs of another user of this host, uid 65534, who holds nothing of a run's.
 
-They are strings, run by an interpreter that imports what they need and then gives up all rights of
+They are strings, run by an interpreter that imports what they need and then drops all rights of
 root's for good. What they print is what they got.
 """
 

@@ -1,4 +1,4 @@
-"""Whoever listens where a manager did, or in between, hears no secret and is given no work."""
+"""A process that listens where a manager did, or in between, hears no secret and gets no work."""
 
 import asyncio
 import os

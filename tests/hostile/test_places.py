@@ -138,7 +138,7 @@ def test_verdicts_of_another_user_are_none(common: Path) -> None:
 
 @needs_root
 def test_nobody_else_holds_a_lock() -> None:
-    """Whoever can open a file can lock it, and then no trainer would start, and no manager."""
+    """A user who can open a file can lock it, and then no trainer would start, and no manager."""
     with reachable() as workdir:
         with Workdir(workdir, run_config(tiny.get_config())):
             (workdir / "manager.lock").touch(mode=0o644)  # of an earlier release

@@ -109,8 +109,8 @@ class Kubelet:
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
         image = pod["spec"]["containers"][0]["image"]
         if image.startswith("missing/"):
-            told = self._said.get(pod["metadata"]["uid"])
-            why = "ImagePullBackOff" if told else "ErrImagePull"
+            failed_before = self._said.get(pod["metadata"]["uid"])
+            why = "ImagePullBackOff" if failed_before else "ErrImagePull"
             waiting = {"reason": why, "message": f"manifest for {image} not found"}
             await self._say(pod, {"phase": "Pending"}, {"waiting": waiting})
             return

@@ -23,7 +23,7 @@ from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.memory import learner_bytes, moment_bytes
 from rlboost_jax.settings.model import LoraConfig
 from tests.learner.episodes import groups_in_sequences
-from tests.learner.test_turns import misled
+from tests.learner.test_turns import with_wrong_targets
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 
@@ -216,7 +216,7 @@ def test_no_adapter_learns_what_was_given(step, adapters, groups):
     """Whatever it is as a target, in rows that several sequences share."""
     everything = [t for g in groups_in_sequences(groups) for t in g.trajectories]
     batches = pack(everything, rows=2, row_tokens=48, loss_aggregation="sequence_mean")
-    others = [replace(batch, targets=misled(batch)) for batch in batches]
+    others = [replace(batch, targets=with_wrong_targets(batch)) for batch in batches]
     found = [step.accumulate(adapters, None, each)[0] for each in (batches, others)]
     for left, right in zip(*map(jax.tree.leaves, found), strict=True):
         assert np.asarray(left).any()

@@ -324,7 +324,7 @@ def test_nothing_is_applied_before_the_batch_is_whole(build, groups):
 
 
 @pytest.mark.parametrize("name", ["grpo", "reinforce_pp"])
-def test_what_is_doubted_leaves_no_trace(build, groups, name):
+def test_what_is_disputed_leaves_no_trace(build, groups, name):
     """Whether responses are looked at first or with their gradients."""
     learners = build(name)
     updates = BatchUpdate(
@@ -341,8 +341,8 @@ def test_what_is_doubted_leaves_no_trace(build, groups, name):
     assert updates.train(0, (batch[0],)) == [], "the truth is taken in its place"
 
 
-def test_turns_are_updated_with_and_doubted_by_place(build, groups):
-    """The place of a doubted token counts what was given before it, as a server's tokens do."""
+def test_turns_are_updated_with_and_disputed_by_place(build, groups):
+    """The place of a disputed token counts what was given before it, as a server's tokens do."""
     turns = groups_in_turns(groups, most_given=1)
     learners = build("grpo")
     state, figures = updated(learners, turns)

@@ -51,7 +51,7 @@ def test_more_steps_go_on(run, path):
     assert complete(replace(run, num_steps=STEPS + 1), path) is None
 
 
-def test_another_configuration_is_left_to_whoever_refuses_it(run, path):
+def test_another_configuration_is_left_to_the_check_that_refuses_it(run, path):
     assert complete(replace(run, seed=run.seed + 1), path) is None
 
 

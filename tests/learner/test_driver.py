@@ -142,7 +142,7 @@ def test_micro_batches_are_trained_as_they_become_complete():
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_what_is_doubted_is_waited_for_again(deterministic: bool):
+def test_what_is_disputed_is_waited_for_again(deterministic: bool):
     """Prompt 1 comes with a made-up response; its micro-batch holds prompt 0 or 2 besides."""
     lie = msgspec.structs.replace(rollout(1, 0), tokens=m.pack_tokens([5, 9]))
     groups = {prompt: whole_group(prompt) for prompt in range(4)}

@@ -87,7 +87,7 @@ def test_steps_follow_on_each_other():
 
 
 @pytest.mark.parametrize(("prompt", "state"), [(0, "was added before"), (2, "was not asked for")])
-def test_a_group_of_which_nothing_is_known_is_a_mistake(prompt, state):
+def test_an_unknown_group_is_a_mistake(prompt, state):
     sampling = DynamicSampling(num_groups=2, most_prompts=4)
     sampling.ask()
     sampling.add(0, False)

@@ -130,7 +130,7 @@ class Fleet(ManagerLink):
         for doubt in doubts:
             self.log.append(f"doubt {batch} {doubt.sample} {doubt.position}")
             rollout, truth = self.said[batch, doubt.sample]
-            assert rollout.attempt == 0, "the truth is doubted"
+            assert rollout.attempt == 0, "the truth is disputed"
             again = msgspec.structs.replace(
                 rollout, logprobs=m.pack_logprobs(truth), attempt=rollout.attempt + 1
             )
@@ -335,7 +335,7 @@ def test_servers_of_another_precision_are_compared_with_what_they_have(make):
     assert bits(rows_of(resumed, 3)) == bits(rows[3:])
 
 
-def test_a_liar_is_doubted_although_the_policy_has_moved_further_than_its_lie(make):
+def test_a_liar_is_suspect_although_the_policy_has_moved_further_than_its_lie(make):
     honest = bits(rows_of(make(lag=2)))
     fleet = Fleet()
     fleet.lies = {(3, 1): 0.01, (4, 6): float("nan")}

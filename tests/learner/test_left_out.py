@@ -143,8 +143,8 @@ def test_a_group_that_differs_by_it_alone_teaches_nothing():
         assert bool(asked) == wanted
 
 
-def test_rows_count_it_and_what_environments_told():
-    def told(t, calls, seconds, metrics):
+def test_rows_count_it_and_what_environments_reported():
+    def report(t, calls, seconds, metrics):
         made = [CallMade(turn=0, name="add", failed=failed) for failed in calls]
         return replace(
             t,
@@ -155,9 +155,9 @@ def test_rows_count_it_and_what_environments_told():
 
     first, second, third, _ = group((2,))
     members = [
-        told(first, [False, True], 1.5, {"solved": 1.0}),
-        told(second, [], 0.25, {"solved": 0.0, "steps": 3.0}),
-        told(third, [True], 0.5, {"solved": 100.0}),
+        report(first, [False, True], 1.5, {"solved": 1.0}),
+        report(second, [], 0.25, {"solved": 0.0, "steps": 3.0}),
+        report(third, [True], 0.5, {"solved": 100.0}),
     ]
     row = episode_metrics(members)
     assert row == {

@@ -329,7 +329,7 @@ def test_dynamic_sampling_goes_on_where_the_last_batch_ended(build, world):
 
 
 def test_dynamic_sampling_looks_at_groups_that_it_does_not_train_on(build, world):
-    """A lie about the group that is passed over is doubted, too."""
+    """A lie about the group that is passed over is disputed, too."""
     loop = build(algorithm={"dynamic_sampling": True})
     loop._session.link.dull, loop._session.link.lies = {0: {0}}, {2: [-4.7, -0.1, -4.7]}
     run_all(loop)

@@ -166,6 +166,6 @@ def test_a_row_holds_just_one_token_more_than_its_positions():
         pack([trajectory(0, 8, 10)], **options)
 
 
-def test_a_sequence_of_which_nothing_was_sampled_is_refused():
+def test_a_sequence_without_a_sampled_token_is_refused():
     with pytest.raises(DoesNotFit, match="sample 0: no token was sampled; it needs at least one"):
         pack([trajectory(0, 3, 0)], rows=1, row_tokens=8, loss_aggregation="token_mean")

@@ -142,7 +142,7 @@ def test_a_group_is_asked_about_once_in_the_order_of_its_samples(order):
 
 
 @pytest.mark.parametrize("judged", [False, True])
-def test_a_group_of_which_a_part_comes_again_is_asked_about_anew(judged):
+def test_a_group_that_comes_again_in_part_is_asked_about_anew(judged):
     """Whether it was judged before; what is said of it as it was is forgotten."""
     desk = Groups()
     collector = desk.collector(prompts=1)
@@ -222,16 +222,16 @@ def test_when_nobody_can_be_asked_any_more_the_run_ends():
         collector.settle()
 
 
-def test_a_failure_is_told_when_it_happens_and_once_a_kind():
-    desk, told = Desk(), []
-    collector = desk.collector(note=told.append)
+def test_a_failure_is_reported_when_it_happens_and_once_a_kind():
+    desk, notes = Desk(), []
+    collector = desk.collector(note=notes.append)
     for sample, why in ((1, "took longer than 1 s"), (0, "took longer than 1 s"), (2, "nan")):
         collector.add(rollout(sample))
         assert collector.unjudged == (sample,)
         desk.asked[sample, 0].set_result(verdict(0.0, own=why))
         collector.settle()
     assert (collector.num_taken, collector.unjudged) == (3, ())
-    assert told == [
+    assert notes == [
         "step 0: reward 'own' fails: took longer than 1 s (sample 1)",
         "step 0: reward 'own' fails: nan (sample 2)",
     ]

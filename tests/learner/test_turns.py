@@ -178,15 +178,15 @@ def test_the_trap_of_observations_no_gradient_knows_them(config, learner_step, t
         np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
 
 
-class Misled(Learner):
+class WrongTargets(Learner):
     """Whose batches have other tokens as targets wherever a token was given, and none sampled."""
 
     def pack(self, trajectories):
         batches = super().pack(trajectories)
-        return [replace(batch, targets=misled(batch)) for batch in batches]
+        return [replace(batch, targets=with_wrong_targets(batch)) for batch in batches]
 
 
-def misled(batch):
+def with_wrong_targets(batch):
     given = (batch.segments > 0) & ~batch.response_mask
     assert given.any()
     return np.where(given, (batch.targets + 5) % 112, batch.targets)
@@ -207,7 +207,7 @@ def test_no_bit_of_any_update_knows_what_was_given_as_a_target(build, groups, na
     made = (*made[:2], *groups_in_sequences(groups)[2:])
     learners = build(name, **choices)
     state, figures = updated(learners, made)
-    other, same = updated(Misled(**vars(learners)), made)
+    other, same = updated(WrongTargets(**vars(learners)), made)
     assert figures == same
     for left, right in zip(*map(jax.tree.leaves, (state, other)), strict=True):
         np.testing.assert_array_equal(left, right)

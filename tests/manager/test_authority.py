@@ -98,7 +98,7 @@ def test_the_manager_is_one_for_a_year_and_a_client_never(folders: Folders) -> N
 
 
 def test_a_client_cannot_certify_others(folders: Folders) -> None:
-    """A host that was taken over has the key of one client."""
+    """A host that an attacker controls has the key of one client."""
     folders.prepare()
     client = authority._load(folders.servers / "client.pem", folders.servers / "client.key")
     forged = authority._certify(

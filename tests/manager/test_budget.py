@@ -74,9 +74,9 @@ def test_a_run_that_has_cost_what_it_may_goes_on_without_its_fleet() -> None:
     actions = desk.tick(8.0)
     ended = {a.instance: a.grace_seconds for a in actions if isinstance(a, Terminate)}
     assert ended.keys() == {"local-1", "local-2"} and min(ended.values()) > 0
-    told = [a for a in actions if isinstance(a, Record) and a.kind == "budget"]
-    assert len(told) == 1 and told[0].detail["released"] == 2
-    assert 30.0 <= told[0].detail["dollars"] <= 32.0  # 4 $ a second, from 0 s or from 1 s on
+    seen = [a for a in actions if isinstance(a, Record) and a.kind == "budget"]
+    assert len(seen) == 1 and seen[0].detail["released"] == 2
+    assert 30.0 <= seen[0].detail["dollars"] <= 32.0  # 4 $ a second, from 0 s or from 1 s on
     for name in ended:
         actions = desk.exit(name, "asked to leave")
         assert not [a for a in actions if isinstance(a, Request)]

@@ -126,7 +126,7 @@ def test_a_server_that_goes_this_very_moment_is_asked_to_leave() -> None:
     assert desk.sent(m.Leave, A)
 
 
-def test_whoever_holds_nothing_leaves() -> None:
+def test_a_server_that_holds_nothing_leaves() -> None:
     desk, requests = at_work()
     notice(desk)
     give_back(desk, releases(desk))

@@ -19,7 +19,7 @@ class Entry:
     sequence: int
 
 
-# Whoever samples, and how many tokens; a length to cut at is drawn as a share of all.
+# The sampling instance, and how many tokens; a length to cut at is drawn as a share of all.
 KINDS = st.sampled_from(["a", "b", GIVEN, "next", "next", "cut"])
 MOVES = st.lists(st.tuples(KINDS, st.integers(1, 4), st.floats(0.0, 1.0)), max_size=16)
 

@@ -119,7 +119,7 @@ def test_a_group_may_be_asked_for_bit_by_bit() -> None:
     assert finished(desk) == [10]
 
 
-def test_what_is_not_finished_when_the_step_is_trained_is_given_up() -> None:
+def test_what_is_not_finished_when_the_step_is_trained_is_abandoned() -> None:
     desk, requests = roomy()
     desk.trainer(extension(2))
     extra = desk.requests(A)

@@ -19,7 +19,7 @@ def test_as_many_as_all_limits_allow(
     assert wanted(machines=machines, max_instances=max_instances, cap=cap) == servers
 
 
-def test_a_removal_hits_whoever_works() -> None:
+def test_a_removal_hits_a_working_server() -> None:
     assert victim(["a", "b"], 0.0) == "a"
     assert victim(["a", "b"], 0.999) == "b"
     assert victim([], 0.5) is None
@@ -128,7 +128,7 @@ def test_a_server_that_went_before_it_was_known_to_be_there_is_absent_not_starti
     assert fleet.starting == 1
     fleet.lost_sight_of(fleet.servers["local-1"], 5.0)
     assert fleet.servers["local-1"].joined and fleet.starting == 0
-    assert fleet.give_up(5.0 + ABSENT_SECONDS) == ["local-1"]
+    assert fleet.abandon(5.0 + ABSENT_SECONDS) == ["local-1"]
 
 
 def test_a_server_found_without_a_machine_goes_on_and_may_be_taken() -> None:

@@ -35,7 +35,7 @@ def test_the_posterior_of_a_rate() -> None:
     assert found.deviation == pytest.approx(math.sqrt(shape) / scale)
 
 
-def test_of_those_paid_for_some_start() -> None:
+def test_some_of_the_paid_instances_start() -> None:
     """One loss in 1,000 s at work and 100 s to start: of eleven, ten work."""
     hazard = Hazard(losses=1e9 - PRIOR_LOSSES, seconds=1e12 - PRIOR_SECONDS)
     prices = Prices(reserved=5.0, instance=2.0, start_seconds=100.0, hazard=hazard)

@@ -102,7 +102,7 @@ def test_members_of_a_group_tell_of_each_other(group: list[tuple[int, bool]]) ->
     assert expected[-1] == pytest.approx(posterior_median(group, 0.6, 0.7), rel=0.08)
 
 
-def test_given_up_responses_count_as_longer_than_they_are() -> None:
+def test_abandoned_responses_count_as_longer_than_they_are() -> None:
     lengths = log_normal(400, 4, rho=0.0, sigma=0.7, seed=5)
     cut = [[(min(int(n), 1500), n <= 1500) for n in group] for group in lengths]
     model = Lengths()

@@ -290,12 +290,12 @@ def test_a_trainers_own_engine_is_not_lost_on_a_busy_host() -> None:
 
 def test_a_line_that_is_another_than_it_was_is_an_event_and_in_the_status() -> None:
     desk = joined()
-    told = []
+    seen = []
     for number in range(300):
         renewed(desk, 10.1 + RENEW * number, 0.3 + (number % 8 == 4) * 1.5)
-        told += desk.records("line")
-    assert 1 <= len(told) <= 5 and told[-1].detail["lease_seconds"] > 3.0
-    assert told[-1].detail["round_trip"] == pytest.approx(0.3, abs=0.01)
+        seen += desk.records("line")
+    assert 1 <= len(seen) <= 5 and seen[-1].detail["lease_seconds"] > 3.0
+    assert seen[-1].detail["round_trip"] == pytest.approx(0.3, abs=0.01)
     (status,) = [
         one for one in desk.manager.status(desk.now).instances if one.instance == "server-10"
     ]

@@ -91,8 +91,8 @@ def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> 
         async with aiohttp.ClientSession() as session:
             asked = session.get(mine.url("/config"), headers=mine.headers, ssl=mine.tls)
             async with asked as answer:
-                told = run_config_from_dict(await answer.json())
-                assert told == for_servers(read_run_config(workdir))
+                served = run_config_from_dict(await answer.json())
+                assert served == for_servers(read_run_config(workdir))
             server = await session.ws_connect(
                 mine.url("/instance"), headers=mine.headers, ssl=mine.tls
             )

@@ -144,7 +144,7 @@ def test_events_say_the_pool() -> None:
     assert [r.detail["pool"] for r in desk.records("lost")] == ["cheap"]
 
 
-def test_a_new_price_is_that_of_those_that_run() -> None:
+def test_a_new_price_holds_for_running_instances() -> None:
     desk = opened()
     lend(desk, 1)
     desk.grant("cheap-1")

@@ -1,4 +1,4 @@
-"""Servers that renew their lease and are of no use all the same: stuck, deaf, or sick."""
+"""Servers that renew their lease and are of no use all the same: stuck, unreachable, or failed."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_tokens_of_no_use_are_no_progress() -> None:
     assert A in desk.closed()
 
 
-def test_whoever_holds_nothing_owes_nothing() -> None:
+def test_a_server_that_holds_nothing_owes_nothing() -> None:
     desk, requests = working()
     desk.tokens(A, requests, 99)
     desk.tick(1.0 + 100 * PATIENCE)
@@ -157,7 +157,7 @@ def test_a_stall_of_the_manager_is_nobodys_fault() -> None:
     assert A in desk.closed()
 
 
-# Deaf servers: lease 2 s, renewal 0.5 s
+# Unreachable servers: lease 2 s, renewal 0.5 s
 
 
 def renew(desk: Desk, at: float, echo: float) -> list[float]:
@@ -178,7 +178,7 @@ def test_a_server_that_no_longer_hears_is_lost() -> None:
     assert renew(desk, 11.5, echo=10.5) == [11.5]
     assert renew(desk, 11.99, echo=10.5) == [11.99]
     assert renew(desk, 12.0, echo=10.5) == []
-    assert desk.closed() == {A: "deaf for 1.5 s: it hears nothing of us"}
+    assert desk.closed() == {A: "unreachable for 1.5 s: it receives nothing from us"}
 
 
 def test_an_echo_from_the_future_proves_nothing() -> None:
@@ -193,7 +193,7 @@ def test_an_echo_from_the_future_proves_nothing() -> None:
     assert A in desk.closed()
 
 
-def test_renewals_that_piled_up_during_a_stall_are_not_deaf() -> None:
+def test_renewals_that_piled_up_during_a_stall_are_reachable() -> None:
     desk = Desk()
     desk.now = 10.0
     desk.join(A)
@@ -204,7 +204,7 @@ def test_renewals_that_piled_up_during_a_stall_are_not_deaf() -> None:
     assert renew(desk, 16.0, echo=15.5) == [16.0]
 
 
-def test_a_stall_before_the_first_echo_makes_no_server_deaf() -> None:
+def test_a_stall_before_the_first_echo_makes_no_server_unreachable() -> None:
     """Its first echo is of the welcome, and older than a lease by then; it was all there was."""
     desk = Desk()
     desk.now = 10.0
@@ -215,20 +215,20 @@ def test_a_stall_before_the_first_echo_makes_no_server_deaf() -> None:
     assert renew(desk, 15.6, echo=15.2) == [15.6]
 
 
-# Sick servers
+# Failed servers
 
 
-def test_a_sick_server_is_lost_with_the_dispatch_that_failed() -> None:
+def test_a_failed_server_is_lost_with_the_dispatch_that_failed() -> None:
     desk, requests = working()
     desk.tokens(A, requests[:2], 0, in_flight=8, running=2)
-    desk.server(A, m.Goodbye(reason="sick: NonFiniteLogits: version 0", sick=True))
+    desk.server(A, m.Goodbye(reason="failed: NonFiniteLogits: version 0", failed=True))
     (lost,) = desk.records("lost")
-    assert lost.detail["reason"].startswith("sick: ") and lost.detail["tokens_lost"] == 8
+    assert lost.detail["reason"].startswith("failed: ") and lost.detail["tokens_lost"] == 8
     assert desk.manager.view.books.lost == 8 and desk.requests(RESERVED)
 
 
 @pytest.mark.parametrize("by", ["goodbye", "exit code"])
-def test_the_machine_of_a_sick_server_rests_longer_each_time(by: str) -> None:
+def test_the_machine_of_a_failed_server_rests_longer_each_time(by: str) -> None:
     """Although each gave tokens, which otherwise is proof that a new one will work."""
     desk = Desk(settings(manager__seeding=False, fleet__max_instances=1))
     desk.open_run()
@@ -243,10 +243,10 @@ def test_the_machine_of_a_sick_server_rests_longer_each_time(by: str) -> None:
         desk.tokens(stream, desk.requests(stream)[:1], 1)
         assert desk.manager.view.fleet.servers[name].proved
         if by == "goodbye":
-            desk.server(stream, m.Goodbye(reason="sick: x", sick=True))
+            desk.server(stream, m.Goodbye(reason="failed: x", failed=True))
         else:
             desk(ServerGone(stream, "stream closed"))
-        desk.exit(name, "exit code", m.SICK_EXIT_CODE if by == "exit code" else None)
+        desk.exit(name, "exit code", m.FAILED_EXIT_CODE if by == "exit code" else None)
         assert not desk.manager.view.fleet.servers
         pauses.append(desk.manager.view.fleet.retry_at - desk.now)
         desk.tick(desk.manager.view.fleet.retry_at)

@@ -1,4 +1,4 @@
-"""A manager that reads its journal: in bounded memory, and beside answering whoever dials."""
+"""A manager that reads its journal: in bounded memory, and beside answering all that dial."""
 
 import asyncio
 import itertools

@@ -89,7 +89,7 @@ def test_a_killed_manager_loses_no_route() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_what_is_given_up_loses_its_routes_too(kept: int) -> None:
+def test_what_is_discarded_loses_its_routes_too(kept: int) -> None:
     desk, requests = at_a()
     desk.tokens(A, requests)
     step = desk.manager.view.batch

@@ -264,7 +264,7 @@ def test_a_doubt_of_the_first_drops_all_that_follow() -> None:
     assert (rollout.work.sequence, rollout.attempt, rollout.all_tokens) == (0, 1, 0)
 
 
-def test_an_older_attempt_that_is_doubted_brings_all_again() -> None:
+def test_an_older_attempt_that_is_disputed_brings_all_again() -> None:
     desk = finished()
     desk.trainer(doubt_in(1, 1))
     (request,) = desk.requests(12)
@@ -283,7 +283,7 @@ def test_a_doubt_beyond_a_sequence_is_refused(sequence: int, position: int) -> N
     assert f"in sequence {sequence}" in desk.sent(m.Refused)[0].reason
 
 
-def test_a_response_in_the_making_goes_back_to_before_whoever_is_not_believed() -> None:
+def test_a_response_in_the_making_goes_back_to_before_an_untrusted_instance() -> None:
     """In whichever of its sequences that was; what was said of those counts no more."""
     desk = parked(4, servers=2)
     desk(ServerGone(B, "killed"))

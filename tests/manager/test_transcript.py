@@ -21,7 +21,7 @@ class Entry:
     logprob: float = 0.0
 
 
-# Whoever samples, and how many tokens; a length to cut at is drawn as a share.
+# The sampling instance, and how many tokens; a length to cut at is drawn as a share.
 MOVES = st.lists(
     st.tuples(st.sampled_from(["a", "b", GIVEN, "cut"]), st.integers(1, 4), st.floats(0.0, 1.0)),
     max_size=12,

@@ -47,7 +47,7 @@ def test_an_instance_goes_on_when_nothing_is_left_for_it() -> None:
 
 
 def test_somebody_goes_back_where_nobody_is_left() -> None:
-    """Whoever holds the least; and goes on with that until it is there."""
+    """The instance that holds the least; and goes on with that until it is there."""
     assert choose_versions(demands(1, 0), [busy(NEW, 2), busy(NEW, 1)]) == [NEW, OLD]
     assert choose_versions(demands(1, 9), [busy(NEW, 2), busy(NEW, 1, announced=OLD)]) == [NEW, OLD]
 

@@ -40,12 +40,12 @@ def lines(workdir: Path, step: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Watched:
-    """Batch 1, begun at 10 s by the reserved engine; at 10.5 s server A takes over, and gives all
-    its tokens at 11 s; the update is applied at 12 s, and step 2 begins."""
+    """Batch 1, begun at 10 s by the reserved engine; at 10.5 s server A gets the work, and all its
+    tokens come at 11 s; the update is applied at 12 s, and step 2 begins."""
     desk = Watched(StepTracer(tmp_path, 1))
     desk.open_run()
     desk.publish(1)
-    desk.begin(0)  # given up: not of interest
+    desk.begin(0)  # abandoned: not of interest
     desk.now = 10.0
     desk.begin(1)
     desk.server(RESERVED, ready(1))

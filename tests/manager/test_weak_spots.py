@@ -29,7 +29,7 @@ def remote_only(**changes: Any) -> Desk:
 
 
 def work_to_the_end(desk: Desk, stream: int, requests: list[m.GenerateRequest]) -> None:
-    """Whoever has that stream finishes all that it is given."""
+    """The holder of that stream finishes all that it is given."""
     step = desk.manager.view.batch
     assert step is not None
     while requests:

@@ -1,4 +1,4 @@
-"""What any trace must be, whoever wrote it; after Chromium's Trace Event Format."""
+"""What any trace must be, by any writer; after Chromium's Trace Event Format."""
 
 import gzip
 import json

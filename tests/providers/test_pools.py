@@ -94,7 +94,7 @@ def test_the_last_words_of_a_provider_that_has_closed_are_heard() -> None:
     play(story)
 
 
-def test_a_request_that_was_given_up_is_ended_when_it_is_granted() -> None:
+def test_a_request_that_was_abandoned_is_ended_when_it_is_granted() -> None:
     async def story() -> None:
         cloud = Cloud(held=asyncio.Event())
 

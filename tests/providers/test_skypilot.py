@@ -69,7 +69,7 @@ def test_a_task_is_the_users_with_a_server_in_it() -> None:
     assert own["num_nodes"] == 4, "the user's own is left as it was"
 
 
-def test_pools_are_places_of_which_the_cheapest_is_taken() -> None:
+def test_the_cheapest_pool_is_taken() -> None:
     own = {"resources": {"accelerators": "L4:1", "infra": "azure", "use_spot": False}}
     made = task(own, ("aws", "gcp/us-central1"))["resources"]
     assert made == {
@@ -149,7 +149,7 @@ def test_one_that_breaks_is_over_and_taken_down(bench: SkyPilotBench) -> None:
     play(story)
 
 
-def test_a_start_that_takes_too_long_is_given_up(bench: SkyPilotBench) -> None:
+def test_a_start_that_takes_too_long_is_abandoned(bench: SkyPilotBench) -> None:
     bench.sky.hang.set()
     with pytest.raises(LaunchFailed, match=r"not up in 0\.1 s") as error:
         asyncio.run(launcher(bench, start_seconds=0.1).start("a", "n", ANY_POOL))

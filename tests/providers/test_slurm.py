@@ -144,7 +144,7 @@ def test_the_last_words_of_a_server_are_the_reason_of_its_end(tmp_path: Path) ->
 def test_logs_on_a_slow_disk_keep_no_manager_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop is the manager's: whoever reads the log waits for what only the loop can do."""
+    """The loop is the manager's: a reader of the log waits for what only the loop can do."""
     (tmp_path / "list").write_text("7|FAILED|512|NonZeroExitCode|rlboost/run/a/n|\n")
 
     async def story() -> None:

@@ -299,7 +299,7 @@ def test_the_filter_of_system_calls_does_not_lean_on_landlock(name, tmp_path):
 
 
 def test_each_guard_stands_alone(tmp_path):
-    """With the filter of system calls alone, or Landlock alone, the rest is told of."""
+    """With the filter of system calls alone, or Landlock alone, the rest is reported."""
     source = Path(contained.__file__).read_text()
     weak = tmp_path / "contained.py"
     weak.write_text(source.replace("    _landlock(", "    (lambda places: None)("))

@@ -293,7 +293,7 @@ def test_all_workers_are_asked_to_end_before_any_is_waited_for(judge):
             self.name = name
 
         def tell_to_end(self):
-            happened.append(("told", self.name))
+            happened.append(("notified", self.name))
 
         def await_end(self, end):
             happened.append(("awaited", self.name))
@@ -303,11 +303,11 @@ def test_all_workers_are_asked_to_end_before_any_is_waited_for(judge):
 
     asked._pool._workers += [Slow("a"), Slow("b")]
     asked.close()
-    order = ["told", "awaited", "closed"]
+    order = ["notified", "awaited", "closed"]
     assert happened == [(what, name) for what in order for name in "ab"]
 
 
-def test_whoever_asks_after_the_end_is_answered(judge):
+def test_a_question_after_the_end_is_answered(judge):
     asked = judge(own("good"))
     asked.close()
     with pytest.raises(CancelledError):

@@ -165,9 +165,9 @@ def test_what_may_pass_is_tried_again(status, service, stand_in):
     assert len(stand_in.seen) == 3
 
 
-def test_until_it_is_given_up(service, stand_in):
+def test_until_it_gives_up(service, stand_in):
     stand_in.script = [503]
-    assert asked(service()).fault == "status 503; given up after 3 attempts"
+    assert asked(service()).fault == "status 503; gave up after 3 attempts"
     assert len(stand_in.seen) == 3
 
 
@@ -187,7 +187,7 @@ def test_no_answer_in_time_is_tried_again(service, stand_in):
 
 def test_nobody_there(service):
     outcome = asked(service(url="http://127.0.0.1:1/", retries=1))
-    assert "Cannot connect" in outcome.fault and "given up after 2 attempts" in outcome.fault
+    assert "Cannot connect" in outcome.fault and "gave up after 2 attempts" in outcome.fault
 
 
 @pytest.mark.parametrize(

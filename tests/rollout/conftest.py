@@ -169,7 +169,7 @@ class FakeManager:
         self._patience_seconds = patience_seconds  # for a server to join
         self.welcome = Welcome(instance="i", renew_seconds=0.01, orphan_seconds=30.0)
         self.first: messages.ToServer | None = None  # said in place of Welcome
-        self.recovers = 0  # so many dials are told to come again
+        self.recovers = 0  # so many dials are answered with "come again"
         self._streams: asyncio.Queue[FakeStream] = asyncio.Queue()
         self.app = web.Application()
         self.app.router.add_get("/instance", self._serve)

@@ -234,7 +234,7 @@ def test_an_exception_of_the_engine_ends_the_run(fakes):
             with pytest.raises(ZeroDivisionError, match="in the engine"):
                 await running
             *before, last = await drained(stream)
-            assert last == Goodbye(reason="sick: ZeroDivisionError: in the engine", sick=True)
+            assert last == Goodbye(reason="failed: ZeroDivisionError: in the engine", failed=True)
             # The dispatch was announced; what it would have yielded is sent by nobody.
             assert [(b.in_flight, b.tokens) for b in before] == [(5, b"")]
 
@@ -252,7 +252,7 @@ def test_a_mistake_while_pulling_ends_the_run(fakes):
             await stream.send(Announce(manifest=fakes.manifest(1)))
             with pytest.raises(ZeroDivisionError, match="in the puller"):
                 await running
-            assert (await drained(stream))[-1].sick
+            assert (await drained(stream))[-1].failed
 
     asyncio.run(scenario())
 

@@ -132,7 +132,7 @@ def test_parameters_that_cannot_be_loaded_are_reported(fakes):
             stream, _ = await manager.accept()
             await stream.send(Announce(manifest=fakes.manifest(1)))
             assert await stream.next() == Goodbye(
-                reason="sick: MemoryError: no room for a second buffer", sick=True
+                reason="failed: MemoryError: no room for a second buffer", failed=True
             )
             with pytest.raises(MemoryError):
                 await running

@@ -14,7 +14,7 @@ from configs import tiny
 from rlboost_jax import messages
 from rlboost_jax.manager.service.authority import server_tls
 from rlboost_jax.messages import (
-    SICK_EXIT_CODE,
+    FAILED_EXIT_CODE,
     Announce,
     Generate,
     GenerateRequest,
@@ -150,12 +150,12 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
                 await heir.send(Generate(params_digest="b", requests=(request([], version=2),)))
                 announced, goodbye = [await heir.next(), await heir.next()]
                 assert announced.in_flight and not announced.tokens
-                assert goodbye.sick and goodbye.reason.startswith(
-                    "sick: NonFiniteLogits: version 2"
+                assert goodbye.failed and goodbye.reason.startswith(
+                    "failed: NonFiniteLogits: version 2"
                 )
-                assert (await exited("heir")).code == SICK_EXIT_CODE
+                assert (await exited("heir")).code == FAILED_EXIT_CODE
                 *_, line = (tmp_path / "logs" / "heir.log").read_text().splitlines()
-                assert "sick: NonFiniteLogits: version 2" in line
+                assert "failed: NonFiniteLogits: version 2" in line
 
                 manager.manifest = manifest
                 await join("last")

@@ -192,7 +192,7 @@ class TestFolders:
             read_credentials(join, environment={})
 
     def test_a_token_alone_is_none(self, runs, tmp_path):
-        """It would be shown to whoever listens."""
+        """It would be shown to any listener."""
         shutil.copy(runs / "ours" / "join" / "token", tmp_path)
         with pytest.raises(
             CredentialsUnusable, match=r"lacks ca.pem, client.pem, client.key, seal"

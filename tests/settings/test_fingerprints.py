@@ -1,4 +1,4 @@
-"""A fingerprint names the attention that was chosen, for whoever compares two of them."""
+"""A fingerprint names the attention that was chosen, for comparisons of two of them."""
 
 import pytest
 

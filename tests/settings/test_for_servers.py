@@ -1,4 +1,4 @@
-"""What servers are told: enough for the same engine, and nothing of data, rewards and money."""
+"""What servers receive: enough for the same engine, and nothing of data, rewards and money."""
 
 import json
 from collections.abc import Callable
@@ -59,9 +59,9 @@ def test_what_is_sent_is_that_and_names_no_setting_that_is_blank(module: object)
 @pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)
 def test_nothing_but_what_an_engine_needs(module: object) -> None:
     run = run_config_from_dict(every_way(module.get_config).to_dict())  # type: ignore[attr-defined]
-    told = run_config_from_dict(json.loads(json.dumps(to_dict(for_servers(run)))))
-    check(told)
-    text = json.dumps(to_dict(told))
+    served = run_config_from_dict(json.loads(json.dumps(to_dict(for_servers(run)))))
+    check(served)
+    text = json.dumps(to_dict(served))
     assert SECRET not in text and "777.25" not in text
     kept = {
         *("seed", "deterministic", "num_steps", "compile_cache_dir"),
@@ -70,7 +70,7 @@ def test_nothing_but_what_an_engine_needs(module: object) -> None:
         *("fleet.notices", "fleet.notice_signal", "fleet.notice_seconds"),
     }
     sections = {name.partition(".")[0] for name in kept if "." in name}
-    for difference in differences(run, told):
+    for difference in differences(run, served):
         section, name = difference.name.partition(".")[0], difference.name
         assert name not in kept and (section not in kept or section in sections), name
-    assert told.slot_tokens == run.slot_tokens
+    assert served.slot_tokens == run.slot_tokens

@@ -433,7 +433,7 @@ def test_a_guard_of_the_kl_needs_the_model_it_is_taken_to():
     run_config(values)
 
 
-def test_schedules_count_updates_of_which_a_step_may_make_several() -> None:
+def test_schedules_count_updates_and_a_step_may_make_several() -> None:
     values = base.get_config()
     values.num_steps, values.algorithm.mini_batches, values.algorithm.epochs = 100, 2, 2
     values.learner.schedule_warmup_steps = 400

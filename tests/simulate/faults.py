@@ -369,7 +369,7 @@ class Run:
         """Its device hangs; its lease goes on."""
         server = self._server(fault)
         if server is not None:
-            server.wedged = True
+            server.stalled = True
         return server is not None
 
     def slow(self, fault: Fault) -> bool:

@@ -105,7 +105,7 @@ class Server:
         self.alive = True
         self.granted = False  # the provider has said so
         self.frozen = False
-        self.wedged = False  # renews its lease and does nothing else
+        self.stalled = False  # renews its lease and does nothing else
         self.harmed = False  # by a fault of its own: it may be lost for silence or idleness
         amount = world.lines.get(len(world.servers)) if not reserved else None
         self.line = None if amount is None else line_of(amount, world.seed, len(world.servers))
@@ -168,7 +168,7 @@ class Server:
             return
         cache = min(self.cache_tokens, slots * self.world.settings.slot_tokens)
         self._share = m.Capacity(slots=slots, cache_tokens=cache, frozen=frozen, reason="tenant")
-        if self.alive and self.stream and not (self._gone or self._busy or self.wedged):
+        if self.alive and self.stream and not (self._gone or self._busy or self.stalled):
             self._resize()
 
     def _resize(self) -> None:
@@ -199,7 +199,7 @@ class Server:
 
     def notice(self) -> None:
         """SIGTERM: what there is has been sent; goodbye."""
-        if self.alive and not (self._gone or self.frozen or self.wedged) and self.stream:
+        if self.alive and not (self._gone or self.frozen or self.stalled) and self.stream:
             self.say(m.Goodbye(reason="SIGTERM"))
         self.kill()
 
@@ -379,7 +379,7 @@ class Server:
         def done() -> None:
             if self._absent(stream, done):
                 return
-            if self.wedged:
+            if self.stalled:
                 self.world.later(self.seconds, done)
                 return
             rows, leads = [], [held.lead for _, held, _ in plan]

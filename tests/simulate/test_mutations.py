@@ -163,7 +163,7 @@ def any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def any_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was said to tokens that were given up since is said to those in their place."""
+    """What was said to tokens that were discarded since is said to those in their place."""
 
     def awaits(self: Rollout, sequence: int, attempt: int, turn: int) -> bool:
         return self.parked and (len(self.ended), self.turn) == (sequence, turn)
@@ -217,7 +217,7 @@ def last_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def first_sequence_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stays of a response that is doubted is not said again."""
+    """What stays of a response that is disputed is not said again."""
     real = outbox.Outbox.of_sample
 
     def hear(self: Doubts, *args: Any) -> None:
@@ -237,7 +237,7 @@ def turns_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_lease_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However bad its line is, a server is given up as soon as on the best."""
+    """However bad its line is, a server is abandoned as soon as on the best."""
     monkeypatch.setattr(Line, "lease", lambda self, least, longest, renew: least)
 
 
@@ -279,7 +279,7 @@ PLANTED = {
     turns_without_limit: "resumed though it was over",
     one_lease_for_all: "an honest server was lost: ",
     pessimism: "a good line's lease is long",
-    old_echo: "an honest server was lost: deaf",
+    old_echo: "an honest server was lost: unreachable",
 }
 
 # One in hundreds of schedules shows it: the search begins shortly before one that does.

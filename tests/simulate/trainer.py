@@ -52,7 +52,7 @@ class Trainer:
         self.stream = 0
         # By stream, batch and sample: the sequence that comes next.
         self._due: dict[tuple[int, int, int], int] = {}
-        self._doubted: set[tuple[int, int, int]] = set()
+        self._disputed: set[tuple[int, int, int]] = set()
         self.environments = self._environments()
         self._durable = -1
         self._written = 0.0
@@ -208,8 +208,8 @@ class Trainer:
         work = result.work
         sample, key = work.sample, (self.stream, work.batch, work.sample)
         known = asked.said.get(sample, [])
-        if key in self._doubted and work.sequence > len(known):
-            return  # on its way as what was before it was doubted: all comes again
+        if key in self._disputed and work.sequence > len(known):
+            return  # on its way as what was before it was disputed: all comes again
         self._check_order(result, key, known)
         again = sample in asked.whole  # said again on a new stream
         asked.add(result)
@@ -239,7 +239,7 @@ class Trainer:
         """The sequences of a response come in order, and again only for a reason."""
         sequence, due = result.work.sequence, self._due.get(key, 0)
         self._due[key] = sequence + 1
-        if key in self._doubted or sequence == due:
+        if key in self._disputed or sequence == due:
             return
         assert sequence < due, f"sequence {sequence} of a response comes where {due} was due"
         assert result.attempt > known[sequence].attempt, "delivered twice"
@@ -321,13 +321,13 @@ class Trainer:
             trained = batch == self.batch and self._training
             if self.stream and batch in self.asked and not trained:
                 self.asked[batch].forget(sample)
-                self._doubted.add((self.stream, batch, sample))
+                self._disputed.add((self.stream, batch, sample))
                 self._say(doubt)
 
         self._later(self.world.random.uniform(0.0, 0.3), say)
 
     def _train(self) -> None:
-        self._training = True  # nothing is doubted after the last micro-batch
+        self._training = True  # nothing is disputed after the last micro-batch
         wait = self.world.random.uniform(0.0, 0.5)
         batch = self.batch
         trained = m.BatchTrained(batch=batch, train_wait_seconds=wait, train_seconds=wait + 0.1)

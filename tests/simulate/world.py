@@ -83,7 +83,7 @@ class World:
         self.forgotten = 0  # requests of which nothing will be heard or seen
         self.doubled = 0  # requests of which two servers will come
         self.seen: set[str] = set()  # faults that came about
-        self.prices: dict[str, float] = {}  # told to this manager, by pool
+        self.prices: dict[str, float] = {}  # reported to this manager, by pool
         self.checked = 0  # records that the invariants have seen
         self.named: dict[str, int] = {}  # instance → its stream, at the last check
         self._check, self._check_leases = check, check_leases

@@ -70,7 +70,7 @@ def test_beyond_the_slots_one_waits():
     cuts=st.lists(st.floats(0.0, 20.0), max_size=8),
 )
 def test_looking_at_it_changes_nothing(lengths, cuts):
-    """Whoever asks in between gets the same tokens at the same time."""
+    """Questions in between change neither tokens nor times."""
     calm, watched = engine(slots=4, dispatch=8), engine(slots=4, dispatch=8)
     for machine in (calm, watched):
         machine.add([row(n, length) for n, length in enumerate(lengths)], 0.0)

@@ -103,7 +103,7 @@ def test_a_lag_where_instances_come_and_go():
         assert 0.1 < lag["of_bound"]["mean"] < 1.0
 
 
-def test_instance_seconds_are_those_of_whoever_is_there():
+def test_instance_seconds_are_those_of_present_instances():
     market = Market(
         name="",
         instances=None,

@@ -43,11 +43,11 @@ def test_two_share_the_sender():
     assert pulls.link.sent_bytes == pytest.approx(2200.0)
 
 
-def test_one_that_is_given_up_leaves_the_rest_to_others():
+def test_one_that_is_abandoned_leaves_the_rest_to_others():
     pulls = Pulls()
     pulls.begin(0.0, "a")
     pulls.begin(0.0, "b")
-    pulls.clock.at(4.0, lambda: pulls.link.give_up(pulls.numbers["b"]))
+    pulls.clock.at(4.0, lambda: pulls.link.abandon(pulls.numbers["b"]))
     # 4 s at 50, then 400 bytes at 60.
     assert pulls.run() == {"a": pytest.approx(4.0 + 400 / 60)}
     assert pulls.link.sent_bytes == pytest.approx(600.0 + 200.0)

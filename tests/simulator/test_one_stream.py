@@ -60,7 +60,7 @@ class Link:
         return self.heard.popleft()[1]
 
     def doubt(self, step, doubts):
-        raise AssertionError("nothing is doubted here")
+        raise AssertionError("nothing is disputed here")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -139,7 +139,7 @@ def test_the_longest_first_only_where_that_is_predicted_to_pay(slots, instances,
     assert world.manager.parts.plans.by_length == expected
 
 
-def test_an_order_of_those_that_all_begin_at_once_makes_no_difference():
+def test_the_order_of_requests_that_begin_at_once_makes_no_difference():
     ample = {"engine__slots": 128, "policy__seeding": False, "policy__balance": False}
     _, usual = steps(4, num_steps=3, **ample)
     _, longest = steps(4, num_steps=3, policy__longest_first=True, **ample)

@@ -52,14 +52,14 @@ def test_all_that_there_is_would_be_far_from_it():
     assert share(config, made, made.run()) < 0.8
 
 
-class Told(World):
+class Recording(World):
     """Keeps what the manager records, with its time."""
 
     def _perform(self, action):
         if isinstance(action, Record):
-            if not hasattr(self, "told"):
-                self.told = []
-            self.told.append((self.clock.now, action))
+            if not hasattr(self, "notes"):
+                self.notes = []
+            self.notes.append((self.clock.now, action))
         super()._perform(action)
 
 
@@ -73,14 +73,14 @@ def test_a_pool_that_kills_at_once_is_left_alone_and_comes_back():
             changes.append(Change(float(moment), False, name))
             changes.append(Change(moment + 0.5, True, name))
     changes.sort(key=lambda change: change.seconds)
-    made = world(config, KINDS, changes, seed=1, make=Told)
+    made = world(config, KINDS, changes, seed=1, make=Recording)
     made.run()
-    orders = [now for now, r in made.told if r.kind == "ordered" and r.detail["pool"] == "cheap"]
-    others = [now for now, r in made.told if r.kind == "ordered" and r.detail["pool"] != "cheap"]
+    orders = [now for now, r in made.notes if r.kind == "ordered" and r.detail["pool"] == "cheap"]
+    others = [now for now, r in made.notes if r.kind == "ordered" and r.detail["pool"] != "cheap"]
     early = [now for now in orders if now < killing]
     assert len(early) <= 4 + 16, "30 times as many were there to be had"
     assert [now for now in others if now < killing], "it went to others in the meantime"
     assert [now for now in orders if now > killing], "it came back"
-    (*_, last) = (r for _, r in made.told if r.kind == "pools")
+    (*_, last) = (r for _, r in made.notes if r.kind == "pools")
     members = {pool["name"]: pool["members"] for pool in last.detail["pools"]}
     assert members["cheap"] >= 2 and not members["dear"]

@@ -129,7 +129,7 @@ def test_a_learner_scales_with_its_flops_or_as_it_says(token_seconds):
         ReservedShape(name="same", price_per_hour=10.0, chips_per_node=4),
         ReservedShape(name="twice", price_per_hour=20.0, nodes=2, chips_per_node=4),
         ReservedShape(name="a100", price_per_hour=5.0, chips_per_node=4, device="A100-80GB"),
-        ReservedShape(name="told", price_per_hour=5.0, nodes=2, chips_per_node=4, speed=1.5),
+        ReservedShape(name="priced", price_per_hour=5.0, nodes=2, chips_per_node=4, speed=1.5),
     )
     found = bought(config, SPOT, shapes=shapes)
     own = train_seconds(config, [500] * 8)
@@ -146,10 +146,12 @@ def test_a_learner_scales_with_its_flops_or_as_it_says(token_seconds):
 def test_pools_are_those_that_a_run_takes():
     prices = read_prices(EXAMPLE_FILE)
     found = purchase_of(make_config(), prices, measured=False)
-    pools = found.machines((1, 0, 2, 0), 0).pools
-    assert [(p.name, p.max_instances, p.device) for p in pools] == [
-        ("h100x2-east", 1, "H100"),
-        ("a100x4-east", 2, "A100-80GB"),
+    pools = found.machines((1, 1, 2, 1), 0).pools
+    assert [(p.name, p.provider, p.max_instances, p.device) for p in pools] == [
+        ("h100x2-east", "kubernetes", 1, "H100"),
+        ("h100x2-west", "skypilot", 1, "H100"),
+        ("a100x4-slurm", "slurm", 2, "A100-80GB"),
+        ("l40s-x4", "ec2", 1, "L40S"),
     ]
     fleet = FleetConfig(chaos=ChaosConfig(), pools=pools)
     assert not list(pool_mistakes(fleet, lambda fleet: iter(())))

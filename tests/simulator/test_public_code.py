@@ -54,7 +54,7 @@ def test_groups_go_as_one_and_at_most_four_between_two_polls():
 
 
 def test_the_window_is_slept_out_and_answers_are_read_a_second_later():
-    """Whoever has finished: responses of 30 tokens are there long before."""
+    """By those that have finished: responses of 30 tokens are there long before."""
     config = config_of(workload__mean_tokens=30.0, num_steps=2, settling_steps=1)
     simulated = world(config, static(2).changes)
     rows = simulated.run()
@@ -88,7 +88,7 @@ def test_a_break_cuts_a_group_to_its_shortest_member():
     assert row["tokens_generated"] == row["tokens_delivered"] + row["tokens_lost"]
 
 
-def test_every_sample_is_delivered_once_whoever_is_lost():
+def test_every_sample_is_delivered_once_after_any_loss():
     changes = (*static(2).changes, Change(30.0, False, "machine1"), Change(45.0, True, "back"))
     simulated = world(config_of(num_steps=3, settling_steps=1), changes)
     rows = simulated.run()

@@ -152,9 +152,9 @@ def test_the_managers_own_bill_agrees_but_for_the_time_to_notice():
     _, rows = run(config, changes=LOSSES)
     own = sum(dollars(config, row) for row in rows)
     late = 3 * config.instance.detect_seconds / 3600 * config.instance.price_per_hour
-    given_up = 3 * 0.1 * 29.54
+    discarded = 3 * 0.1 * 29.54
     reported = sum(row["cost_dollars"] for row in rows)
-    assert own - given_up <= reported <= own + late + 1e-9
+    assert own - discarded <= reported <= own + late + 1e-9
     free = make_config(num_steps=5)
     assert (
         reported
@@ -218,7 +218,7 @@ def test_a_step_is_its_parts():
         expected = train_seconds(config, lengths.tolist()) + 0.5 + 0.5 + 8 * 0.01
         assert row["train_seconds"] == pytest.approx(expected)
         parts = ("seeding_window_seconds", "train_wait_seconds", "train_seconds", "publish_seconds")
-        # … after 0.5 s in which the engines took over from the learner.
+        # … after 0.5 s in which the devices changed from the learner to the engines.
         assert row["step_seconds"] == pytest.approx(0.5 + sum(row[part] for part in parts))
 
 

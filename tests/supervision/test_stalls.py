@@ -90,7 +90,7 @@ def test_a_slow_one_gets_ten_times_its_longest_silence():
     assert trainer.hangs()
 
 
-def test_the_first_step_says_nothing_of_those_after_it():
+def test_the_first_step_says_nothing_about_later_steps():
     trainer = Watched()
     trainer.does("micro-batch", 1200, beats=600)  # it compiled
     trainer.steps_of(2, number=STEPS + 1)

@@ -269,7 +269,7 @@ STANDING = """
                 PULSE.beat()
                 time.sleep(0.05)
             sys.exit(0)
-        if ends[number] == "deaf":
+        if ends[number] == "no SIGTERM":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if ends[number] == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -279,7 +279,7 @@ STANDING = """
 """
 
 
-@pytest.mark.parametrize("how", ["waiting", "deaf", "stopped"])
+@pytest.mark.parametrize("how", ["waiting", "no SIGTERM", "stopped"])
 def test_one_that_stands_still_says_where_and_is_started_again(tmp_path, how, hurried):
     """And one that is slow and gets on is left alone."""
     program, workdir, notes = tmp_path / "trainer.py", tmp_path / "run", []

@@ -132,7 +132,7 @@ def test_a_silent_server_is_lost_and_its_late_tokens_change_nothing(run):
             assert "silent" in lost["detail"]["reason"]
             run.let_go()
             assert_work_went_on(run, lost)
-    # It wakes with tokens in its pipe, finds itself given up and comes back.
+    # It wakes with tokens in its pipe, finds itself abandoned and comes back.
     run.wait_until(lambda: events(run, "joined", lost["time"], nonce=nonce), "it again")
     run.assert_accounts_hold()
 

@@ -22,7 +22,7 @@ REASONS = {
     "stopped": r"silent for [\d.]+ s",
     "cut both ways": r"silent for [\d.]+ s",
     "cut to manager": r"silent for [\d.]+ s",
-    "cut from manager": r"deaf for [\d.]+ s: it hears nothing of us",
+    "cut from manager": r"unreachable for [\d.]+ s: it receives nothing from us",
     "half open": r"silent for [\d.]+ s",
     "stuck": r"no progress for 3 s",
 }
@@ -31,7 +31,7 @@ REASONS = {
 # What a machine that stood still for longer than a lease does to servers that are well. How often
 # that is, is a figure of the benchmark's ("false"), and that nobody else is lost to it is tested
 # in virtual time (tests/manager/test_stalls.py, tests/simulate/invariants.py).
-STALL = r"silent for [\d.]+ s|deaf for [\d.]+ s: it hears nothing of us"
+STALL = r"silent for [\d.]+ s|unreachable for [\d.]+ s: it receives nothing from us"
 
 
 @pytest.mark.parametrize("fault", REASONS)

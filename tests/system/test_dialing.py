@@ -1,4 +1,4 @@
-"""A server that cannot dial in: the run says in one line why, whoever started the server.
+"""A server that cannot dial in: the run says in one line why, whether or not it started the server.
 
 Real server processes, started by commands as on another host; what they dial is a name that nobody
 knows, an address where nobody answers, and a port where another run's manager listens.

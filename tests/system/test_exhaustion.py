@@ -1,5 +1,5 @@
-"""A host that runs out of something under a run: nothing is lost, whoever ends says in a line what
-to do, and the same command goes on once there is enough, to the same bits."""
+"""A host that runs out of something under a run: nothing is lost, a process that ends says what
+to do in a line, and the same command goes on once there is enough, to the same bits."""
 
 import contextlib
 import os

@@ -122,5 +122,5 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None
             there = Endpoint(address=f"127.0.0.1:{server.port}", credentials=credentials)
             return await fetch_compiled(there, "cpu", tmp_path, seconds=0.05)
 
-    told: Awaitable[str] = story()
-    assert "compiling" in asyncio.run(told)  # type: ignore[arg-type]
+    pending: Awaitable[str] = story()
+    assert "compiling" in asyncio.run(pending)  # type: ignore[arg-type]

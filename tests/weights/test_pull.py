@@ -211,11 +211,11 @@ def test_a_server_that_ignores_ranges_is_read_from_the_beginning(manifest, param
     sent: list[int] = []
 
     @web.middleware
-    async def deaf(request, handler):
+    async def without_ranges(request, handler):
         headers = {k: v for k, v in request.headers.items() if k != "Range"}
         return await handler(request.clone(headers=headers))
 
-    pulled, _ = pull_http(manifest, deaf, broken_after(50, 1, sent))
+    pulled, _ = pull_http(manifest, without_ranges, broken_after(50, 1, sent))
     assert_same(pulled.params, params)
     assert sum(sent) > pulled.fetched_bytes
 

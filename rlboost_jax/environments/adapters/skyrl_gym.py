@@ -54,7 +54,7 @@ class SkyRLGym:
         self._id, self._config = env, _config(self._gym.registry[env], env_config or {})
         self._env: Any = None
         self._prompt: list[Any] = []
-        self._told: list[Any] = []
+        self._given: list[Any] = []
 
     def reset(self, example: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
         """The row's prompt, as the environment has it. Raises what it says of a row that lacks
@@ -64,15 +64,15 @@ class SkyRLGym:
         messages = [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
         self._env = self._gym.make(self._id, env_config=self._config, extras=row)
         self._prompt, _ = self._env.init(messages)
-        self._told = [dict(message) for message in self._prompt]
-        return tuple(Message(**message) for message in self._told)
+        self._given = [dict(message) for message in self._prompt]
+        return tuple(Message(**message) for message in self._given)
 
     def step(self, turn: Turn) -> Step:
         """What the environment answers. Raises ValueError: it takes back what it said before."""
         out = self._env.step(turn.text)
         done = bool(out["done"])
         metrics = self._env.get_metrics() if done else {}
-        if not done and list(self._prompt) != self._told:
+        if not done and list(self._prompt) != self._given:
             raise ValueError(
                 f"{self._id} takes back what it said; an episode of it is several sequences, which "
                 "no adapter makes"

@@ -4,12 +4,12 @@ A tool, `look(drawer)`, opens a drawer: there is the number of another one in it
 nothing. What is in which follows from the episode's seed, so nobody can know it without looking;
 a guess is right one time in ten.
 
-Told in the tokens of `data/vocabulary.py`, for models that are trained from scratch:
+Written in the tokens of `data/vocabulary.py`, for models that are trained from scratch:
 
     <begin> [start] =    [start] <end>    [next] =    [next] <end>    7 =    # 7 <end>
 
 A turn `[k] <end>` looks, a turn `# d <end>` answers and ends the episode, and any other ends it
-without a reward. Or told in text, for models that can read.
+without a reward. Or written as text, for models that can read.
 """
 
 import itertools

@@ -5,7 +5,7 @@ guesses as halving the range needs at most: who always asks in the middle always
 hidden numbers are drawn anew for each episode, and held-out episodes have other ones than those
 trained on.
 
-Told in the tokens of `data/vocabulary.py`, for models that are trained from scratch:
+Written in the tokens of `data/vocabulary.py`, for models that are trained from scratch:
 
     <begin> 2 8 =    # 5 <end>  [1] =    # 7 <end>  [0] =    # 6 <end>
 

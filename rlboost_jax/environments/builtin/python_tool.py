@@ -51,7 +51,7 @@ class CellFailed(ValueError):
 class PythonTool:
     """The interpreter of one episode.
 
-    `tool` runs cells; `remember` has to be told each turn, so that later cells see its names.
+    `tool` runs cells; `remember` has to receive each turn, so that later cells see its names.
 
     Args:
         run: a cell after those before it → what became of it; None: contained.

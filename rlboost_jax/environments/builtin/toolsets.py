@@ -19,7 +19,7 @@ class Toolset:
     """Tools of one episode.
 
     Attributes:
-        remember: is told each turn, with its results.
+        remember: receives each turn, with its results.
     """
 
     tools: tuple[Tool, ...]

@@ -54,7 +54,7 @@ def drive(
         batch: that is trained on; its stream has begun.
         train: (micro-batch index, its groups) → what it doubts of them. Called in the order of
             completion; where it doubts anything it has kept nothing, and is called again.
-        check: what is doubted of groups that are not trained on yet.
+        check: what is disputed of groups that are not trained on yet.
         extend: has more prompts generated, named by their places from the step's cursor.
         ahead: of the batches that are open besides, and trained on later.
         waited: called with what each wait has brought.

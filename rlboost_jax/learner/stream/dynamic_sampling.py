@@ -26,7 +26,7 @@ The trainer's side of it:
         if sampling.complete: done
     the next step's cursor is this one's plus `sampling.prompts_used`; a checkpoint keeps it
 
-A doubted response must be settled before its group is added, for its reward may change with it.
+A disputed response must be settled before its group is added, for its reward may change with it.
 
 Source: Yu et al. 2025, arXiv:2503.14476, section 3.2. There the batch is filled in the order of
 arrival, which prefers short responses.

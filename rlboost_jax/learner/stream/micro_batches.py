@@ -52,11 +52,11 @@ class MicroBatches:
         del self._filling[index]
         return [(index, tuple(sorted(members, key=lambda group: group.prompt)))]
 
-    def take_back(self, index: int, groups: Iterable[Group], doubted: Collection[int]) -> None:
+    def take_back(self, index: int, groups: Iterable[Group], disputed: Collection[int]) -> None:
         """A micro-batch that was ready is not: some of its prompts are generated again."""
         groups = tuple(groups)
-        self._filling[index] = [group for group in groups if group.prompt not in doubted]
-        self._taken.difference_update(doubted)
+        self._filling[index] = [group for group in groups if group.prompt not in disputed]
+        self._taken.difference_update(disputed)
 
     def _index(self, prompt: int) -> int:
         """Of the micro-batch that a finished group goes to."""

@@ -17,7 +17,7 @@ no clock, socket, device or thread: verbs say what happened, `next` says what to
 Invariants:
 - nothing is checked or trained while the reserved devices generate: they are free once they have
   handed over (`WindowClosed`) or nothing is left to generate;
-- a response counts once; one that is doubted counts no more until it has come again;
+- a response counts once; one that is disputed counts no more until it has come again;
 - every group of the batch is in exactly one micro-batch, and the update is made when all of them
   are trained and whatever is measured beside the step is there.
 """
@@ -222,7 +222,7 @@ class StepStream:
         return Update()
 
     def checked(self, group: Group, doubts: Sequence[Doubt] = ()) -> Asked:
-        """A group was looked at. Where anything is doubted, it does not count and comes again."""
+        """A group was looked at. Where anything is disputed, it does not count and comes again."""
         if doubts:
             return (self._reject(doubts),)
         self._choose(group)

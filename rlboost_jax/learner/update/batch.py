@@ -86,7 +86,7 @@ class BatchUpdate:
             )
 
     def check(self, groups: Sequence[Group]) -> list[Doubt]:
-        """What is doubted of groups before they count; a micro-batch may have them or not."""
+        """What is disputed of groups before they count; a micro-batch may have them or not."""
         if self._sampler is None:
             return self._learner.check(self._state.params, groups)
         if self._gap(groups) <= self._learner.tolerated_gap:
@@ -94,7 +94,7 @@ class BatchUpdate:
         return self._learner.doubts(self._sampler, groups)
 
     def train(self, index: int, groups: tuple[Group, ...]) -> list[Doubt]:
-        """Take a micro-batch in, unless some of its responses are doubted.
+        """Take a micro-batch in, unless some of its responses are disputed.
 
         Returns:
             The responses that were not sampled as their servers say. Then nothing of the

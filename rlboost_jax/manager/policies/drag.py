@@ -1,4 +1,4 @@
-"""By how much a fleet that has taken over is slower than predicted.
+"""By how much a fleet is slower than predicted once the seeding window has closed.
 
 A plan leaves out what crowds a fleet at the handover. How much that was is measured after each
 step by when the window should have ended; most of what one step shows of it is chance, since a

@@ -47,7 +47,7 @@ class Plan:
     jobs: Sequence[Job]
     tokens: Sequence[float]
     learner: Learner
-    drag: float = 1.0  # of preemptible engines that have taken over: times their seconds
+    drag: float = 1.0  # of preemptible engines after the seeding window: times their seconds
     handed_over: float | None = None
     complete: Mapping[int, float] = field(default_factory=dict)
     ahead: bool = False

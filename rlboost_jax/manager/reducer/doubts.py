@@ -25,7 +25,7 @@ class Doubts:
             ProtocolError: no such response was delivered, or an engine of the trainer's own
                 sampled it.
         """
-        doubted: dict[Rollout, None] = {}
+        disputed: dict[Rollout, None] = {}
         again: dict[Rollout, None] = {}
         blamed: dict[str, None] = {}
         try:
@@ -45,7 +45,7 @@ class Doubts:
                 if sequence >= len(results):
                     continue  # it is being generated again already
                 if results[sequence].attempt == attempt:
-                    doubted[rollout] = None
+                    disputed[rollout] = None
                     blamed[rollout.sampler_of(rollout.locate(sequence, position))] = None
         except (ValueError, IndexError) as error:
             raise ProtocolError(f"a doubt that fits no response: {error}") from None
@@ -55,7 +55,7 @@ class Doubts:
             reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
             self._servers.quarantine(name, reason, now)
         if others:
-            self._placements.redo(doubted, others, now)
+            self._placements.redo(disputed, others, now)
         for rollout in again:
             for result in rollout.results:
                 self._outbox.of_sample(result)

@@ -1,4 +1,4 @@
-"""What a server that joins is told, and what of it goes into `events.jsonl`."""
+"""The answer to a server that joins, and what of it goes into `events.jsonl`."""
 
 from typing import Any
 

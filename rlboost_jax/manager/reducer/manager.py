@@ -99,7 +99,7 @@ class Manager:
         changed = self._take(event, now)
         changed |= parts.servers.expire(now)
         changed |= parts.staffing.carry_out_removal()
-        parts.staffing.give_up_absent(now)
+        parts.staffing.abandon_absent(now)
         parts.staffing.keep_to_budget(now)
         if changed or now >= self._wake_at():
             batches = list(owners.ledger.open.values())

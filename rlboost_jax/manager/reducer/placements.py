@@ -70,7 +70,7 @@ class Placements:
             self._roster.watch(instance)
 
     def release_cancelled(self, now: float) -> None:
-        """Stop the work of batches that were given up, wherever it is."""
+        """Stop the work of batches that were abandoned, wherever it is."""
         for instance in self._roster:
             self.release(instance, [r for r in instance.held.values() if r.batch.cancelled], now)
 
@@ -89,8 +89,8 @@ class Placements:
             rollout.batch.wait(rollout)
         return len(wait)
 
-    def redo(self, doubted: Iterable[Rollout], blamed: Collection[str], now: float) -> None:
-        """Do again what blamed instances sampled: of the doubted responses, of all that are not
+    def redo(self, disputed: Iterable[Rollout], blamed: Collection[str], now: float) -> None:
+        """Do again what blamed instances sampled: of the disputed responses, of all that are not
         finished, and of those that measure the policy. Other finished ones are the learner's to
         check.
 
@@ -98,7 +98,7 @@ class Placements:
         batches = self._ledger.open.values()
         rollouts = [rollout for batch in batches for rollout in batch.rollouts]
         suspects = [r for r in rollouts if r.result is None or r.measures]
-        cuts = {r: min(r.first_of(name) for name in blamed) for r in (*doubted, *suspects)}
+        cuts = {r: min(r.first_of(name) for name in blamed) for r in (*disputed, *suspects)}
         cuts = {r: length for r, length in cuts.items() if length < r.all_tokens}
         withdrawn = [r for r in cuts if r.result is not None and r.measures]
         for batch in dict.fromkeys(r.batch for r in withdrawn):

@@ -70,7 +70,7 @@ class PoolSizes:
     def overlapping(
         self, plans: StepPlans, reserved: Sequence[Instance], instances: int
     ) -> tuple[Forecast, float] | None:
-        """A step of a run with a lag, and the tokens of its responses; None: it cannot be told.
+        """A step of a run with a lag, and the tokens of its responses; None: it is unknown.
 
         Batches overlap, so that engines are full and tails bind nobody: the learner has its work
         to do, and all engines together have theirs, the reserved ones while it does not train.

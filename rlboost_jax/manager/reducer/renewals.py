@@ -16,7 +16,7 @@ class Renewals:
         if compiled > instance.activity.programs_compiled and instance.may_remark(now):
             instance.activity.compiled(compiled)
             self._outbox.record("compiled", instance.name, programs=compiled)
-        if reason := self._roster.deaf(instance, message, now):
+        if reason := self._roster.unreachable(instance, message, now):
             return reason
         lease = self._roster.lease(instance)
         self._outbox.send(instance.stream, Renewed(stamp=now, lease_seconds=lease))

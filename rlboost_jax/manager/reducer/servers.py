@@ -114,7 +114,7 @@ class Servers:
                     "rejected", instance.name, version=message.version, reason=message.reason
                 )
                 return False
-            case Goodbye(sick=True):
+            case Goodbye(failed=True):
                 if (server := self._fleet.server_of(instance.hello)) is not None:
                     self._fleet.fail(server)
                 self.lose(instance, message.reason, now)
@@ -189,7 +189,7 @@ class Servers:
         self._outbox.record(kind, instance.name, **detail)
         server = self._fleet.server_of(instance.hello)
         if server is not None and not self._roster.speaks(server.name, self._fleet.said_by(server)):
-            # else it has dialled again before this stream was given up
+            # else it has dialled again before this stream was abandoned
             self._fleet.lost_sight_of(server, now)
         excused = instance.reserved or kind == "rejected" or instance.departure.dismissed
         by_market = not excused and kind != "quarantined"
@@ -218,7 +218,7 @@ class Servers:
             self._outbox.terminate(server.name)
 
     def _unknown(self, stream: int, message: ServerMessage, now: float) -> bool:
-        """A frame of a stream that is new, or was given up."""
+        """A frame of a stream that is new, or was abandoned."""
         if stream in self._ended:
             if isinstance(message, TokenBatch):
                 tokens, reserved = self._ended.late(stream, len(message.tokens) // 4)
@@ -249,7 +249,7 @@ class Servers:
         if (server := self._fleet.server_of(hello)) is not None:
             self._fleet.came(server, now)
             self._pools.joined(server.pool, stream, now)
-            if (price := self._pools[server.pool].told_price) is not None:
+            if (price := self._pools[server.pool].reported_price) is not None:
                 self._roster.index.reprice(stream, price)
             if server.anew:  # it is to be here when the next version is published, and no sooner
                 self._learn_start(server, now)

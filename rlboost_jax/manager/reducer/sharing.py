@@ -1,8 +1,8 @@
 """Servers that share their device with somebody else, who takes a part of it and gives it back.
 
 Such a server says what is left of it and hands back what it has no room for, in one message: none
-of that is placed there again. It is no loss: what it handed back goes on elsewhere with its tokens,
-and its name is as good as before.
+of that is placed there again. It is no loss: rollouts that it handed back resume on other instances
+with their tokens, and its name is as good as before.
 """
 
 from rlboost_jax.manager.reducer.placements import Placements

@@ -10,7 +10,7 @@ from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.messages import SICK_EXIT_CODE
+from rlboost_jax.messages import FAILED_EXIT_CODE
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Refused
 
 GRACE_SECONDS = 30.0  # beyond its notice, for a server that was terminated: more, and it hangs
@@ -44,14 +44,14 @@ class Staffing:
         lines: dict[str, Any] = {}
         match event:
             case Exited(code=code, log=log):
-                how, sick = "ended before it joined", code == SICK_EXIT_CODE
+                how, failed = "ended before it joined", code == FAILED_EXIT_CODE
                 lines = {"log": list(log)} if log else {}
             case Refused():
-                how, sick = "refused", False
+                how, failed = "refused", False
             case _:
                 assert_never(event)
         wanted = not server.doomed
-        self._fleet.exited(server, now, sick=sick)  # its goodbye may have been lost
+        self._fleet.exited(server, now, failed=failed)  # its goodbye may have been lost
         if not server.joined:
             lines |= self._pools.named(server.pool)
             self._outbox.record("lost", event.name, reason=f"{how}: {event.reason}", **lines)
@@ -96,9 +96,9 @@ class Staffing:
         self._terminate(name, removal.notice)
         return True
 
-    def give_up_absent(self, now: float) -> None:
+    def abandon_absent(self, now: float) -> None:
         """End servers that keep a machine and do nothing."""
-        for name in self._fleet.give_up(now):
+        for name in self._fleet.abandon(now):
             self._outbox.terminate(name)
 
     def keep_to_budget(self, now: float) -> None:

@@ -87,7 +87,7 @@ class Trainer:
             case ExtendBatch():
                 self._extend(message)
             case Doubt():
-                self._doubted(message, now)
+                self._disputed(message, now)
             case Answer():
                 self._answers.hear(message, now)
             case BatchTrained():
@@ -232,9 +232,9 @@ class Trainer:
         for question in batch.questions(new):
             self._outbox.to_trainer(question)
 
-    def _doubted(self, message: Doubt, now: float) -> None:
+    def _disputed(self, message: Doubt, now: float) -> None:
         batch = self._ledger.open.get(message.batch)
-        if batch is not None:  # else it was given up meanwhile
+        if batch is not None:  # else it was abandoned meanwhile
             self._doubts.hear(batch, message, now)
 
     def _trained(self, message: BatchTrained, now: float) -> None:

@@ -78,8 +78,8 @@ def make_app(
 ) -> web.Application:
     """
     Args:
-        weights_port: where files are served; told with the configuration.
-        config: what servers are told of the run's settings, as JSON.
+        weights_port: where files are served; sent with the configuration.
+        config: the part of the run's settings that servers receive, as JSON.
         snapshots: the folder in which all that the trainer publishes lies.
         server_frame_bytes: the longest frame taken from a server.
         route_bytes: that come with each token of one.

@@ -243,7 +243,7 @@ class Journal:
 
     def _write(self, entries: Iterable[Entry]) -> None:
         if self._file is None:
-            return  # given up until a step opens a segment
+            return  # abandoned until a step opens a segment
         data = frames(entries)
         left = memoryview(data)
         while left:

@@ -1,4 +1,4 @@
-"""Streams that were given up, whose late tokens are still recognised."""
+"""Streams that were abandoned, whose late tokens are still recognised."""
 
 REMEMBERED_STREAMS = 1024  # that ended last
 

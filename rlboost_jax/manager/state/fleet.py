@@ -81,7 +81,7 @@ class Fleet:
 
     @property
     def absent_at(self) -> float:
-        """When the next server that does not come back is given up; inf: never."""
+        """When the next server that does not come back is abandoned; inf: never."""
         if not self._absent:
             return math.inf
         servers = self.servers
@@ -92,7 +92,7 @@ class Fleet:
         )
         return min(waited_for, default=math.inf) + ABSENT_SECONDS
 
-    def give_up(self, now: float) -> list[str]:
+    def abandon(self, now: float) -> list[str]:
         """Servers that keep a machine and do nothing, doomed now."""
         if not self._absent:
             return []
@@ -123,8 +123,8 @@ class Fleet:
         server.proved = True
 
     def fail(self, server: Server) -> None:
-        """It is sick: whatever it proved, its machine is to rest."""
-        server.sick = True
+        """It failed: even if it had given tokens, its machine is to rest."""
+        server.failed = True
 
     def start_seconds(self, server: Server, now: float) -> float:
         """How long its start has taken, once; inf: it was found, or this was asked before."""
@@ -298,12 +298,12 @@ class Fleet:
         self.pools[pool].ask()
         return server
 
-    def exited(self, server: Server, now: float, *, sick: bool = False) -> None:
-        """Forget it. One that ended by itself, sick or without a token, or was refused, delays the
-        next of its pool; of several pools also one that was taken away as soon as it came.
+    def exited(self, server: Server, now: float, *, failed: bool = False) -> None:
+        """Forget it. One that failed, ended without a token or was refused delays the next of its
+        pool; of several pools also one that was taken away as soon as it came.
 
         Args:
-            sick: it said so as it ended; it may have said so before.
+            failed: it said so as it ended; it may have said so before.
         """
         name, doomed = server.name, server.doomed
         del self.servers[name]
@@ -317,7 +317,7 @@ class Fleet:
         gone = server.taken or not doomed
         if gone and self.pools.quick(server.pool, lived):
             pool.fail(now)
-        elif server.proved and not (server.sick or sick):
+        elif server.proved and not (server.failed or failed):
             pool.serve()
         elif not doomed:
             pool.fail(now)

@@ -40,7 +40,7 @@ class Placed(Episode):
 
     @property
     def releasing(self) -> bool:
-        """Asked back, and not yet given."""
+        """Its release was asked for and has not come yet."""
         return self.asked_at < math.inf
 
     def place(self, request_id: int, name: str, pages: Pages | None = None) -> None:

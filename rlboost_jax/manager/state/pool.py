@@ -20,7 +20,7 @@ class PoolRecord:
     Attributes:
         most: instances, by the settings.
         price: dollars per hour of an instance, now.
-        told_price: the same where it was told in this manager's time; None: by the settings.
+        reported_price: that, where this manager received it in a report; None: by the settings.
         present: asked for and not over, doomed ones included.
         standing: of these, not doomed.
         waiting: of those, not joined.
@@ -51,11 +51,11 @@ class PoolRecord:
         "present",
         "price",
         "refused",
+        "reported_price",
         "retry_at",
         "speed",
         "standing",
         "start_seconds",
-        "told_price",
         "waiting",
     )
 
@@ -71,7 +71,7 @@ class PoolRecord:
         self.start_seconds, self.speed = math.inf, 0.0
         self.failures, self.retry_at = 0, -math.inf
         self._longest_retry = longest_retry
-        self.told_price: float | None = None
+        self.reported_price: float | None = None
 
     @property
     def hazard(self) -> Hazard:
@@ -151,7 +151,7 @@ class PoolRecord:
 
     def reprice(self, price_per_hour: float) -> None:
         """What one costs from now on."""
-        self.price = self.told_price = price_per_hour
+        self.price = self.reported_price = price_per_hour
 
     def account(self, now: float) -> None:
         """Bring the sums over time up to date."""

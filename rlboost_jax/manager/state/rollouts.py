@@ -51,7 +51,7 @@ class Rollout(Placed):
         self.measures = prompt.purpose == "evaluate"
         self.parked = False
         self.result: FinishedRollout | None = None
-        self.attempt = 0  # how often tokens were given up
+        self.attempt = 0  # how often tokens were discarded
 
     @property
     def waiting(self) -> bool:
@@ -238,7 +238,7 @@ class BatchRecord:
         rollout.cut(length)
 
     def cancel(self) -> Books:
-        """It is given up. Returns its counts; all that was sampled is lost."""
+        """It is abandoned. Returns its counts; all that was sampled is lost."""
         self.cancelled = True
         books, self.books = self.books, Books()
         books.write_off()

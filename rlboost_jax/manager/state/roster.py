@@ -23,6 +23,7 @@ REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known whe
 NEWEST_START = 0.3  # weight of the last start-up
 SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
 ANSWER_MISSED = 1.5  # renewals: the age of what one echoes that has missed an answer
+RECEIVES_NOTHING = "it receives nothing from us"
 
 
 class Roster:
@@ -204,7 +205,7 @@ class Roster:
         line, so what its lease has beyond the shortest is added.
         """
         lease, least = self.lease(instance), self._settings.manager.progress_seconds
-        gone = self._unreachable(instance, lease)
+        gone = self._loss_of_line(instance, lease)
         if not instance.held:
             return gone
         activity = instance.activity
@@ -215,21 +216,21 @@ class Roster:
         owing = instance.asked_at + patience, f"gave nothing back for {patience:.3g} s", True
         return min(gone, stuck, owing)
 
-    def _unreachable(self, instance: Instance, lease: float) -> tuple[float, str, bool]:
+    def _loss_of_line(self, instance: Instance, lease: float) -> tuple[float, str, bool]:
         """When it counts as lost for its line.
 
-        A server that hears nothing is known by `deaf` as it speaks, unless its words are held up
-        by then for want of our acknowledgements. Then the last of them tells: it echoes an answer
-        that is older than any it would have heard since. A server that is merely silent has its
-        whole lease.
+        A server that receives nothing is found by `unreachable` at its next message, unless its
+        messages are held up by then for want of our acknowledgements. Then the last of them shows
+        it: it echoes an answer that is older than any it would have received since. A server that
+        is merely silent has its whole lease.
         """
         known, renew = instance.lease, self._settings.manager.renew_seconds
         silent = known.heard_at + lease, f"silent for {lease:.3g} s", False
         way = known.line.round_trip + 4 * known.line.deviation
         if known.echo_age <= ANSWER_MISSED * renew + way:
             return silent
-        deaf = known.hears_at + lease + renew + way
-        return min(silent, (deaf, f"deaf for {lease:.3g} s: it hears nothing of us", False))
+        cut_off = known.hears_at + lease + renew + way
+        return min(silent, (cut_off, f"unreachable for {lease:.3g} s: {RECEIVES_NOTHING}", False))
 
     @property
     def shortest_lease(self) -> float:
@@ -261,7 +262,7 @@ class Roster:
         """All were looked at; no server is due for anything before `again`."""
         self.check_at = again
 
-    def deaf(self, instance: Instance, renewal: Renew, now: float) -> str:
+    def unreachable(self, instance: Instance, renewal: Renew, now: float) -> str:
         """Take in what a renewal says of its line. Returns why its server counts as lost, or "".
 
         A server that is merely silent is judged by its lease. So this one is judged as it speaks:
@@ -272,7 +273,7 @@ class Roster:
         self.watch(instance)
         patience = self.lease(instance) - self._settings.manager.renew_seconds
         silence = now - instance.lease.hears_at
-        return f"deaf for {silence:.2g} s: it hears nothing of us" if silence >= patience else ""
+        return f"unreachable for {silence:.2g} s: {RECEIVES_NOTHING}" if silence >= patience else ""
 
     def forgive(self, seconds: float, now: float) -> None:
         """We heard nobody for so long, by our own fault. Machines go when they go, though."""

@@ -24,4 +24,4 @@ class Server:
     anew: bool = False  # takes the place of one that was
     joined_at: float = math.inf
     taken: bool = False  # the market takes it
-    sick: bool = False  # gave up by itself: whatever it proved, its machine is to rest
+    failed: bool = False  # ended by itself: even if it gave tokens, its machine is to rest

@@ -108,7 +108,7 @@ class Sharing:
 
     @property
     def state(self) -> State:
-        """As it is, whoever ordered it."""
+        """The allowance as last applied."""
         return msgspec.structs.replace(
             self._applied, victims=0, tokens=0, freed_bytes=0, dispatches=0, seconds=0.0
         )

@@ -1,8 +1,8 @@
 """The Unix socket at which other processes of the same user say what they need of a device.
 
 Invariants: nobody else's process is listened to (SO_PEERCRED, and a folder that is its owner's
-alone); a line has at most `MAX_LINE_BYTES`; a tenant that says anything else is told so and hung
-up on; what it had ordered is over with its connection.
+alone); a line has at most `MAX_LINE_BYTES`; a tenant that says anything else gets an error and
+is disconnected; its orders end with its connection.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ def check_place(path: Path) -> None:
         if folder.st_uid != os.geteuid() or folder.st_mode & 0o077:
             raise SocketUnusable(
                 f"--budget_socket={path}: {path.parent} has mode "
-                f"{stat.S_IMODE(folder.st_mode):o}; whoever can enter it could be in the way: "
+                f"{stat.S_IMODE(folder.st_mode):o}; other users could enter it: "
                 "choose a folder of this user's with mode 700"
             )
         if os.path.lexists(path):

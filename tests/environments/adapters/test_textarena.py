@@ -1,4 +1,4 @@
-"""TextArena, the package itself: whole games, the same in every process, whoever plays beside."""
+"""TextArena, the package itself: whole games, the same in every process, beside any other games."""
 
 import asyncio
 import random

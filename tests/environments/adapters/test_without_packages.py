@@ -197,8 +197,8 @@ def test_a_row_of_skyrl_gym(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def step(self, action: str) -> Any:
             right = action == self.answer
-            told = [] if right else [{"role": "user", "content": "again"}]
-            return {"observations": told, "reward": float(right), "done": right, "metadata": {}}
+            observed = [] if right else [{"role": "user", "content": "again"}]
+            return {"observations": observed, "reward": float(right), "done": right, "metadata": {}}
 
         def get_metrics(self) -> Any:
             return {"steps": 2, "note": "a text"}

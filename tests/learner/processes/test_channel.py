@@ -27,9 +27,9 @@ def test_messages_and_arrays_arrive_as_they_were_sent(pair, groups):
     )
     sent = (replace(groups[0], trajectories=(trajectory,)), *groups[1:])
     here.send([orders.TRAIN, 4, sent])
-    name, index, told = there.receive()
+    name, index, payload = there.receive()
     assert (name, index) == (orders.TRAIN, 4)
-    received = orders.groups_from_wire(told)
+    received = orders.groups_from_wire(payload)
     assert [group.prompt for group in received] == [group.prompt for group in sent]
     for ours, theirs in zip(sent, received, strict=True):
         for a, b in zip(ours.trajectories, theirs.trajectories, strict=True):
@@ -69,7 +69,7 @@ def test_what_is_not_ours_is_refused(pair):
         b"\xc7\x0a\x01\x93NUMPY\x01\x00\xff\xff",  # an array that ends in its header
     ],
 )
-def test_what_cannot_be_decoded_is_told_by_one_exception(pair, frame):
+def test_what_cannot_be_decoded_is_reported_by_one_exception(pair, frame):
     here, there = pair
     here._socket.sendall(len(frame).to_bytes(8, "big") + frame)
     with pytest.raises(PeerGone, match="none of ours"):

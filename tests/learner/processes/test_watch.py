@@ -46,7 +46,7 @@ def test_a_watch_tells_how_the_other_one_ended(pair, error, code, said):
     assert said in str(loss)
     again = []
     watch.tell(again.append)
-    assert again == [loss], "who asks late is told at once"
+    assert again == [loss], "a late caller is answered at once"
 
 
 class Unpublished(SnapshotNotWritten):

@@ -109,8 +109,8 @@ def doubts(connected: Followers, step: int, update: BatchUpdate):
     connected.begin(step, 2)
     check = connected.checking(update.check)
     honest, lie = response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])
-    told = [check((Group(prompt=0, trajectories=(honest, other)),)) for other in (honest, lie)]
-    return [[(doubt.sample, doubt.position) for doubt in found] for found in told]
+    found_in = [check((Group(prompt=0, trajectories=(honest, other)),)) for other in (honest, lie)]
+    return [[(doubt.sample, doubt.position) for doubt in found] for found in found_in]
 
 
 def kept_version(connected: Followers, learner, state, checkpoints: Checkpoints):

@@ -1,4 +1,4 @@
-"""A metadata server that answers as it is set to, and whoever asks it."""
+"""A metadata server that answers as it is set to, and its clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

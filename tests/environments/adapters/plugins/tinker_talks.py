@@ -55,8 +55,8 @@ class Countdown(MessageEnv):
     async def step(self, message: Any) -> MessageStepResult:
         right = get_text_content(message).strip() == str(self.left)
         self.left -= 1
-        told = {"role": "user", "content": "go on" if right else "no"}
-        self.messages = [*self.messages, message, told]
+        observed = {"role": "user", "content": "go on" if right else "no"}
+        self.messages = [*self.messages, message, observed]
         return MessageStepResult(
             reward=float(right), episode_done=self.left == 0, next_messages=self.messages
         )
@@ -67,8 +67,8 @@ class Echo(Countdown):
 
     async def step(self, message: Any) -> MessageStepResult:
         self.left = min(self.left, 2) - 1
-        told = {"role": "user", "content": get_text_content(message)[::-1]}
-        self.messages = [*self.messages, message, told]
+        observed = {"role": "user", "content": get_text_content(message)[::-1]}
+        self.messages = [*self.messages, message, observed]
         return MessageStepResult(
             reward=0.5, episode_done=self.left == 0, next_messages=self.messages
         )
