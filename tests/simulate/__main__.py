@@ -96,7 +96,7 @@ def main(arguments: Iterable[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--replay", default="", help="a schedule as it was printed")
     chosen = parser.parse_args(list(arguments))
     if chosen.replay:
