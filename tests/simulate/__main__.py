@@ -1,9 +1,10 @@
 """Random schedules of faults, each a whole run in virtual time.
 
-    python -m tests.simulate --schedules=1000000 --seed=0 [--jobs=2]
+    python -m tests.simulate --schedules=300000 --seed=0 [--jobs=2]
 
-A schedule that fails is printed, cut down to the faults that it takes, as a Python expression;
-`--replay='Schedule(…)'` carries it out again.
+All cores work on them unless `--jobs` says otherwise. It tells its pace as it goes, and in the end
+how long 300,000 schedules take here. A schedule that fails is printed, cut down to the faults that
+it takes, as a Python expression; `--replay='Schedule(…)'` carries it out again.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from contextlib import contextmanager
 
 from tests.simulate.faults import Fault, Schedule, fails, run, schedule_of, shrink
 
-CHUNK = 250  # schedules handed to a process at a time
+CHUNK = 250  # schedules handed to a process at a time, at most
+SOAK = 300_000  # schedules: those of one promise
 REPORT_SECONDS = 30.0
 COLLECT_AFTER = 50_000  # objects: those of some ten schedules
 
@@ -58,9 +60,10 @@ def explain(seed: int) -> str:
 
 def soak(schedules: int, seed: int, jobs: int) -> int:
     """Carry out many; returns the exit code."""
+    size = max(1, min(CHUNK, schedules // (4 * jobs)))  # few schedules are for all cores too
     chunks = [
-        range(first, min(first + CHUNK, seed + schedules))
-        for first in range(seed, seed + schedules, CHUNK)
+        range(first, min(first + size, seed + schedules))
+        for first in range(seed, seed + schedules, size)
     ]
     seen: Counter[str] = Counter()
     done, cpu, since = 0, 0.0, time.monotonic()
@@ -76,10 +79,17 @@ def soak(schedules: int, seed: int, jobs: int) -> int:
             done, cpu = done + len(chunks[number]), cpu + seconds
             if time.monotonic() - shown > REPORT_SECONDS or done == schedules:
                 shown = time.monotonic()
-                rate = f"{done / cpu:,.0f} a second and core"
-                print(f"{done:,} clean, {rate}, {shown - since:,.0f} s", flush=True)
+                print(progress(done, cpu, shown - since), flush=True)
     print("faults:", ", ".join(f"{kind} {count:,}" for kind, count in sorted(seen.items())))
     return 0
+
+
+def progress(done: int, cpu: float, seconds: float) -> str:
+    """One line of how it goes, and how long a soak takes at this pace."""
+    return (
+        f"{done:,} clean in {seconds:,.0f} s: {done / cpu:,.1f} a second and core, "
+        f"{done / seconds:,.1f} a second; {SOAK:,} take {SOAK * seconds / done:,.0f} s"
+    )
 
 
 def main(arguments: Iterable[str]) -> int:

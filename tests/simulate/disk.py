@@ -20,17 +20,34 @@ class Platter:
     """
     Args:
         folder: of the journals, which are the only files in it.
-
-    Attributes:
-        promised: names given out, by hand and by the fleet, as journals say that are gone.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.promised = (0, 0)
+        self._promised = (0, 0)
+        self._gone: list[bytes] = []  # journals of which nothing is in that yet
         self._synced: dict[str, int] = {}  # bytes of each file that are on the device
         self._named: set[str] = set()  # files whose names are
         self._removed: dict[str, bytes] = {}  # since the folder was synced
+
+    @property
+    def promised(self) -> tuple[int, int]:
+        """Names given out, by hand and by the fleet, as journals say that are gone."""
+        for data in self._gone:
+            said = [e for e in read_segment(data).entries if isinstance(e, RunState)][-1:]
+            for state in said:
+                by_hand, of_fleet = self._promised
+                self._promised = (
+                    max(by_hand, state.numbers),
+                    max(of_fleet, state.fleet_numbers),
+                )
+        self._gone.clear()
+        return self._promised
+
+    def forget(self) -> None:
+        """Of what is damaged nobody can say which names were given out."""
+        self._promised = (0, 0)
+        self._gone.clear()
 
     def sync(self, path: Path) -> None:
         """A journal, and after that its folder, as `Journal` has it."""
@@ -41,13 +58,7 @@ class Platter:
         """These are gone, but for their names until the folder is synced the next time."""
         for path, data in files.items():
             self._removed[path.name] = data
-            said = [e for e in read_segment(data).entries if isinstance(e, RunState)][-1:]
-            for state in said:
-                by_hand, of_fleet = self.promised
-                self.promised = (
-                    max(by_hand, state.numbers),
-                    max(of_fleet, state.fleet_numbers),
-                )
+            self._gone.append(data)
 
     def cut(self, rng: random.Random) -> None:
         """The host loses its power, and has it again."""
@@ -74,7 +85,7 @@ class Platter:
         at, before = _sector(data, rng)
         data[at : at + len(before)] = sector[: len(before)]
         to.write_bytes(data)
-        self.promised = (0, 0)
+        self.forget()
 
 
 class Disk(Journal):

@@ -30,7 +30,7 @@ from tests.computing import limited
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.disk import Disk, Platter
 from tests.simulate.environment import HABITS, Rules
-from tests.simulate.invariants import check, check_leases
+from tests.simulate.invariants import check, check_leases, check_whole
 from tests.simulate.lines import line_of
 from tests.simulate.server import Server
 from tests.simulate.trainer import Trainer
@@ -278,6 +278,7 @@ class Run:
         """Raises AssertionError or whatever the manager raised."""
         try:
             self.world.run(lambda: self.world.exit is not None, limit)
+            check_whole(self.world)
             assert self.world.exit is not None and self.world.exit.code == 0
             batches = [report.batch for report in self.world.trainer.reports]
             assert set(batches) == set(range(self.schedule.num_batches))

@@ -1,185 +1,288 @@
-"""What holds in the manager after every event, read off its parts and off what was sent to it."""
+"""What holds in the manager after every event, read off its parts and off what was sent to it.
+
+Most events change one instance and a rollout or two. What follows from a record is worked out
+again only where the record is another than at the last check (`Balanced`); what the manager counts
+is compared with it every time. Every `WHOLE`-th check, and the last, trust nothing of that.
+"""
 
 import math
 
 from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
+from tests.simulate.balanced import (
+    HELD,
+    MEMBER,
+    POOL,
+    ROLLOUT,
+    SERVER,
+    Balanced,
+    Batch,
+    Fleet,
+    Index,
+    Loads,
+)
 from tests.simulate.world import World
 
 ROUNDING = 1e-8
 GOOD_LEASE = 2.0  # seconds, of good lines: see `lines.GOOD_SECONDS`
+WHOLE = 64  # checks
 
 
 def check(world: World) -> None:
     """Raises AssertionError where an account does not balance."""
     manager = world.manager
     assert manager is not None
-    limit = world.settings.manager.max_pending
-    holders: set[int] = set()
-    in_flight = {False: 0, True: 0}
-    for instance in manager.view.roster:
-        held, name = instance.held, instance.name
-        in_flight[instance.reserved] += instance.activity.in_flight
-        assert len(held) <= instance.hello.slots + limit
-        releasing = 0
-        groups: dict[int, int] = {}
-        for request_id, rollout in held.items():
-            assert rollout.request_id == request_id
-            assert rollout.holder == name
-            assert 0 <= rollout.spared <= rollout.length
-            assert rollout.result is None
-            assert id(rollout) not in holders, f"sample {rollout.sample} is held twice"
-            holders.add(id(rollout))
-            releasing += rollout.asked_at < math.inf
-            groups[rollout.group] = groups.get(rollout.group, 0) + 1
-        assert instance.num_releasing == releasing
-        assert dict.__eq__(instance.groups, groups)  # a counter's own is slow
-    assert manager.view.roster.in_flight == in_flight
-    assert list(manager.view.open) == sorted(manager.view.open)
-    assert manager.view.open.items() <= manager.view.batches.items()
+    known = world.balanced
+    if known is None or known.manager is not manager or known.checks == WHOLE:
+        known = world.balanced = Balanced(manager)
+    known.checks += 1
+    _instances(world, known)
     ledger = manager.owners.ledger
+    assert list(ledger.open) == sorted(ledger.open)
+    assert ledger.open.items() <= ledger.batches.items()
     assert ledger.active is next(iter(ledger.open.values()), None)
-    assert ledger.lagging == any(b.begin.version < n for n, b in ledger.open.items())
-    for step in manager.view.batches.values():
-        waiting = {id(rollout) for rollout in step.waiting()}
-        assert len(waiting) == step.num_waiting
-        finished = parked = kept = 0
-        for rollout in step.rollouts:
-            key, ended = id(rollout), rollout.result is not None
-            where = (key in waiting) + (key in holders) + ended + rollout.parked
-            assert where == 1, f"sample {rollout.sample} is in {where} places"
-            tokens = given = turn = 0
-            for name, count in rollout.parts:
-                tokens += count
-                if not name:
-                    given, turn = given + count, turn + 1
-            assert (tokens, given, turn) == (rollout.num_tokens, rollout.num_given, rollout.turn)
-            assert rollout.parked == (not ended and bool(tokens) and rollout.turn_over)
-            before = rollout.ended
-            assert rollout.work.sequence == len(before)
-            assert rollout.tokens_before == sum(one.num_tokens for one in before)
-            said = rollout.results
-            assert [one.last for one in said] == [False] * len(before) + [True] * ended
-            assert [one.work.sequence for one in said] == list(range(len(said)))
-            attempts = [one.attempt for one in said] + [rollout.attempt]
-            assert attempts == sorted(attempts)
-            assert rollout.all_turns <= step.begin.turns
-            finished += ended
-            parked += rollout.parked
-            kept += tokens - given + sum(len(one.result.logprobs) // 4 for one in before)
-        assert (step.num_finished, step.num_parked) == (finished, parked)
-        assert step.books.generated - step.books.lost == kept
-    _index(world)
-    _servers(world)
-    _pools(world)
+    assert ledger.lagging == any([b.begin.version < n for n, b in ledger.open.items()])
+    for number, step in ledger.batches.items():
+        batch = known.batches.get(number)
+        if batch is None or batch.step is not step or batch.rollouts != step.rollouts:
+            batch = known.batches[number] = Batch(step)
+        _batch(batch, known.holders)
+    _index(world, known)
+    _servers(world, known)
     check_leases(world)
     _nothing_idle(world)
     _versions(world)
 
 
-def _index(world: World) -> None:
+def check_whole(world: World) -> None:
+    """The same, whatever was known."""
+    if world.manager is not None:
+        world.balanced = None
+        check(world)
+
+
+def _instances(world: World, known: Balanced) -> None:
+    """Rollouts are held by one instance each, which knows what it holds."""
+    manager = world.manager
+    assert manager is not None
+    limit = world.settings.manager.max_pending
+    in_flight = {False: 0, True: 0}
+    members: list[object] = []
+    counts: list[tuple[int, int]] = []
+    changed = False
+    for stream, instance in manager.view.instances.items():
+        held = instance.held
+        in_flight[instance.reserved] += instance.activity.in_flight
+        members.append(MEMBER(instance))
+        counts.append((len(held), instance.num_releasing))
+        now = [instance, *held, *map(id, held.values()), *map(HELD, held.values())]
+        if known.held.get(stream) != now:
+            known.held[stream], changed = now, True
+            known.counts[stream] = _held(instance)
+        assert len(held) <= instance.hello.slots + limit
+        releasing, groups = known.counts[stream]
+        assert instance.num_releasing == releasing
+        assert dict.__eq__(instance.groups, groups)  # a counter's own is slow
+    assert manager.view.roster.in_flight == in_flight
+    if members != known.members:
+        known.members, known.index, known.fleet, changed = members, None, None, True
+    if changed or counts != known.held_counts:
+        known.held_counts, known.loads = counts, None
+        known.forget_but(manager.view.instances)
+        holders: set[int] = set()
+        for instance in manager.view.roster:
+            for rollout in instance.held.values():
+                assert id(rollout) not in holders, f"sample {rollout.sample} is held twice"
+                holders.add(id(rollout))
+        known.holders = holders
+
+
+def _held(instance: Instance) -> tuple[int, dict[int, int]]:
+    """What is being released of it, and its groups."""
+    releasing = 0
+    groups: dict[int, int] = {}
+    for request_id, rollout in instance.held.items():
+        assert rollout.request_id == request_id
+        assert rollout.holder == instance.name
+        assert 0 <= rollout.spared <= rollout.length
+        assert rollout.result is None
+        releasing += rollout.asked_at < math.inf
+        groups[rollout.group] = groups.get(rollout.group, 0) + 1
+    return releasing, groups
+
+
+def _batch(batch: Batch, holders: set[int]) -> None:
+    """Each rollout of it is in one place, and all tokens are accounted for."""
+    step = batch.step
+    now = list(map(ROLLOUT, step.rollouts))
+    if now != batch.fields:
+        before = batch.fields or [None] * len(now)
+        for place, rollout in enumerate(step.rollouts):
+            if now[place] != before[place]:
+                batch.kept[place] = _rollout(step, rollout)
+        batch.look(now)
+    waiting = set(map(id, step.waiting()))
+    assert len(waiting) == step.num_waiting
+    held = batch.resting & holders
+    whole = len(waiting) + len(held) == len(batch.resting) and waiting <= batch.resting
+    if not whole or not waiting.isdisjoint(held) or not holders.isdisjoint(batch.dormant):
+        for rollout in step.rollouts:
+            key, ended = id(rollout), rollout.result is not None
+            where = (key in waiting) + (key in holders) + ended + rollout.parked
+            assert where == 1, f"sample {rollout.sample} is in {where} places"
+        raise AssertionError("a rollout waits that is none of its batch")
+    assert (step.num_finished, step.num_parked) == (batch.num_finished, batch.num_parked)
+    assert step.books.generated - step.books.lost == batch.all_kept
+
+
+def _rollout(step: BatchRecord, rollout: Rollout) -> int:
+    """Sampled tokens of it that are there."""
+    ended = rollout.result is not None
+    tokens = given = turn = 0
+    for name, count in rollout.parts:
+        tokens += count
+        if not name:
+            given, turn = given + count, turn + 1
+    assert (tokens, given, turn) == (rollout.num_tokens, rollout.num_given, rollout.turn)
+    assert rollout.parked == (not ended and bool(tokens) and rollout.turn_over)
+    before = rollout.ended
+    assert rollout.work.sequence == len(before)
+    assert rollout.tokens_before == sum([one.num_tokens for one in before])
+    said = rollout.results
+    assert [one.last for one in said] == [False] * len(before) + [True] * ended
+    assert [one.work.sequence for one in said] == list(range(len(said)))
+    attempts = [one.attempt for one in said] + [rollout.attempt]
+    assert attempts == sorted(attempts)
+    assert rollout.all_turns <= step.begin.turns
+    return tokens - given + sum([len(one.result.logprobs) // 4 for one in before])
+
+
+def _index(world: World, known: Balanced) -> None:
     """What is kept up to date is what looking through the whole roster would give."""
     manager = world.manager
     assert manager is not None
     roster, index = manager.view.roster, manager.view.roster.index
-    pools: dict[tuple[int | None, str], list[Instance]] = {}
-    reserved: list[Instance] = []
-    names: set[str] = set()
-    claims: dict[str, int] = {}
-    prices: dict[float, int] = {}
-    crowded: set[int] = set()
-    overfull: set[int] = set()
-    free: set[int] = set()
-    num_releasing = 0
-    for i in roster:
-        pool = pools.setdefault((i.parameters.version, i.parameters.digest), [])
-        hello = i.hello
-        names.add(i.name)
-        claims[hello.instance] = claims.get(hello.instance, 0) + 1
-        if i.reserved:
-            reserved.append(i)
-        else:
-            of = manager.owners.pools.streams.get(i.stream, "")
-            price = world.prices.get(of, hello.price_per_hour)
-            prices[price] = prices.get(price, 0) + 1
-            if i.state == "ready" and i.slots:
-                pool.append(i)
-            if not i.held:
-                free.add(i.stream)
-        num_releasing += i.num_releasing
-        staying = len(i.held) - i.num_releasing
-        if staying > 1:
-            crowded.add(i.stream)
-        if staying > i.room:
-            overfull.add(i.stream)
+    streams = manager.owners.pools.streams
+    right = known.index
+    if right is None or (right.told, right.streams) != (world.prices, streams):
+        right = known.index = _index_of(world)
+    loads = known.loads
+    if loads is None:
+        loads = known.loads = _loads_of(world, known.held_counts)
     trusting = world.settings.deterministic and roster.trusting
-    for begin, ready in pools.items():
+    for begin, ready in right.pools.items():
         pool = index.pool(*begin)
         assert pool.instances == ready
-        idle = 0
-        for i in ready:
-            idle += not i.held
-            assert not trusting or i.hello.fingerprint == roster.fingerprint
-        assert pool.idle == idle
-    assert list(index.reserved.values()) == reserved
-    assert index.names == names
-    assert dict.__eq__(index.claims, claims)
-    assert dict.__eq__(index.prices, prices)
-    assert index.num_releasing == num_releasing
-    assert index.num_preemptible == sum(prices.values())
-    assert math.isclose(index.hourly, sum(price * n for price, n in prices.items()))
-    assert index.crowded.keys() == crowded
-    assert index.lent == sum(i.hello.slots - i.slots for i in roster)
-    assert index.num_frozen == sum(i.frozen for i in roster)
-    assert index.overfull.keys() == overfull
-    assert index.free.keys() == free
+        assert pool.idle == sum([instance.stream in loads.idle for instance in ready])
+    assert not trusting or right.fingerprints <= {roster.fingerprint}
+    assert list(index.reserved.values()) == right.reserved
+    assert index.names == right.names
+    assert dict.__eq__(index.claims, right.claims)
+    assert dict.__eq__(index.prices, right.prices)
+    assert index.num_releasing == loads.num_releasing
+    assert index.num_preemptible == right.num_preemptible
+    assert math.isclose(index.hourly, right.hourly)
+    assert index.crowded.keys() == loads.crowded
+    assert index.lent == right.lent
+    assert index.num_frozen == right.num_frozen
+    assert index.overfull.keys() == loads.overfull
+    assert index.free.keys() == loads.free
 
 
-def _servers(world: World) -> None:
-    """The fleet's counts are what looking through all its servers would give."""
+def _index_of(world: World) -> Index:
     manager = world.manager
     assert manager is not None
-    fleet = manager.view.fleet
-    standing: list[str] = []
-    starting = 0
-    absent = False
-    for server in fleet.servers.values():
-        if not server.doomed:
-            standing.append(server.name)
-            starting += server.granted and not server.joined
-        if server.joined and (server.dismissed or not server.doomed):
-            hellos = [(i.hello.instance, i.hello.nonce) for i in manager.view.roster]
-            absent |= (server.name, server.nonce) not in hellos
-    assert standing == fleet.standing
-    assert fleet.starting == starting
-    assert (fleet.absent_at < math.inf) == absent
+    streams = manager.owners.pools.streams
+    right = Index(told=dict(world.prices), streams=dict(streams))
+    for i in manager.view.roster:
+        begin, hello = (i.parameters.version, i.parameters.digest), i.hello
+        pool = right.pools.setdefault(begin, [])
+        right.names.add(i.name)
+        right.claims[hello.instance] = right.claims.get(hello.instance, 0) + 1
+        if i.reserved:
+            right.reserved.append(i)
+        else:
+            price = world.prices.get(streams.get(i.stream, ""), hello.price_per_hour)
+            right.prices[price] = right.prices.get(price, 0) + 1
+            if i.state == "ready" and i.slots:
+                pool.append(i)
+                right.fingerprints.add(hello.fingerprint)
+        right.lent += hello.slots - i.slots
+        right.num_frozen += i.frozen
+    right.num_preemptible = sum(right.prices.values())
+    right.hourly = sum([price * count for price, count in right.prices.items()])
+    return right
+
+
+def _loads_of(world: World, counts: list[tuple[int, int]]) -> Loads:
+    """Args: counts: of rollouts that each holds, and of those that are being released."""
+    manager = world.manager
+    assert manager is not None
+    right = Loads()
+    for i, (held, releasing) in zip(manager.view.roster, counts, strict=True):
+        if not held:
+            right.idle.add(i.stream)
+            if not i.reserved:
+                right.free.add(i.stream)
+        right.num_releasing += releasing
+        if held - releasing > 1:
+            right.crowded.add(i.stream)
+        if held - releasing > i.room:
+            right.overfull.add(i.stream)
+    return right
+
+
+def _servers(world: World, known: Balanced) -> None:
+    """The fleet's counts, and those of each pool, are what looking through all servers and streams
+    would give."""
+    manager = world.manager
+    assert manager is not None
+    fleet, pools = manager.view.fleet, manager.owners.pools
+    now, streams = list(map(SERVER, fleet.servers.values())), list(pools.streams.values())
+    right = known.fleet
+    if right is None or (right.servers, right.streams) != (now, streams):
+        right = known.fleet = _fleet_of(world, now, streams)
+    assert right.standing == fleet.standing
+    assert fleet.starting == right.starting
+    assert (fleet.absent_at < math.inf) == right.absent
     lent = fleet.machines
     free = list(lent.values()).count("")
     assert fleet.full == (free == 0)
     chosen = world.settings.fleet
     if chosen.sizing == "fixed":
         limit = min(len(lent), chosen.most_instances)
-        assert fleet.missing(max(len(lent), 1)) == max(0, min(limit - len(standing), free))
+        missing = max(0, min(limit - len(right.standing), free))
+        assert fleet.missing(max(len(lent), 1)) == missing
+    assert pools.streams.keys() <= manager.view.instances.keys()
+    assert list(map(POOL, pools)) == right.pools
+    if pools.several:
+        for pool in pools:
+            assert right.asked[pool.name] <= max(pool.most, 1)
+            assert fleet.free_in(pool.name) <= max(0, pool.most - pool.present)
 
 
-def _pools(world: World) -> None:
-    """What is counted of each pool is what looking through all servers and streams would give."""
+def _fleet_of(world: World, now: list[object], of_streams: list[str]) -> Fleet:
     manager = world.manager
     assert manager is not None
-    fleet, pools = manager.view.fleet, manager.owners.pools
-    of_streams = list(pools.streams.values())
-    assert pools.streams.keys() <= manager.view.instances.keys()
-    for pool in pools:
-        own = [server for server in fleet.servers.values() if server.pool == pool.name]
+    right = Fleet(servers=now, streams=of_streams)
+    servers = manager.view.fleet.servers.values()
+    hellos = {(i.hello.instance, i.hello.nonce) for i in manager.view.roster}
+    for server in servers:
+        if not server.doomed:
+            right.standing.append(server.name)
+            right.starting += server.granted and not server.joined
+        if server.joined and (server.dismissed or not server.doomed):
+            right.absent |= (server.name, server.nonce) not in hellos
+    for pool in manager.owners.pools:
+        own = [server for server in servers if server.pool == pool.name]
         standing = [server for server in own if not server.doomed]
-        assert pool.present == len(own)
-        assert pool.standing == len(standing)
-        assert pool.waiting == sum(not server.joined for server in standing)
-        assert pool.paid == sum(server.granted for server in own)
-        assert pool.members == of_streams.count(pool.name)
-        asked_for = [server for server in own if server.started_at > -math.inf and server.machine]
-        assert len(asked_for) <= max(pool.most, 1) or not pools.several
-        if pools.several:
-            assert fleet.free_in(pool.name) <= max(0, pool.most - pool.present)
+        waiting = sum([not server.joined for server in standing])
+        paid = sum([server.granted for server in own])
+        members = of_streams.count(pool.name)
+        right.pools.append((len(own), len(standing), waiting, paid, members))
+        asked_for = [s for s in own if s.started_at > -math.inf and s.machine]
+        right.asked[pool.name] = len(asked_for)
+    return right
 
 
 def check_leases(world: World) -> None:

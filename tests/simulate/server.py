@@ -49,6 +49,12 @@ class Held:
     astray: bool  # goes on from tokens that another made up
     lead: int  # routes that go with its first token here, besides that token's own
 
+    def __post_init__(self) -> None:
+        work, left = self.request.work, MAX_TOKENS - self.before
+        self._key = self.digest, work.batch, in_turn(work.sample, self.turn, work.sequence)
+        self._most = min(left, self.request.sampling.turn_tokens or left)
+        self._due = min(self._most, length(*self._key))
+
     def sample(self, count: int, *, lying: bool) -> list[int]:
         """The next tokens, at most `count`."""
         self.astray |= lying  # what follows a wrong token is another response
@@ -69,16 +75,9 @@ class Held:
         return [VOCAB - 1] * (upto - self.position)
 
     @property
-    def _key(self) -> tuple[str, int, int]:
-        work = self.request.work
-        return self.digest, work.batch, in_turn(work.sample, self.turn, work.sequence)
-
-    @property
     def whole(self) -> int:
         """Tokens of its turn."""
-        left = MAX_TOKENS - self.before
-        left = min(left, self.request.sampling.turn_tokens or left)
-        return left if self.astray else min(left, length(*self._key))
+        return self._most if self.astray else self._due
 
     @property
     def over(self) -> bool:

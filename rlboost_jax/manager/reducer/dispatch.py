@@ -64,10 +64,12 @@ class Dispatch:
                 self._settle(batch, self.remote(batch), self._seeding_for(batch), now)
 
     def _settle_oldest(self, batch: BatchRecord, now: float) -> None:
-        self._seeding.turn(batch, self.reserved(batch), now, others=self._others(batch))
+        reserved, remote = self.reserved(batch), self.remote(batch)
+        others = self._others(batch) if self._ledger.lagging else bool(remote)
+        self._seeding.turn(batch, reserved, now, others=others)
         if batch.finished:
             return
-        remote, seeding = self.remote(batch), self._seeding_for(batch)
+        seeding = reserved if self._seeding.open else []
         self._settle(batch, remote, seeding, now)
         idle = seeding and not any(i.held for i in seeding)
         # With a lag they have work of later batches, or soon will.
@@ -120,7 +122,9 @@ class Dispatch:
     def wake_at(self, batch: BatchRecord) -> float:
         """When there may be something to settle though nothing has happened; inf: never."""
         clock = self._seeding.clock
-        return clock.until if clock.open and self._others(batch) else math.inf
+        if not clock.open or clock.until == math.inf:
+            return math.inf
+        return clock.until if self._others(batch) else math.inf
 
     def reserved(self, batch: BatchRecord) -> list[Instance]:
         """The trainer's engines that can work on a step."""
@@ -170,12 +174,14 @@ class Dispatch:
             batch.rank(plans.ranks(batch, slots))
 
     def _place(self, batch: BatchRecord, eligible: list[Instance], now: float) -> None:
+        limit = self._settings.max_pending
+        if all(len(i.held) >= i.room + limit for i in eligible):
+            return  # nearly always, while anything waits
         paces = self._paces(eligible) if self._by_speed else [None] * len(eligible)
         loads = [
             Load(slots=i.room, held=len(i.held), groups=i.groups, pace=pace)
             for i, pace in zip(eligible, paces, strict=True)
         ]
-        limit = self._settings.max_pending
         rollouts = batch.take(min(batch.num_waiting, room(loads, limit)))
         chosen = assign(
             [r.group for r in rollouts],

@@ -4,6 +4,7 @@ Who is connected is not part of it: servers and the trainer dial again. Tokens, 
 versions are noted where they change (`Outbox.keep`); here are the counts and totals.
 """
 
+from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.journal import (
     Answered,
     BatchClosed,
@@ -35,7 +36,8 @@ class Recovery:
         self._versions = owners.versions
         self._control = control
         self._reports = reports
-        self._counted: dict[Batch, tuple[int, ...]] = {}  # what was noted last, by batch
+        # What was noted last, by batch: its counts, and what was in flight.
+        self._counted: dict[Batch, tuple[Books, tuple[int, int]]] = {}
         self._marks: object = None
         self._found = False  # anything in a journal
         self._in_flight: Counted | None = None  # the last there
@@ -56,22 +58,29 @@ class Recovery:
                     pools=self._pools.snapshot(now),
                 )
             )
-        in_flight = roster.under_way()
-        counted: dict[Batch, tuple[int, ...]] = {}
-        for number, active, books in self._ledger.snapshot():
-            counted[number] = values = in_flight + books.values()
-            known = self._counted.get(number)
-            if known == values or (not active and known is not None and known[2:] == values[2:]):
-                continue
+        in_flight, counted = roster.under_way(), self._counted
+        snapshot = self._ledger.snapshot()
+        for number, active, books in snapshot:
+            known = counted.get(number)
+            if known is not None and known[0] == books:
+                if known[1] == in_flight:
+                    continue
+                if not active:
+                    counted[number] = known[0], in_flight
+                    continue
+            noted = books.copy()
+            counted[number] = noted, in_flight
             self._outbox.keep(
                 Counted(
                     batch=number,
-                    books=books.copy(),
+                    books=noted,
                     in_flight_reserved=in_flight[0],
                     in_flight_preemptible=in_flight[1],
                 )
             )
-        self._counted = counted
+        if len(counted) > len(snapshot):  # some are forgotten: to begin them anew is to note them
+            there = {number for number, *_ in snapshot}
+            self._counted = {n: known for n, known in counted.items() if n in there}
 
     def restore(self, entry: Entry, now: float) -> None:
         """Take in the next entry of a journal. Nobody is connected yet."""

@@ -47,7 +47,7 @@ class Sizing:
         reserved = list(self._roster.index.reserved.values())
         remote = [instance for instance in self._roster if instance.member]
         like = next(iter(remote or reserved), None)
-        if like is None or not reserved or plans.whole_step(reserved, like, 0) is None:
+        if like is None or not reserved or not plans.predicts(reserved, like):
             return
         prices, overhead = self.prices(now), plans.model.overhead
         prices_of: Callable[[int], Prices] = lambda instances: prices  # noqa: E731

@@ -177,6 +177,17 @@ class StepPlans:
             remote: of each kind, one that is or was there, how many times as long as its kind
                 they take, and their number.
         """
+        found = self._fleet_of(reserved, remote)
+        return None if found is None else self._whole(found)[:2]
+
+    def predicts(self, reserved: Sequence[Instance], like: Instance) -> bool:
+        """Whether `whole_step` can say anything of these."""
+        return self._fleet_of(reserved, [(like, 1.0, 0)]) is not None
+
+    def _fleet_of(
+        self, reserved: Sequence[Instance], remote: Iterable[tuple[Instance, float, int]]
+    ) -> list[Engines] | None:
+        """None: of some the pace is not known, or no step is."""
         engines, _ = self._engines([reserved, ()])
         if not self.model.ready or not engines or not self.model.learnt_prompts:
             return None
@@ -192,7 +203,7 @@ class StepPlans:
                     cache_tokens=like.hello.cache_tokens or math.inf,
                 )
             )
-        return self._whole(found)[:2]
+        return found
 
     def _whole(self, engines: Sequence[Engines]) -> tuple[Forecast, float, bool]:
         """A step as the last one was asked for, the tokens of its responses, and whether the

@@ -311,8 +311,10 @@ def _raising(error: OSError) -> Callable[[int], bytes]:
     return read
 
 
-def _by_segment(entries: Sequence[Entry]) -> list[list[Entry]]:
+def _by_segment(entries: Sequence[Entry]) -> Sequence[Sequence[Entry]]:
     """Entries in runs that go to one segment: a `BatchOpened` begins one."""
+    if BatchOpened not in map(type, entries):  # nearly always, and asked at every event
+        return [entries] if entries else []
     parts: list[list[Entry]] = []
     for entry in entries:
         if isinstance(entry, BatchOpened) or not parts:
