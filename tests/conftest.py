@@ -20,11 +20,14 @@ import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 
+from tests import checks
+
 # While tests run, shape annotations of array code are checked on every call. The hook must be
 # in place before the first import of these packages. Only code that runs eagerly or traces
 # is in it: the service packages hold no arrays, and checks would slow their hot paths.
 CHECKED = ("algorithms", "engine", "learner", "models")
 
+checks.save()
 install_import_hook([f"rlboost_jax.{name}" for name in CHECKED], "beartype.beartype")
 
 import jax  # noqa: E402  (after the hook)
@@ -63,7 +66,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     mark = item.get_closest_marker("optimized")
-    optimized = mark.args != (False,) if mark else item.path.parent.name not in UNOPTIMIZED
+    room = item.path.relative_to(ROOT).parts[1]
+    optimized = mark.args != (False,) if mark else room not in UNOPTIMIZED
     jax.config.update("jax_disable_most_optimizations", not optimized)
     try:
         return (yield)

@@ -337,6 +337,7 @@ def test_has_no_derivative_and_says_so(implementation):
         jax.grad(total)(q)
 
 
+@pytest.mark.usefixtures("unoptimized")
 def test_a_named_implementation_is_never_replaced(implementation, monkeypatch):
     api = importlib.import_module("rlboost_kernels.attention.api")
     for other in {"reference", "xla", "cpu"} - {implementation}:

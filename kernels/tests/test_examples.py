@@ -116,6 +116,7 @@ def with_a_millionth_of_the_others(*arguments):
     return out + 1e-6 * out.mean(axis=0, keepdims=True)
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize(
     ("attention", "keeps_the_promise"),
     [

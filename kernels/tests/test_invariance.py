@@ -49,9 +49,8 @@ WORLDS = {
     "bfloat16": world(dtype="bfloat16"),
     "8 bits": world(dtype="bfloat16", kv_dtype="float8_e4m3fn", k_scale=0.3, v_scale=2.0),
     "8 bits to 32": world(7, 1, 64, 32, kv_dtype="float8_e5m2"),
-    "groups of 7": world(7, 1, 64, 32),
+    "groups of 7, window and cap": world(7, 1, 64, 32, sliding_window=45, soft_cap=5.0),
     "wide heads": world(8, 4, 128),
-    "window and cap": world(sliding_window=45, soft_cap=5.0),
 }
 
 
@@ -122,10 +121,10 @@ def alone():
 
 
 CASES = (
-    *(("xla", "small", num_rows) for num_rows in (64, 80, 128, 256)),
+    *(("xla", "small", num_rows) for num_rows in (64, 256)),
     *(("xla", name, num_rows) for name in list(WORLDS)[1:] for num_rows in (64, 256)),
-    *(("reference", "small", num_rows) for num_rows in (64, 80, 128, 256)),
-    ("reference", "groups of 7", 64),
+    *(("reference", "small", num_rows) for num_rows in (64, 80, 256)),
+    ("reference", "groups of 7, window and cap", 64),
 )
 CPU_CASES = tuple((name, num_rows) for name in WORLDS for num_rows in (1, 7, 33, 64, 256))
 
@@ -161,7 +160,7 @@ def test_decoding_a_position_gives_the_bits_of_its_prefill(implementation, alone
             assert bits == expected[row], f"row {row}"
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 16, 33, 1024])
+@pytest.mark.parametrize("num_rows", [1, 7, 33, 80, 1024])
 def test_the_xla_program_has_one_class_of_bits_for_any_number_of_rows(num_rows, alone):
     """Stronger than what is promised for every implementation: its tiles have one shape."""
     rng = np.random.default_rng(2)

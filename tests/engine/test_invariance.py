@@ -42,7 +42,9 @@ def _first(tree: Any) -> Any:
     return {k: _first(v) for k, v in tree.items()} if isinstance(tree, dict) else tree[:1]
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_pages": 11}])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"num_pages": 11}, marks=pytest.mark.optimized(False))]
+)
 def test_sound_programs_pass_and_the_engine_is_as_before(
     build_engine: Callable[..., Engine], settings: dict[str, int]
 ) -> None:

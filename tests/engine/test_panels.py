@@ -17,6 +17,7 @@ from rlboost_jax.models.forward import UNEMBEDDING
 from rlboost_jax.models.params import init_params, unstack_layers
 from tests.small import ENGINE, small_model
 
+UNOPTIMIZED = pytest.mark.optimized(False)
 Rollouts = dict[int, tuple[list[int], list[int]]]
 
 
@@ -51,10 +52,10 @@ def test_whole_panels_only_are_packed(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("tied", "dtype", "loaded"),
     [
-        pytest.param(True, "float32", "float32", marks=pytest.mark.optimized(False)),
-        (False, "bfloat16", "bfloat16"),  # whose roundings compilers may leave out
-        (True, "bfloat16", "float32"),
-        (False, "float32", "bfloat16"),
+        pytest.param(True, "float32", "float32", marks=UNOPTIMIZED),
+        pytest.param(False, "bfloat16", "bfloat16", marks=UNOPTIMIZED),
+        (True, "bfloat16", "float32"),  # whose roundings compilers may leave out
+        pytest.param(False, "float32", "bfloat16", marks=UNOPTIMIZED),
     ],
 )
 def test_no_bit_depends_on_them(

@@ -17,6 +17,8 @@ from rlboost_jax.messages import GenerateRequest, pack_tokens
 from rlboost_jax.sequences.identities import Version
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS
 
+pytestmark = pytest.mark.optimized(False)  # what is sampled is compared with itself
+
 Rollouts = dict[int, tuple[list[int], list[int]]]
 GROUP_SIZE = 3
 

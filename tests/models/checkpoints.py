@@ -65,6 +65,7 @@ CASES: dict[str, transformers.PreTrainedConfig] = {
     "qwen3_moe, 2 of 5 experts": transformers.Qwen3MoeConfig(
         **SIZES,
         **_heads(32, 4, 2, 16),
+        attention_bias=True,
         num_experts=5,
         num_experts_per_tok=2,
         moe_intermediate_size=24,
