@@ -40,6 +40,7 @@ from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import PolicyConfig, SimConfig
 from rlboost_jax.simulator.server import Server
 from rlboost_jax.simulator.trainer import STREAM, Trainer
+from rlboost_jax.simulator.unsized import manager_of
 
 PATIENT = 1e9  # seconds: losses are reported, so leases need not find them
 MAX_SERVERS = 100_000
@@ -65,7 +66,7 @@ class World:
         seed: int,
         seconds: float,
         reserved_engines: bool = True,
-        manager: Callable[[Settings, float], Manager] = Manager,
+        manager: Callable[[Settings, float], Manager] = manager_of,
         sleeps: bool = False,
         server: Callable[..., Server] = Server,
         machines: Machines | None = None,
@@ -92,7 +93,7 @@ class World:
         self._billed_since: dict[str, float] = {}
         self._billed = self._paid = 0.0  # instance-seconds and dollars of those that have ended
         self._lap = (0.0, 0.0, 0.0, 0.0)  # of each column, until the last one
-        self.predictions: list[dict[str, Any]] = []  # of coming steps, by the manager
+        self.predictions: list[dict[str, Any]] = []  # of coming steps, where their sizes matter
         self._lengths: dict[int, NDArray[np.int64]] = {}
         self._tick_at = float("inf")
         self._inbox: deque[Event] = deque()

@@ -17,6 +17,7 @@ from rlboost_jax.manager.reducer.pool_sizes import PoolSizes
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 
 
@@ -44,16 +45,13 @@ class Sizing:
         Args:
             known: the size wanted so far, to begin with; None: as many as are reserved.
         """
-        reserved = list(self._roster.index.reserved.values())
-        remote = [instance for instance in self._roster if instance.member]
-        like = next(iter(remote or reserved), None)
-        if like is None or not reserved or plans.whole_step(reserved, like, 0) is None:
+        if (like := self.learn_pools(plans, now)) is None:
             return
+        reserved, remote = self._sides()
         prices, overhead = self.prices(now), plans.model.overhead
         prices_of: Callable[[int], Prices] = lambda instances: prices  # noqa: E731
         pools = self._pool_sizes
         if pools is not None:
-            pools.learn(plans, remote, like, now)
             prices_of = functools.partial(pools.prices, prices)
 
         @functools.cache
@@ -100,6 +98,22 @@ class Sizing:
         )
         if pools is not None:
             pools.record(self.wanted, predicted(self.wanted).step_seconds, now)
+
+    def learn_pools(self, plans: StepPlans, now: float) -> Instance | None:
+        """How fast the pools' instances are, after a step; some instance, None where no step can
+        be predicted."""
+        reserved, remote = self._sides()
+        like = next(iter(remote or reserved), None)
+        if like is None or not reserved or plans.whole_step(reserved, like, 0) is None:
+            return None
+        if self._pool_sizes is not None:
+            self._pool_sizes.learn(plans, remote, like, now)
+        return like
+
+    def _sides(self) -> tuple[list[Instance], list[Instance]]:
+        """Reserved engines, and preemptible instances that are there."""
+        reserved = list(self._roster.index.reserved.values())
+        return reserved, [instance for instance in self._roster if instance.member]
 
     def prices(self, now: float) -> Prices:
         """With the mean of what instances there are cost; the configured price without any."""
