@@ -40,7 +40,6 @@ from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import PolicyConfig, SimConfig
 from rlboost_jax.simulator.server import Server
 from rlboost_jax.simulator.trainer import STREAM, Trainer
-from rlboost_jax.simulator.unsized import manager_of
 
 PATIENT = 1e9  # seconds: losses are reported, so leases need not find them
 MAX_SERVERS = 100_000
@@ -66,7 +65,7 @@ class World:
         seed: int,
         seconds: float,
         reserved_engines: bool = True,
-        manager: Callable[[Settings, float], Manager] = manager_of,
+        manager: Callable[[Settings, float], Manager] = Manager,
         sleeps: bool = False,
         server: Callable[..., Server] = Server,
         machines: Machines | None = None,
@@ -284,6 +283,7 @@ def settings(config: SimConfig, machines: Machines | None = None) -> Settings:
         num_steps=config.num_steps,
         lag=config.trainer.lag,
         status_seconds=PATIENT,  # nobody looks at the live view
+        informs=False,  # … or at what other fleets would bring: that takes as long as all else
     )
 
 

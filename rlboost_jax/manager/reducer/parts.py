@@ -34,7 +34,6 @@ class Choices:
     placements: Callable[[Settings, Owners], Placements] = Placements
     dispatch: Callable[..., Dispatch] = Dispatch
     control: Callable[[Settings, Roster], WindowControl] = WindowControl
-    sizing: Callable[[Settings, Owners, Purchases], Sizing] = Sizing
 
 
 class Parts:
@@ -55,7 +54,7 @@ class Parts:
             settings, owners, self.placements, self.seeding, self.intake, self.directions
         )
         self.purchases = Purchases(settings, owners)
-        self.sizing = choices.sizing(settings, owners, self.purchases)
+        self.sizing = Sizing(settings, owners, self.purchases)
         self.lessons = Lessons(
             owners.roster, self.seeding, self.dispatch, self.profile, plans, self.sizing
         )

@@ -17,7 +17,6 @@ from rlboost_jax.manager.reducer.pool_sizes import PoolSizes
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 
 
@@ -30,7 +29,7 @@ class Sizing:
     """
 
     def __init__(self, settings: Settings, owners: Owners, purchases: Purchases) -> None:
-        self._fleet = settings.fleet
+        self._fleet, self._predicts = settings.fleet, settings.predicts_sizes
         self._overlaps = settings.lag > 0
         self._outbox = owners.outbox
         self._roster = owners.roster
@@ -45,12 +44,18 @@ class Sizing:
         Args:
             known: the size wanted so far, to begin with; None: as many as are reserved.
         """
-        if (like := self.learn_pools(plans, now)) is None:
+        reserved = list(self._roster.index.reserved.values())
+        remote = [instance for instance in self._roster if instance.member]
+        like = next(iter(remote or reserved), None)
+        if like is None or not reserved or plans.whole_step(reserved, like, 0) is None:
             return
-        reserved, remote = self._sides()
+        pools = self._pool_sizes
+        if pools is not None:
+            pools.learn(plans, remote, like, now)
+        if not self._predicts:
+            return
         prices, overhead = self.prices(now), plans.model.overhead
         prices_of: Callable[[int], Prices] = lambda instances: prices  # noqa: E731
-        pools = self._pool_sizes
         if pools is not None:
             prices_of = functools.partial(pools.prices, prices)
 
@@ -98,22 +103,6 @@ class Sizing:
         )
         if pools is not None:
             pools.record(self.wanted, predicted(self.wanted).step_seconds, now)
-
-    def learn_pools(self, plans: StepPlans, now: float) -> Instance | None:
-        """How fast the pools' instances are, after a step; some instance, None where no step can
-        be predicted."""
-        reserved, remote = self._sides()
-        like = next(iter(remote or reserved), None)
-        if like is None or not reserved or plans.whole_step(reserved, like, 0) is None:
-            return None
-        if self._pool_sizes is not None:
-            self._pool_sizes.learn(plans, remote, like, now)
-        return like
-
-    def _sides(self) -> tuple[list[Instance], list[Instance]]:
-        """Reserved engines, and preemptible instances that are there."""
-        reserved = list(self._roster.index.reserved.values())
-        return reserved, [instance for instance in self._roster if instance.member]
 
     def prices(self, now: float) -> Prices:
         """With the mean of what instances there are cost; the configured price without any."""

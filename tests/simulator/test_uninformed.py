@@ -1,15 +1,14 @@
-"""A manager that predicts no fleets' sizes decides what one does that predicts them."""
+"""A manager that predicts other fleets only where they matter decides as one that always does."""
 
+import dataclasses
 import functools
 
 import pytest
 
 from experiments.fleet_pools.fleet import Kind, lent, machines_of, world
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.reducer.sizing import Sizing
 from rlboost_jax.simulator.kinds import machine_name
 from rlboost_jax.simulator.markets import Change, static
-from rlboost_jax.simulator.unsized import Unsized, manager_of
 from rlboost_jax.simulator.world import World, settings
 from tests.simulator.conftest import make_config
 
@@ -18,6 +17,10 @@ KINDS = {
     "slow": Kind(slowness=3.0, price_per_hour=2.0, most=2),
     "fast": Kind(slowness=1.0, price_per_hour=4.0, most=2),
 }
+
+
+def informed(settings, now):
+    return Manager(dataclasses.replace(settings, informs=True), now)
 
 
 def made(config, *, pools, **more):
@@ -42,12 +45,11 @@ def made(config, *, pools, **more):
 )
 def test_it_decides_the_same(pools, changes):
     config = make_config(num_steps=6, **changes)
-    usual, unsized = made(config, pools=pools, manager=Manager), made(config, pools=pools)
-    assert isinstance(unsized.manager.parts.sizing, Unsized)
+    usual, silent = made(config, pools=pools, manager=informed), made(config, pools=pools)
     rows = usual.run()
-    assert unsized.run() == rows and unsized.clock.now == usual.clock.now
-    assert usual.predictions and not unsized.predictions
-    measured, own = ([p.speed for p in w.manager.owners.pools] for w in (usual, unsized))
+    assert silent.run() == rows and silent.clock.now == usual.clock.now
+    assert usual.predictions and not silent.predictions
+    measured, own = ([p.speed for p in w.manager.owners.pools] for w in (usual, silent))
     assert measured == own and (all(own) or not pools)
 
 
@@ -62,5 +64,4 @@ def test_it_decides_the_same(pools, changes):
 def test_where_sizes_matter_they_are_predicted(changes, pools):
     config = make_config(**changes)
     machines = machines_of(config, KINDS) if pools else None
-    manager = manager_of(settings(config, machines), 0.0)
-    assert type(manager.parts.sizing) is Sizing
+    assert settings(config, machines).predicts_sizes
