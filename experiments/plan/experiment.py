@@ -41,6 +41,7 @@ HAZARDS: Final = {  # name → a synthetic market
     ),
 }
 HOURS: Final = 8.0  # of a synthetic trace
+SMALL_HOURS: Final = 2.0
 COUNTS: Final = (4, 10)  # instances that are bought
 SEEDS: Final = (0, 1, 2)  # of lengths and, of synthetic traces, of the market
 STEPS: Final = 12  # that are simulated of a forecast
@@ -60,7 +61,8 @@ def measure(traces: dict[str, Path], *, small: bool = False) -> list[dict[str, A
         small: one synthetic trace, of which nothing follows.
     """
     found = []
-    for name, seed, rows in _traces(traces, SEEDS[:1] if small else SEEDS):
+    seeds, hours = (SEEDS[:1], SMALL_HOURS) if small else (SEEDS, HOURS)
+    for name, seed, rows in _traces(traces, seeds, hours):
         for count in COUNTS[:1] if small else COUNTS:
             found += _compare(name, rows, count, seed, steps=4 if small else STEPS, small=small)
             print(json.dumps(found[-2:]), flush=True)
@@ -69,12 +71,12 @@ def measure(traces: dict[str, Path], *, small: bool = False) -> list[dict[str, A
     return found
 
 
-def _traces(traces: dict[str, Path], seeds: Sequence[int]) -> Any:
+def _traces(traces: dict[str, Path], seeds: Sequence[int], hours: float) -> Any:
     for name, path in traces.items():
         rows = read_availability(path)
         yield from ((name, seed, rows) for seed in seeds)
     for name, hazard in HAZARDS.items():
-        yield from ((name, seed, draw(hazard, hours=HOURS, seed=seed)) for seed in seeds)
+        yield from ((name, seed, draw(hazard, hours=hours, seed=seed)) for seed in seeds)
 
 
 def _compare(

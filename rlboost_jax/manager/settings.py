@@ -25,6 +25,7 @@ class Settings:
     lag: int = 0  # versions between a batch and the one that samples it, at most
     micro_batch_prompts: int = 1  # groups that the learner trains together
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
+    informs: bool = True  # fleets of other sizes are predicted where nothing depends on them, too
     weights_port: int = 0  # of the file server, as announced to servers
 
     @property
@@ -34,6 +35,14 @@ class Settings:
         by_lengths = manager.longest_first or self.routes_by_speed
         by_price = fleet.sizing == "marginal" or fleet.merge_tail or bool(fleet.pools)
         return by_lengths or by_price or manager.window == "model"
+
+    @property
+    def predicts_sizes(self) -> bool:
+        """Whether fleets of several sizes are predicted: where that decides how many there are, or
+        how pools rank, since what weights cost goes by the seconds of a step."""
+        fleet = self.fleet
+        ranks = bool(fleet.pools) and fleet.egress_dollars_per_gb > 0
+        return self.informs or fleet.sizing == "marginal" or ranks
 
     @property
     def routes_by_speed(self) -> bool:

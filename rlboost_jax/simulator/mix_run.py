@@ -4,13 +4,13 @@ The first `settling` steps count as they are. Of the others the mean stands for 
 what a run of N steps takes is the settling steps and N − settling times that mean.
 """
 
-import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.simulator.garbage import without_collections
 from rlboost_jax.simulator.mix_markets import changes
 from rlboost_jax.simulator.mixes import Mix
 from rlboost_jax.simulator.purchase import Purchase
@@ -62,15 +62,11 @@ def run_mix(purchase: Purchase, mix: Mix, horizon: Horizon, *, seed: int) -> Sam
     """Raises ConfigError where a step does not end within a year."""
     config = learner_of(purchase, mix, horizon)
     seconds = FIRST_SECONDS
-    enabled = gc.isenabled()
-    gc.disable()  # what a simulation makes holds no cycles until it is over
-    try:
+    with without_collections():
         while True:
             market = changes(purchase.prices.instances, mix.counts, seed=seed, seconds=seconds)
             machines = purchase.machines(mix.counts, mix.reserved)
-            world = World(config, market, seed=seed, seconds=seconds, machines=machines)
-            rows = world.run()
-            del world
+            rows = World(config, market, seed=seed, seconds=seconds, machines=machines).run()
             if len(rows) >= horizon.steps:
                 return sample_of(config, rows, horizon)
             if seconds >= LAST_SECONDS:
@@ -79,10 +75,6 @@ def run_mix(purchase: Purchase, mix: Mix, horizon: Horizon, *, seed: int) -> Sam
                     f"{horizon.steps} to simulate; lower --steps"
                 )
             seconds *= 2
-    finally:
-        if enabled:
-            gc.enable()
-            gc.collect()
 
 
 def learner_of(purchase: Purchase, mix: Mix, horizon: Horizon) -> SimConfig:

@@ -1,13 +1,12 @@
 """Carry out a simulation: every system on every market, and the files that tell of it."""
 
-import gc
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax.simulator.garbage import free, without_collections
 from rlboost_jax.simulator.load import to_dict
 from rlboost_jax.simulator.markets import markets
 from rlboost_jax.simulator.outcome import Outcome, summary
@@ -43,7 +42,7 @@ def simulate(
     outcomes: dict[tuple[str, str], list[Outcome]] = {}
     instances: dict[str, int | None] = {}
     since = time.process_time()
-    with open(folder / STEPS, "w") as steps, _without_collections():
+    with open(folder / STEPS, "w") as steps, without_collections():
         for seed in range(config.seed, config.seed + config.num_seeds):
             known: Rows | None = None  # the baseline knows no market but its length
             for market in markets(config.market, seed=seed):
@@ -67,7 +66,7 @@ def simulate(
                         f"{outcome.tokens_per_second:,.0f} tokens/s, "
                         f"{outcome.tokens_per_dollar:,.0f} tokens/$"
                     )
-                gc.collect()
+                free()
     found = summary(outcomes, instances)
     found["cpu_seconds"] = round(time.process_time() - since, 2)
     (folder / SUMMARY).write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
@@ -89,15 +88,3 @@ def report(found: dict[str, Any]) -> str:
 
 def _seconds(row: dict[str, Any], name: str) -> str:
     return "" if row.get(name) is None else f"{row[name]:.0f}"
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """What a simulation makes holds no cycles, and much of it: looking for some takes long."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

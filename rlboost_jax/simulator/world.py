@@ -92,7 +92,7 @@ class World:
         self._billed_since: dict[str, float] = {}
         self._billed = self._paid = 0.0  # instance-seconds and dollars of those that have ended
         self._lap = (0.0, 0.0, 0.0, 0.0)  # of each column, until the last one
-        self.predictions: list[dict[str, Any]] = []  # of coming steps, by the manager
+        self.predictions: list[dict[str, Any]] = []  # of coming steps, where their sizes matter
         self._lengths: dict[int, NDArray[np.int64]] = {}
         self._tick_at = float("inf")
         self._inbox: deque[Event] = deque()
@@ -283,6 +283,7 @@ def settings(config: SimConfig, machines: Machines | None = None) -> Settings:
         num_steps=config.num_steps,
         lag=config.trainer.lag,
         status_seconds=PATIENT,  # nobody looks at the live view
+        informs=False,  # … or at what other fleets would bring: that takes as long as all else
     )
 
 

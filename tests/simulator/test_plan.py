@@ -18,7 +18,7 @@ from rlboost_jax.simulator.pareto import front
 from rlboost_jax.simulator.planning import Limits, plan, processes, settings_of
 from rlboost_jax.simulator.prices import InstanceType, PriceList, ReservedShape
 from rlboost_jax.simulator.purchase import purchase_of
-from rlboost_jax.simulator.search import Search, point_of
+from rlboost_jax.simulator.search import Search, Task, point_of
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
@@ -275,13 +275,22 @@ def test_processes_give_what_one_does_and_a_plan_names_its_settings():
 
 
 def test_limits_choose():
-    bought = purchase(CHEAP, shapes=SHAPES[:1])
-    space = space_of(bought.prices, total=2)
-    free = plan(bought, space, HORIZON, Limits(), simulate=serial(bought))
+    # So dear that the fastest mix is not the cheapest.
+    dear = replace(FAST, losses_per_hour=0.0, speed=6.0, price_per_hour=200.0)
+    bought = purchase(dear, shapes=SHAPES[:1])
+    space, once = space_of(bought.prices, total=2), serial(bought)
+    known: dict[Task, Sample] = {}
+
+    def simulate(tasks):
+        new = [task for task in tasks if task not in known]
+        known.update(zip(new, once(new), strict=True))
+        return [known[task] for task in tasks]
+
+    free = plan(bought, space, HORIZON, Limits(), simulate=simulate)
     hours = [row.hours.mean for row in free.rows]
-    hurried = plan(bought, space, HORIZON, Limits(worth_per_hour=1e6), simulate=serial(bought))
-    assert hurried.chosen.hours.mean == min(hours)
-    none = plan(bought, space, HORIZON, Limits(hours=min(hours) / 2), simulate=serial(bought))
+    hurried = plan(bought, space, HORIZON, Limits(worth_per_hour=1e6), simulate=simulate)
+    assert hurried.chosen.hours.mean == min(hours) < free.chosen.hours.mean
+    none = plan(bought, space, HORIZON, Limits(hours=min(hours) / 2), simulate=simulate)
     assert not none.kept and none.chosen.late > 0.95
 
 

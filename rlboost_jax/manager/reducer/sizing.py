@@ -29,7 +29,7 @@ class Sizing:
     """
 
     def __init__(self, settings: Settings, owners: Owners, purchases: Purchases) -> None:
-        self._fleet = settings.fleet
+        self._fleet, self._predicts = settings.fleet, settings.predicts_sizes
         self._overlaps = settings.lag > 0
         self._outbox = owners.outbox
         self._roster = owners.roster
@@ -49,11 +49,14 @@ class Sizing:
         like = next(iter(remote or reserved), None)
         if like is None or not reserved or not plans.predicts(reserved, like):
             return
-        prices, overhead = self.prices(now), plans.model.overhead
-        prices_of: Callable[[int], Prices] = lambda instances: prices  # noqa: E731
         pools = self._pool_sizes
         if pools is not None:
             pools.learn(plans, remote, like, now)
+        if not self._predicts:
+            return
+        prices, overhead = self.prices(now), plans.model.overhead
+        prices_of: Callable[[int], Prices] = lambda instances: prices  # noqa: E731
+        if pools is not None:
             prices_of = functools.partial(pools.prices, prices)
 
         @functools.cache
