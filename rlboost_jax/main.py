@@ -28,6 +28,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from rlboost_jax.host.exhaustion import exhausted
+from rlboost_jax.host.garbage import seldom_collected
 from rlboost_jax.observe.summary import Summary, headline
 from rlboost_jax.relay.start import Relay, speak_through_relay
 from rlboost_jax.settings.command_line import parse
@@ -95,8 +96,9 @@ def train(
     """
     run = run_config(config)  # before anything heavy is imported
     check_usable(workdir, run)  # so is most of what Workdir would refuse
-    from rlboost_jax.learner.in_notebook import run_shown
-    from rlboost_jax.learner.processes.world import ALONE
+    with seldom_collected():
+        from rlboost_jax.learner.in_notebook import run_shown
+        from rlboost_jax.learner.processes.world import ALONE
 
     return run_shown(run, workdir, world or ALONE, fork=fork)
 
