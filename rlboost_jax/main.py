@@ -28,6 +28,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from rlboost_jax.host.exhaustion import exhausted
+from rlboost_jax.host.garbage import seldom_collected
 from rlboost_jax.observe.summary import Summary, headline
 from rlboost_jax.relay.start import Relay, speak_through_relay
 from rlboost_jax.settings.command_line import parse
@@ -36,6 +37,7 @@ from rlboost_jax.settings.explain import explain
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.plan import plan_line, plan_text
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.storage.workdir import check_usable
 from rlboost_jax.supervision import exits, stacks
 from rlboost_jax.supervision.pulse import show_pulse
 
@@ -93,8 +95,10 @@ def train(
         KeyboardInterrupt: the same call goes on.
     """
     run = run_config(config)  # before anything heavy is imported
-    from rlboost_jax.learner.in_notebook import run_shown
-    from rlboost_jax.learner.processes.world import ALONE
+    check_usable(workdir, run)  # so is most of what Workdir would refuse
+    with seldom_collected():
+        from rlboost_jax.learner.in_notebook import run_shown
+        from rlboost_jax.learner.processes.world import ALONE
 
     return run_shown(run, workdir, world or ALONE, fork=fork)
 
@@ -124,8 +128,8 @@ def main(argv: list[str]) -> None:
                 raise ConfigError("--supervise and --cluster; let the cluster start them again")
             sys.exit(_supervise(_WORKDIR.value, relay))
         world = _world()
-        several = world.count > 1
-        if not world.leads:
+        several = world is not None and world.count > 1
+        if world is not None and not world.leads:
             from rlboost_jax.learner.processes.following import follow_training
 
             follow_training(run_config(_CONFIG.value), _WORKDIR.value, world)
@@ -166,8 +170,8 @@ def _plan(run: RunConfig, workdir: str) -> None:
         print(plan_line("memory", fit.line(needed, limit)))
 
 
-def _world() -> "World":
-    """The processes of this trainer, once all have met.
+def _world() -> "World | None":
+    """The processes of this trainer, once all have met; None: it is alone.
 
     Raises ConfigError, CannotJoin.
     """
@@ -177,9 +181,7 @@ def _world() -> "World":
             raise ConfigError("--cluster finds --coordinator and its like; give one or the other")
         given = ("", 0, 0)
     elif all(value is None for value in given):
-        from rlboost_jax.learner.processes.world import ALONE
-
-        return ALONE
+        return None
     coordinator, count, index = given
     if coordinator is None or count is None or index is None:
         raise ConfigError("--coordinator, --num_processes and --process_index go together")

@@ -41,7 +41,13 @@ MARK = "RLBOOST_TEST_SESSION"  # in the environment of every process that is sta
 PART_MARK = "RLBOOST_TEST_PART"  # the same, for those of one part
 SLOWEST = 10  # tests shown
 NICENESS = "15"  # of a part beside another
-LONGEST = ("test_hf_tiny.py", "test_by_hand.py", "test_durability.py")  # that one begins with
+# That one begins with, the longest first: what comes last has a core for itself. The first three
+# compile programs of different sizes; all others wait for those of `short_and_calm`.
+LONGEST = (
+    *("test_tools_quickstart.py", "test_hf_tiny.py", "test_by_hand.py", "test_gateway.py"),
+    *("test_durability.py", "test_turns.py", "test_real.py", "test_orphans.py", "test_judged.py"),
+    *("test_sharing.py", "test_notices.py", "test_ec2.py", "test_mistakes.py"),
+)
 BIN = Path(sys.executable).parent
 
 
@@ -84,7 +90,8 @@ def parts(jobs: int, order: int | None) -> list[Part]:
     several = ("-n", str(jobs or min(4, 1 + (os.cpu_count() or 1))))
     system = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
     system = [name for name in system if "mark.system" in (ROOT / name).read_text()]
-    system.sort(key=lambda name: Path(name).name not in LONGEST)
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    system.sort(key=lambda name: rank.get(Path(name).name, len(LONGEST)))
     unit = (*pytest, "-m", "not soak and not system and not h100", *cores, "--dist=worksteal")
     by_file = ("--dist=loadfile", "--no-loadscope-reorder")
     whole = (*pytest, "-m", "system and not soak", *several, *by_file, *system)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlboost_jax import compile_cache
 from rlboost_jax.environments.journal import FOLDER as FOLDER_OF_EPISODES
 from rlboost_jax.environments.journal import forget
+from rlboost_jax.host.garbage import seldom_collected
 from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.complete import complete
 from rlboost_jax.learner.evaluation import Score
@@ -83,7 +84,8 @@ def _session(
     """Steps with the same settings, to the end of the run; None: there are others to do."""
     plan = plan_of(run, path, world, makers, origin)  # before the first device is touched
     with contextlib.ExitStack() as stack:
-        opened = Opening(plan, path, world, stack, makers).open()
+        with seldom_collected():
+            opened = Opening(plan, path, world, stack, makers).open()
         start_alerts(run.observe.alerts, opened.workdir.path)
         steps = loop(opened.session)
         before = read_metrics(path)

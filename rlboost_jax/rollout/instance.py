@@ -1,6 +1,5 @@
 """What makes an instance of the fleet: the run's engine, and how it introduces itself."""
 
-import gc
 import secrets
 import socket
 from collections.abc import Callable, Sequence
@@ -8,6 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from rlboost_jax.engine.engine import Engine
+from rlboost_jax.host.garbage import seldom_collected
 from rlboost_jax.messages import Hello
 from rlboost_jax.settings.routing import routing_of
 from rlboost_jax.settings.run import RunConfig
@@ -34,23 +34,23 @@ def engine_of(
         NotEnoughDevices: there are too few.
         RowsNotInvariant: this device cannot take part in a deterministic run.
     """
-    engine = build(
-        run.model,
-        run.engine,
-        slot_tokens=run.slot_tokens,
-        truncated_sampling=run.sampling.truncated,
-        param_dtype=run.weights.rollout_dtype,
-        taken_bytes=taken_bytes,
-        devices=devices,
-        routing=routing_of(run.model, run.algorithm),
-        exact=run.deterministic,
-    )
-    if announce is not None:
-        announce(str(engine.memory))
-    engine.warm_up(announce)
-    if run.deterministic:
-        engine.assert_row_invariance()
-    gc.freeze()  # modules and programs stay; a collector that walks them holds up dispatches
+    with seldom_collected():
+        engine = build(
+            run.model,
+            run.engine,
+            slot_tokens=run.slot_tokens,
+            truncated_sampling=run.sampling.truncated,
+            param_dtype=run.weights.rollout_dtype,
+            taken_bytes=taken_bytes,
+            devices=devices,
+            routing=routing_of(run.model, run.algorithm),
+            exact=run.deterministic,
+        )
+        if announce is not None:
+            announce(str(engine.memory))
+        engine.warm_up(announce)
+        if run.deterministic:
+            engine.assert_row_invariance()
     return engine
 
 

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from rlboost_jax.host.garbage import seldom_collected
 from rlboost_jax.relay.start import finish, speak_through_relay
 
 END_SECONDS: Final = 1.0  # for what a server has printed to reach its log
@@ -162,13 +163,13 @@ def main() -> int:
     # Whatever a library prints must not mix with the reports.
     commands, reports = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    import flax.nnx  # noqa: F401
-    import tensorstore  # noqa: F401
+    with seldom_collected():  # what is there then is shared with all children
+        import flax.nnx  # noqa: F401
+        import tensorstore  # noqa: F401
 
-    from rlboost_jax.rollout import server
+        from rlboost_jax.rollout import server
 
-    gc.collect()
-    gc.freeze()  # what is there now is shared with all children: keep the collector off it
+        gc.collect()
     Zygote(server.main, commands, reports).serve()
     return 0
 

@@ -41,6 +41,8 @@ from rlboost_jax.storage.durable import PART, make_folder
 
 CONFIG_PART = "config.json" + PART
 CHECKPOINTS: Final = ("checkpoints", "best")
+_KILLED_AT_START: Final = frozenset({"lock", CONFIG_PART})  # what may be left then
+_BY_DEVICES: Final = ("engine.", "learner.")  # `config.json` has what was chosen on them
 # What a run that has committed no update may have made; all else in the folder is somebody's own.
 _BEGINNING: Final = ("checkpoints", "best", "reference", "base", "origin.json")  # a fork keeps it
 _HELD: Final = ("config.json", "lock", "logs", "join", "trainer", "authority", "page", "servers")
@@ -100,19 +102,14 @@ class Workdir:
             self._check_config()
             self._lock = open_private(self.path / "lock", "a+")
         except OSError as error:
-            raise WorkdirUnusable(
-                f"{self.path} cannot be used as a folder: {error.strerror}; choose another "
-                "--workdir"
-            ) from None
+            raise _no_folder(self.path, error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.seek(0)
-            owner = self._lock.read().strip() or "?"
+            owner = self._lock.read()
             self._lock.close()
-            raise WorkdirUnusable(
-                f"{self.path} is in use by process {owner}; stop it or choose another --workdir"
-            ) from None
+            raise _in_use(self.path, owner) from None
         except OSError as error:
             self._lock.close()
             raise WorkdirUnusable(
@@ -186,13 +183,7 @@ class Workdir:
 
     def _check_config(self) -> None:
         if not (self.path / "config.json").exists():
-            names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
-            others = names - {"lock", CONFIG_PART}  # left by one that was killed at its start
-            if others:
-                raise WorkdirUnusable(
-                    f"{self.path} holds {len(others)} files and no config.json, so it is not a "
-                    "run's; choose another --workdir"
-                )
+            _check_empty(self.path)
             return
         before, origin = read_run_config(self.path), read_origin(self.path)
         self.before, self.fork = before, origin
@@ -205,12 +196,64 @@ class Workdir:
         if wrong and not _has_updates(self.path, after=origin.step if origin else 0):
             self.replaced = self.run_id
         elif wrong:
-            shown = "; ".join(wrong[:3]) + ("; …" if len(wrong) > 3 else "")
-            raise WorkdirUnusable(
-                f"{self.path} holds a run of another configuration ({shown}); choose another "
-                "--workdir or start with its configuration; docs/how-to/changing.md has what may "
-                "change, and how to fork a run"
-            )
+            raise _another(self.path, wrong)
+
+
+def check_usable(path: str | Path, run: RunConfig) -> None:
+    """Refuse at once a folder that `Workdir` would refuse, as far as its files alone show that.
+
+    It takes a moment and imports nothing heavy. Kernels, which are chosen on the devices, are not
+    compared, nothing is held, and nothing is written: `Workdir` has the last word.
+
+    Raises:
+        WorkdirUnusable: as `Workdir`'s.
+    """
+    path = Path(path).absolute()
+    try:
+        if not path.exists():
+            return
+        if not (path / "config.json").exists():
+            _check_empty(path)
+            return
+        before, origin = read_run_config(path), read_origin(path)
+        wrong = [d for d in foreign(before, run) if not d.name.startswith(_BY_DEVICES)]
+        if wrong and _has_updates(path, after=origin.step if origin else 0):
+            raise _another(path, list(map(str, wrong)))
+        if is_held(path):
+            raise _in_use(path, (path / "lock").read_text())
+    except OSError as error:
+        raise _no_folder(path, error) from None
+
+
+def _check_empty(path: Path) -> None:
+    """Raise WorkdirUnusable for a folder without `config.json` that somebody has files in."""
+    others = {each.name for each in path.iterdir()} - _KILLED_AT_START
+    if others:
+        raise WorkdirUnusable(
+            f"{path} holds {len(others)} files and no config.json, so it is not a "
+            "run's; choose another --workdir"
+        )
+
+
+def _another(path: Path, wrong: list[str]) -> WorkdirUnusable:
+    shown = "; ".join(wrong[:3]) + ("; …" if len(wrong) > 3 else "")
+    return WorkdirUnusable(
+        f"{path} holds a run of another configuration ({shown}); choose another "
+        "--workdir or start with its configuration; docs/how-to/changing.md has what may "
+        "change, and how to fork a run"
+    )
+
+
+def _in_use(path: Path, owner: str) -> WorkdirUnusable:
+    return WorkdirUnusable(
+        f"{path} is in use by process {owner.strip() or '?'}; stop it or choose another --workdir"
+    )
+
+
+def _no_folder(path: Path, error: OSError) -> WorkdirUnusable:
+    return WorkdirUnusable(
+        f"{path} cannot be used as a folder: {error.strerror}; choose another --workdir"
+    )
 
 
 def _has_updates(path: Path, *, after: int) -> bool:

@@ -1,5 +1,6 @@
 """Whose folder it is, and that a start which was killed is no obstacle to the next."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from rlboost_jax.settings.load import (
     run_config,
     write_run_config,
 )
-from rlboost_jax.storage.workdir import Workdir, WorkdirUnusable, is_held
+from rlboost_jax.storage.workdir import Workdir, WorkdirUnusable, check_usable, is_held
 
 RUN = run_config(tiny.get_config())
 
@@ -130,3 +131,70 @@ def test_it_is_held_while_a_trainer_works_there(tmp_path):
     with Workdir(tmp_path, RUN):
         assert is_held(tmp_path)
     assert not is_held(tmp_path)
+
+
+def fresh(folder):
+    (folder / "lock").touch()
+
+
+def begun(folder):
+    with Workdir(folder, RUN):
+        pass
+
+
+def trained(folder):
+    begun(folder)
+    (folder / "metrics.jsonl").write_text('{"step": 0}\n')
+
+
+def foreign(folder):
+    (folder / "thesis.tex").write_text("precious")
+
+
+def a_file(folder):
+    folder.rmdir()
+    folder.write_text("precious")
+
+
+def missing(folder):
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("made", [fresh, begun, trained, foreign, a_file, missing])
+@pytest.mark.parametrize("wanted", [RUN, replace(RUN, seed=9)], ids=["same", "other"])
+def test_the_look_ahead_of_imports_refuses_what_the_start_would(tmp_path, made, wanted):
+    """In the same words, but for the system's own, and it writes nothing."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made(folder)
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    said = refusal(lambda: check_usable(folder, wanted))
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+    begins = refusal(lambda: Workdir(folder, wanted).__enter__())
+    assert begins == (said and said.replace("Not a directory", "File exists"))
+    refused = made in (foreign, a_file) or (made is trained and wanted is not RUN)
+    assert (said is not None) == refused
+
+
+def test_the_look_ahead_of_imports_leaves_to_devices_what_they_choose(tmp_path):
+    trained(tmp_path)
+    check_usable(tmp_path, changed(RUN, pack_rows=8))
+    with pytest.raises(WorkdirUnusable, match=r"learner\.pack_rows"):
+        Workdir(tmp_path, changed(RUN, pack_rows=8)).__enter__()
+
+
+def test_the_look_ahead_of_imports_sees_who_is_at_work(tmp_path):
+    with Workdir(tmp_path, RUN):
+        ahead = refusal(lambda: check_usable(tmp_path, RUN))
+        assert ahead == refusal(lambda: Workdir(tmp_path, RUN).__enter__())
+        assert f"in use by process {os.getpid()}" in ahead
+    check_usable(tmp_path, RUN)
+
+
+def refusal(what):
+    """What is said, or None."""
+    try:
+        what()
+    except WorkdirUnusable as error:
+        return str(error)
+    return None

@@ -49,6 +49,7 @@ SHORT = (
     "fleet.max_instances=2",
 )
 LOOK_SECONDS = 0.03
+LOOK_SHARE = 0.2  # of a core, at most: what a look takes, the run has not
 SPEED = float(os.environ.get("RLBOOST_TEST_SPEED", "1"))
 FAST = (  # a step of a tenth of the time
     "model.embed_dim=32",
@@ -282,9 +283,9 @@ class Run:
         self, dispatches: int, version: int | None, with_servers: bool
     ) -> Standstill | None:
         marks = {int(path.name.partition("-")[0]) for path in (self._pace / "held").iterdir()}
-        waiting = marks & self.processes().keys()
-        status, servers = self.status(), self.servers()
-        if not waiting or not status:
+        if not marks or not (waiting := marks & self.processes().keys()):
+            return None
+        if not (status := self.status()):
             return None
         left = status["total"] - status["finished"]
         if version is None and left < status["total"] // 2:  # it had begun too long before
@@ -295,7 +296,7 @@ class Run:
             for each in status["instances"]
             if each["running"] and version in (None, each["version"])  # not of the step before
         }
-        at_work = {n: pid for n, pid in servers.items() if n in busy and pid in waiting}
+        at_work = {n: pid for n, pid in self.servers().items() if n in busy and pid in waiting}
         return Standstill(at_work) if at_work or not with_servers else None
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -405,10 +406,11 @@ def wait_until(settled: Callable[[], Any], what: str) -> Any:
     """The first true value of `settled`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
+        began = time.thread_time()
         value = settled()
         if value:
             return value
-        time.sleep(LOOK_SECONDS)
+        time.sleep(max(LOOK_SECONDS, (time.thread_time() - began) / LOOK_SHARE))
     raise AssertionError(f"no {what} in {PATIENCE_SECONDS:g} s")
 
 

@@ -1,8 +1,7 @@
 """What a person does to a living run with `kill` and a second terminal, and that no bit minds.
 
-All tests but the last act on one run, each on whatever step it is in by then, and most while its
-engines stand still in the middle of that step. The last interrupts one of its own and compares
-it with a run that was left alone.
+All tests act on one run, each on whatever step it is in by then, and most while its engines stand
+still in the middle of that step.
 """
 
 import os
@@ -16,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.host import processes
-from rlboost_jax.supervision import exits
-from tests.system.harness import PATIENT, SHORT, Run, running, wait_until
+from tests.system.harness import PATIENT, SHORT, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -264,33 +262,3 @@ def test_a_manager_that_is_sent_away_is_replaced(run):
     with run.at_a_standstill() as still:
         assert still.at_work, "a server of the new fleet is at work"
     run.assert_accounts_hold()
-
-
-def test_orphans_leave_by_themselves_and_an_interrupted_run_goes_on_with_the_same_bits(
-    short_and_calm, tmp_path
-):
-    soon = (*SHORT, "evaluation.every_steps=2", *PATIENT, "fleet.orphan_seconds=5")
-    with running(tmp_path / "run", *soon) as run:
-        with run.at_a_standstill(version=1):
-            run.kill()
-            wait_until(lambda: not run.processes(), "end of the orphans")
-        assert not (run.workdir / "manager.json").exists()
-        since = time.time()
-        run.start()
-        with run.at_a_standstill(version=2):
-            assert events(run, "resumed", since)
-            (recovered,) = events(run, "recovered", since)
-            assert recovered["detail"]["tokens"] > 0, "they left what they had to those that come"
-            run.process.send_signal(signal.SIGTERM)
-            output = run.end()
-        assert run.process.returncode == exits.by_signal(signal.SIGTERM)
-        assert output.splitlines()[-1] == "interrupted; the same command goes on"
-        assert not run.processes()
-        since = time.time()
-        run.start().finish()
-        (recovered,) = events(run, "recovered", since)
-        assert recovered["detail"]["tokens"] > 0, "the step under way was not begun anew"
-        assert [row["step"] for row in run.metrics()] == list(range(6))
-        assert not run.processes()
-        run.assert_accounts_hold()
-    assert run.digests() == short_and_calm.digests()

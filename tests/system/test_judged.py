@@ -5,6 +5,7 @@ No other run has these sizes, so their programs are compiled anew, most optimiza
 """
 
 import os
+import signal
 
 import pytest
 
@@ -15,14 +16,16 @@ from tests.system.harness import PATIENT, REPOSITORY, complete, running
 pytestmark = pytest.mark.system
 
 CONFIG = REPOSITORY / "tests" / "system" / "judged.py"
-STEPS = 4  # versions 0, 0, 1 and 2
+LAG = 1
+STEPS = 4
+VERSIONS = [0, 0, 1, 2]
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
     path = tmp_path_factory.mktemp("questions") / "train.jsonl"
     judged.write_questions(path)
-    return (f"data.source={path}", f"num_steps={STEPS}", "algorithm.lag=1")
+    return (f"data.source={path}", f"num_steps={STEPS}", f"algorithm.lag={LAG}")
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +50,15 @@ def rewards(run):
 def test_killed_servers_trainer_and_judges_change_no_bit(alone, settings, chosen, tmp_path):
     with running(tmp_path / "run", *settings, *PATIENT, "rewards.workers=3", **chosen) as run:
         run.kill_servers_at_work(1, dispatches=2)
-        with run.at_a_standstill(dispatches=2, version=2):
+        with run.at_a_standstill(dispatches=2, version=2) as still:
+            for pid in still.at_work.values():  # those that came in their place
+                os.kill(pid, signal.SIGKILL)
             run.kill()
         run.start().finish()
         assert not run.processes(), "workers of rewards go with their trainer"
     assert run.digests() == alone.digests()
+    assert [row["version"] for row in alone.metrics()] == VERSIONS
+    assert all(row["max_logprob_gap"] <= 1e-5 for row in alone.metrics())
     assert rewards(run) == rewards(alone)
     parts = {f"reward/{function['name']}" for function in judged.get_config().rewards.functions}
     assert parts <= alone.metrics()[-1].keys()

@@ -7,7 +7,8 @@ from tests.system.harness import PATIENT, SHORT, complete, running
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize("lag", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak  # a lag of 1 is that of test_judged.py
+@pytest.mark.parametrize("lag", [1, 2])
 def test_killed_and_joining_servers_change_no_bit_of_a_run_with_a_lag(tmp_path, lag):
     settings = (*SHORT, f"algorithm.lag={lag}", f"num_steps={3 + lag}")  # versions 0, 1 and 2
     alone = complete(tmp_path / "alone", *settings, "fleet.max_instances=0")

@@ -29,15 +29,6 @@ os.execv(sys.executable, sys.argv[1:])
 """
 
 
-def test_a_run_whose_words_nobody_reads_is_complete(short_and_calm: Run, tmp_path: Path) -> None:
-    with prepared(tmp_path / "run", *SHORT, "fleet.max_instances=0") as run:
-        run.command = [sys.executable, "-c", FULL_PIPE, *run.command]
-        run.start().finish()
-        assert run.digests() == short_and_calm.digests()
-        assert sorted(path.name for path in (run.workdir / "checkpoints").iterdir())[-1] == "6"
-        assert not run.processes()
-
-
 @pytest.fixture(scope="module")
 def hung_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What makes a folder's disk hang, for a process that loads it first."""
@@ -51,19 +42,21 @@ def hung_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("seconds", [5.0, pytest.param(65.0, marks=pytest.mark.soak)])
-def test_a_disk_that_does_not_answer_for_a_while_costs_that_time(
+def test_words_that_nobody_reads_and_a_disk_that_does_not_answer_for_a_while_change_no_bit(
     short_and_calm: Run,
     hung_disk: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
 ) -> None:
-    """Trainer, manager and servers wait where they must; nobody's lease ends for it."""
+    """Trainer, manager and servers wait where they must; nobody's lease ends for it. Nothing of
+    that is said to anybody: the pipe is full from the beginning."""
     hangs = tmp_path / "hangs"
     monkeypatch.setenv("LD_PRELOAD", str(hung_disk))
     monkeypatch.setenv("HUNG_DISK_FLAG", str(hangs))
     monkeypatch.setenv("HUNG_DISK_PATH", f"{tmp_path / 'run'}{os.sep}")
     with prepared(tmp_path / "run", *SHORT) as run:
+        run.command = [sys.executable, "-c", FULL_PIPE, *run.command]
         run.start()
         monkeypatch.delenv("LD_PRELOAD")
         run.wait_until(lambda: len(run.metrics()) >= 2 and len(run.servers()) == 2, "a fleet")
@@ -74,7 +67,10 @@ def test_a_disk_that_does_not_answer_for_a_while_costs_that_time(
         hangs.unlink()
         run.finish()
         assert rows < 6, "it was over before the disk hung"
+        assert not run.process.output and not run.process.errors, "it has a pipe of its own"
         assert run.digests() == short_and_calm.digests()
+        assert sorted(path.name for path in (run.workdir / "checkpoints").iterdir())[-1] == "6"
+        assert not run.processes()
         run.assert_accounts_hold()
         lost = [e for e in run.events("lost") if began <= e["time"] <= ended + 1.0]
         assert not [e for e in lost if "progress" in e["detail"]["reason"]], lost
