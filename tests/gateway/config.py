@@ -22,6 +22,7 @@ def get_config() -> ConfigDict:
     config.data.heldout_source = f"{start}/test.jsonl"
     config.data.prompt_column = "question"
     config.data.answer_column = "answer"
+    config.data.chat_template = os.environ["GATEWAY_TEST_TEMPLATE"]
     config.environment.name = "gateway"
     config.environment.options = {
         "command": [sys.executable, str(AGENT), "--turns=3"],
@@ -30,6 +31,7 @@ def get_config() -> ConfigDict:
         "variables": {name: os.environ[name] for name in (MARK,) if name in os.environ},
     }
     config.environment.max_turns = 4
+    config.environment.unstable_template = "new_sequence"
     config.environment.turn_tokens = 12
     config.environment.max_given_tokens = 160
     config.environment.workers = 2

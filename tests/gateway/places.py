@@ -60,6 +60,10 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+LETTERS = 20  # that `FORGETFUL` leaves of a turn
+FORGETFUL = TEMPLATE.replace(  # not prefix-stable: a longer turn is cut once another message follows
+    "{{ message.content }}\n{%- for", f"{{{{ message.content if loop.last else message.content[:{LETTERS}] }}}}\n{{%- for"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import unoptimized
-from tests.gateway.places import make_checkpoint
+from tests.gateway.places import FORGETFUL, make_checkpoint
 from tests.shared import made_once
 from tests.system.harness import PATIENT, REPOSITORY, Run, complete, running
 
@@ -23,7 +23,7 @@ WORKER = "rlboost_jax.environments.worker"
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     start = made_once(tmp_path_factory, "gateway_checkpoint", make_checkpoint)
     compiled = unoptimized.environment(os.environ.get("XLA_FLAGS", ""))
-    return {**compiled, "GATEWAY_TEST_START": str(start)}
+    return {**compiled, "GATEWAY_TEST_START": str(start), "GATEWAY_TEST_TEMPLATE": FORGETFUL}
 
 
 @pytest.fixture(scope="module")
