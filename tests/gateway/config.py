@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
     config.data.chat_template = os.environ["GATEWAY_TEST_TEMPLATE"]
     config.environment.name = "gateway"
     config.environment.options = {
-        "command": [sys.executable, str(AGENT), "--turns=3"],
+        "command": [sys.executable, str(AGENT), "--turns=3", "--sum-up=5"],
         "reward": "tests.gateway.agent:reward",
         # By it a test knows the processes of its run.
         "variables": {name: os.environ[name] for name in (MARK,) if name in os.environ},
@@ -44,4 +44,6 @@ def get_config() -> ConfigDict:
     config.engine.slots = 16
     config.fleet.max_instances = 0
     config.evaluation.every_steps = 0
+    config.observe.samples_every_steps = 1
+    config.observe.samples_prompts = 4  # all
     return config

@@ -60,9 +60,10 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-LETTERS = 20  # that `FORGETFUL` leaves of a turn
-FORGETFUL = TEMPLATE.replace(  # not prefix-stable: a longer turn is cut once another message follows
-    "{{ message.content }}\n{%- for", f"{{{{ message.content if loop.last else message.content[:{LETTERS}] }}}}\n{{%- for"
+SPOKEN = "{{ message.content }}\n{%- for call"
+# Not prefix-stable: of a turn of more letters it keeps 14 once another message follows.
+FORGETFUL = TEMPLATE.replace(
+    SPOKEN, SPOKEN.replace("content", "content if loop.last else message.content[:14]")
 )
 
 
