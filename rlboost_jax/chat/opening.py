@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rlboost_jax.chat import conversation as errors
 from rlboost_jax.chat.conversation import Conversation, Tools
-from rlboost_jax.chat.formats.choice import detected, parser_of
+from rlboost_jax.chat.formats.choice import detected, parser_of, unsupported
 from rlboost_jax.chat.habits import ASKS, Template, examined
 from rlboost_jax.chat.octets import ByteConversation
 from rlboost_jax.chat.proof import Proof, proved
@@ -63,6 +63,8 @@ def conversation_of(
         form = "hermes" if tool_format == "auto" else tool_format
         return ByteConversation(tokenizer, tools=tools, tool_format=form)
     assert isinstance(tokenizer, HuggingFaceTokenizer)
+    if why := unsupported(tokenizer.template):
+        raise ConfigError(why)
     renderer = Renderer(tokenizer=tokenizer, options=options)
     stops = {stop: text for stop in tokenizer.stop_ids if (text := _mark(renderer, stop))}
     marks = marks_of(tokenizer.template)
@@ -71,9 +73,9 @@ def conversation_of(
         template = examined(renderer, tuple(stops.values()), tools, marks)
     except ChatRefused as error:
         raise ConfigError(f"the chat template cannot be used for conversations: {error}") from None
-    form, why = detected(tokenizer.template, tuple(tokenizer.added))
+    form, sign = detected(tokenizer.template, tuple(tokenizer.added))
     if tool_format != "auto":
-        form, why = tool_format, "environment.tool_format"
+        form, sign = tool_format, "environment.tool_format"
     reader = TurnReader(
         tokenizer.text,
         stop_ids=tokenizer.stop_ids,
@@ -100,7 +102,7 @@ def conversation_of(
     if proof.unstable and unstable == "refuse":
         raise errors.UnstableTemplate(proof.unstable)
     conversation.notes = (
-        f"tool calls are read as {form}: {why}"
+        f"tool calls are read as {form}: {sign}"
         + ("; first by the tokenizer's response_template" if own else ""),
         *_notes(conversation, proof, tools, thinking),
     )

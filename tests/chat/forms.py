@@ -143,6 +143,35 @@ MISTRAL = """\
 {%- else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}
 """
 
+# Tools stand before the first question and stay there; calls have marks in place of a list.
+MISTRAL_LATER = """\
+{{- bos_token }}{% set shown = namespace(tools=false) %}
+{%- for m in messages %}
+{%- if m.role == 'system' %}{{ '[SYSTEM_PROMPT]' + m.content + '[/SYSTEM_PROMPT]' }}
+{%- elif m.role == 'user' %}
+{%- if tools and not shown.tools %}
+{{- '[AVAILABLE_TOOLS]' }}{{ tools | tojson }}{{ '[/AVAILABLE_TOOLS]' }}
+{%- set shown.tools = true %}{% endif %}
+{{- '[INST]' + m.content + '[/INST]' }}
+{%- elif m.role == 'tool' %}{{ '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
+{%- else %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}
+{{- call.function.arguments | tojson }}{% endfor %}{{ eos_token }}
+{%- endif %}{% endfor %}
+"""
+
+# A turn is messages in channels; what was the last is written otherwise once another follows.
+HARMONY = """\
+{%- for m in messages %}
+{%- if m.role == 'assistant' and loop.last and not add_generation_prompt %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + (m.thinking or '') + '<|end|>' }}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|return|>' }}
+{%- elif m.role == 'assistant' %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|end|>' }}
+{%- else %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}
+"""
+
 # A turn ends with the mark of the next speaker.
 GLM = """\
 [gMASK]<sop>{% for m in messages %}
@@ -170,7 +199,8 @@ CHATML_MARKS = {
 }
 LLAMA3_MARKS = ("<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>")
 MISTRAL_MARKS = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")
-MISTRAL_MARKS += ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+MISTRAL_MARKS += ("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CONTENT]", "[CALL_ID]", "[ARGS]")
+MISTRAL_MARKS += ("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
 
 FORMS = {
     "chatml": Form(CHATML, **CHATML_MARKS),
@@ -182,6 +212,7 @@ FORMS = {
     "llama3": Form(LLAMA3, ("<|eot_id|>", "<|eom_id|>"), LLAMA3_MARKS),
     "gemma": Form(GEMMA, ("<end_of_turn>", "<eos>"), ("<start_of_turn>",)),
     "mistral": Form(MISTRAL, ("</s>",), MISTRAL_MARKS),
+    "mistral_later": Form(MISTRAL_LATER, ("</s>",), MISTRAL_MARKS),
     "glm": Form(
         GLM,
         ("<|endoftext|>", "<|user|>", "<|observation|>"),

@@ -10,7 +10,7 @@ from rlboost_jax.chat.opening import conversation_of
 from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.settings.errors import ConfigError
 from tests.chat.conftest import ADD, BEGIN, opened, saved
-from tests.chat.forms import CHATML_MARKS, FORMS, PLAIN, Form
+from tests.chat.forms import CHATML_MARKS, FORMS, HARMONY, PLAIN, Form
 
 QUESTION = {"role": "user", "content": "3 + 4?"}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
@@ -72,6 +72,7 @@ STABLE = [
     ("llama3", (ADD,)),
     ("gemma", ()),
     ("mistral", ()),
+    ("mistral_later", (ADD,)),
     ("glm", (ADD,)),
 ]
 
@@ -139,6 +140,56 @@ def test_tools_that_move_begin_a_new_sequence_and_results_do_not(talk, tokenizer
     assert text.endswith("[/AVAILABLE_TOOLS][INST] And 5?[/INST]")
     spoken = ids(tokenizer, written.removesuffix("</s>")) + ids(tokenizer, " 7")
     assert anew.retokenised == len(spoken)
+
+
+ADDS = '{"a": 3, "b": [4, "[TOOL_CALLS]数学"]}'
+CALLS = {  # of two turns, as models write them
+    "chatml": [
+        f'I add.\n<tool_call>\n{{"name": "add", "arguments": {ADDS}}}\n</tool_call>',
+        '\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>' * 2,
+    ],
+    "mistral": [
+        f'[TOOL_CALLS] [{{"name": "add", "arguments": {ADDS}, "id": "abcdefghi"}}]',
+        '[TOOL_CALLS] [{"name": "add", "arguments": {}, "id": "bcdefghij"}, '
+        '{"name": "add", "arguments": {"a": 1}, "id": "cdefghijk"}]',
+    ],
+    "mistral_later": [
+        f"I add.[TOOL_CALLS]add[ARGS]{ADDS}",
+        '[TOOL_CALLS]add[ARGS]{}[TOOL_CALLS]add[ARGS]{"a": 1}',
+    ],
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_calls_and_results_are_what_transformers_makes_of_the_whole(talk, tokenizer_of, form):
+    """Nothing begins another sequence where one question is asked."""
+    tokenizer = tokenizer_of(form)
+    unstable = {"unstable": "new_sequence"} if form == "mistral" else {}
+    conversation = talk(form, (ADD,), **unstable)
+    messages = [QUESTION]
+    tokens = conversation.first(messages).tolist()
+    for written, count in zip(CALLS[form], (1, 2), strict=True):
+        sampled = [*ids(tokenizer, written), 1]
+        turn = conversation.parse(sampled)
+        assert len(turn.calls) == count and not any(call.problem for call in turn.calls)
+        new = [result(f"{place} 数", call.id) for place, call in enumerate(turn.calls)]
+        following = conversation.after(messages, turn, new)
+        assert isinstance(following, Given)
+        messages += [turn.message, *new]
+        tokens = joined(tokens, sampled, following.tokens)
+    assert tokens == tokenizer._tokenizer.apply_chat_template(
+        messages, tools=[ADD], add_generation_prompt=True, return_dict=False
+    )
+
+
+@pytest.mark.parametrize("stops", [("<|return|>", "<|call|>"), ("<|return|>", "<|end|>")])
+@pytest.mark.parametrize("unstable", ["refuse", "new_sequence"])
+def test_harmony_is_refused_in_a_line(tokenizer_of, stops, unstable):
+    """Whatever ends a turn: with `<|end|>` it would pass for another format, thinking cut off."""
+    tokenizer = tokenizer_of(Form(HARMONY, stops, ("<|start|>", "<|message|>", "<|channel|>")))
+    with pytest.raises(ConfigError, match=r"harmony format, .* turn is several") as said:
+        conversation_of(tokenizer, tools=(ADD,), unstable=unstable)
+    assert "\n" not in str(said.value)
 
 
 def test_another_end_of_llamas(talk, tokenizer_of):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlboost_jax.chat.formats import hermes, llama3, mistral, objects, plain, tagged
@@ -47,12 +47,16 @@ def written(form, calls, ensure_ascii):
             return "; ".join(objects)
         case "mistral":
             return f"[TOOL_CALLS] [{', '.join(objects)}]"
+        case "mistral later":
+            shown = [(n, json.dumps(a, ensure_ascii=ensure_ascii)) for n, a in calls]
+            return "".join(f"[TOOL_CALLS]{name}[ARGS]{text}" for name, text in shown)
         case "json":
             return "\n".join(objects)
     raise AssertionError(form)
 
 
-@pytest.mark.parametrize("form", ["hermes", "llama3", "mistral", "json"])
+@pytest.mark.parametrize("form", ["hermes", "llama3", "mistral", "mistral later", "json"])
+@example([("a", {"b": "[TOOL_CALLS]", "c": '[TOOL_CALLS] [{"name": "d"}]'}), ("e", {})], False)
 @given(calls=CALLS, ensure_ascii=st.booleans())
 def test_calls_are_read_as_they_were_written(form, calls, ensure_ascii):
     """Any names and arguments, marks of the format in strings included."""
@@ -60,9 +64,7 @@ def test_calls_are_read_as_they_were_written(form, calls, ensure_ascii):
         json.dumps(calls, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return  # half a surrogate pair is no text
-    if form == "mistral" and "[TOOL_CALLS]" in str(calls):
-        return
-    found = parser_of(form)(written(form, calls, ensure_ascii), ())
+    found = parser_of(form.split()[0])(written(form, calls, ensure_ascii), ())
     assert not [call.problem for call in found.calls if call.problem]
     assert named(found.calls) == calls and found.text == ""
 
@@ -239,6 +241,7 @@ def test_tagged():
         ("thinking", "hermes"),
         ("llama3", "llama3"),
         ("mistral", "mistral"),
+        ("mistral_later", "mistral"),
         ("glm", "tagged"),
         ("gemma", "hermes"),
     ],

@@ -41,12 +41,15 @@ def main() -> int:
     parser.add_argument("question", nargs="?", default="")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--model", default="")
+    parser.add_argument("--sum-up", default="", help="after a turn, if the question has it")
     options = parser.parse_args()
     question = options.question
     if not question:  # of the example of a run
         question = json.loads(os.environ["RLBOOST_EXAMPLE"])["question"]
     messages = [{"role": "user", "content": question}]
     for turn in range(options.turns):
+        if options.sum_up and options.sum_up in question and turn == 1:
+            messages = [{"role": "user", "content": f"{question} You spoke once."}]
         said = complete(messages, options.model)
         messages.append(said)
         for call in said.get("tool_calls") or []:

@@ -22,14 +22,16 @@ def get_config() -> ConfigDict:
     config.data.heldout_source = f"{start}/test.jsonl"
     config.data.prompt_column = "question"
     config.data.answer_column = "answer"
+    config.data.chat_template = os.environ["GATEWAY_TEST_TEMPLATE"]
     config.environment.name = "gateway"
     config.environment.options = {
-        "command": [sys.executable, str(AGENT), "--turns=3"],
+        "command": [sys.executable, str(AGENT), "--turns=3", "--sum-up=5"],
         "reward": "tests.gateway.agent:reward",
         # By it a test knows the processes of its run.
         "variables": {name: os.environ[name] for name in (MARK,) if name in os.environ},
     }
     config.environment.max_turns = 4
+    config.environment.unstable_template = "new_sequence"
     config.environment.turn_tokens = 12
     config.environment.max_given_tokens = 160
     config.environment.workers = 2
@@ -42,4 +44,6 @@ def get_config() -> ConfigDict:
     config.engine.slots = 16
     config.fleet.max_instances = 0
     config.evaluation.every_steps = 0
+    config.observe.samples_every_steps = 1
+    config.observe.samples_prompts = 4  # all
     return config

@@ -1,21 +1,28 @@
-"""A command-line agent trains a policy through the gateway, while all that answers it is killed."""
+"""A command-line agent trains a policy through the gateway, while all that answers it is killed.
+
+The chat template is not prefix-stable, and the agent rewrites some conversations: those that
+cannot go on do so in another sequence.
+"""
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rlboost_jax.observe.samples import read_samples
 from tests import unoptimized
-from tests.gateway.places import make_checkpoint
+from tests.gateway.places import FORGETFUL, make_checkpoint
 from tests.shared import made_once
 from tests.system.harness import PATIENT, REPOSITORY, Run, complete, running
 
 pytestmark = pytest.mark.system
 
 CONFIG = REPOSITORY / "tests" / "gateway" / "config.py"
+SAID = re.compile(r"(?s)<\|im_start\|>assistant\n(.*?)<\|im_end\|>")
 WORKER = "rlboost_jax.environments.worker"
 
 
@@ -23,7 +30,8 @@ WORKER = "rlboost_jax.environments.worker"
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     start = made_once(tmp_path_factory, "gateway_checkpoint", make_checkpoint)
     compiled = unoptimized.environment(os.environ.get("XLA_FLAGS", ""))
-    return {**compiled, "GATEWAY_TEST_START": str(start)}
+    own = {"GATEWAY_TEST_START": str(start), "GATEWAY_TEST_TEMPLATE": FORGETFUL}
+    return {**compiled, **own}
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +45,36 @@ def test_an_agent_that_knows_an_address_trains_a_policy(calm: Run) -> None:
     rows = calm.metrics()
     assert all(row["max_logprob_gap"] <= 1e-5 for row in rows)
     assert all(row["episodes_left_out"] == 0 for row in rows)
-    assert all(row["tokens_retokenised"] == 0 for row in rows)
     assert any(row["reward_std"] > 0 for row in rows), "its reward is asked for"
     assert not list(_agents(calm))
+
+
+def test_what_cannot_go_on_begins_another_sequence_and_nothing_else_is_encoded_again(
+    calm: Run, environment: dict[str, str]
+) -> None:
+    """Counted by transformers, in the prompts of later sequences."""
+    folder = Path(environment["GATEWAY_TEST_START"]) / "checkpoint"
+    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+    begun = set()
+    for row in calm.metrics():
+        samples = [each for each in read_samples(calm.workdir) if each["step"] == row["step"]]
+        assert len(samples) == 16
+        encoded = 0
+        for sample in samples:
+            sequence = said = 0
+            for part in sample["turns"]:
+                if part["sequence"] > sequence:
+                    again = re.findall(SAID, part["text"])
+                    encoded += sum(len(tokenizer.encode(text)) for text in again)
+                    begun.add("cut by the template" if again else "summed up by the agent")
+                    assert len(again) in (0, said)
+                    said = len(again)
+                elif not part["sampled"]:
+                    begun.add("continued")
+                said, sequence = said + part["sampled"], part["sequence"]
+        assert row["tokens_retokenised"] == encoded
+        assert 1 < row["sequences_mean"] < row["turns_mean"]
+    assert begun == {"continued", "cut by the template", "summed up by the agent"}
 
 
 def test_engines_end_turns_by_themselves(calm: Run) -> None:

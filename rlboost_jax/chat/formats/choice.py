@@ -1,13 +1,14 @@
-"""Which format a model writes its calls in."""
+"""Which format a model writes its calls in, and a format of whole turns that is not supported."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, assert_never
+from typing import Any, Final, Literal, assert_never
 
 from rlboost_jax.chat.formats import hermes, llama3, mistral, plain, tagged
 from rlboost_jax.chat.formats.objects import Found
 
 CallFormat = Literal["hermes", "llama3", "mistral", "json", "tagged"]
 Parser = Callable[[str, Sequence[Mapping[str, Any]]], Found]
+HARMONY: Final = "<|channel|>final<|message|>"
 
 
 def parser_of(form: CallFormat) -> Parser:
@@ -51,3 +52,18 @@ def detected(template: str, special: Sequence[str]) -> tuple[CallFormat, str]:
         if sign in special:
             return form, f"the tokenizer has {sign}"
     return "hermes", "neither template nor tokenizer names a form of calls"
+
+
+def unsupported(template: str) -> str:
+    """Why turns of a chat template cannot be read or continued; "": nothing is known.
+
+    Harmony's stops would pass for those of other templates once `<|end|>` is one: each turn would
+    then be over with its thinking, and calls would be looked for in another format.
+    """
+    if HARMONY not in template:
+        return ""
+    return (
+        "the chat template is of gpt-oss's harmony format, which is not supported: a turn is "
+        "several messages, and once more follows, its thinking is left out and <|return|> is "
+        "written as <|end|>; choose another data.chat_template"
+    )

@@ -1,9 +1,10 @@
 """Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}, "id": …}, …]`, and the later form
-`[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, once for each call.
+`[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`, once for each call; the newest has no ids.
 
 Its templates take ids of nine letters or digits only, so another one counts as none.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,19 +17,15 @@ ARGS: Final = "[ARGS]"
 
 
 def parse(text: str) -> Found:
-    first, *parts = text.split(CALLS)
-    kept, calls = [first], list[ToolCall]()
-    for part in parts:
-        found = (
-            _list(part)
-            if part.lstrip()[:1] in ("[", "{") and not part.startswith((ID, ARGS))
-            else _named(part)
-        )
-        calls.extend(map(_with_proper_id, found.calls))
-        if any(call.problem for call in found.calls):
-            kept.append(CALLS + part)
-        else:
-            kept.append(found.text)
+    """A mark in a string of the JSON begins no call. After what is none, the next mark does."""
+    kept, calls, at = [], list[ToolCall](), 0
+    while (start := text.find(CALLS, at)) >= 0:
+        kept.append(text[at:start])
+        found, at = _calls(text, start + len(CALLS))
+        calls.extend(map(_with_proper_id, found))
+        if any(call.problem for call in found):
+            kept.append(text[start:at])
+    kept.append(text[at:])
     return Found("".join(kept).strip(), tuple(calls))
 
 
@@ -37,21 +34,23 @@ def _with_proper_id(call: ToolCall) -> ToolCall:
     return call if proper else replace(call, id="")
 
 
-def _list(part: str) -> Found:
-    found = decoded(part, after_spaces(part, 0))
+def _calls(text: str, start: int) -> tuple[Sequence[ToolCall], int]:
+    """The calls whose mark ends at `start`, and where the text goes on."""
+    following = text.find(CALLS, start)
+    end = len(text) if following < 0 else following
+    first = after_spaces(text, start)
+    if text.startswith(("[", "{"), first) and not text.startswith((ID, ARGS), start):
+        found = decoded(text, first)
+        if found.problem:
+            return (broken(found.problem),), end
+        values = found.value if isinstance(found.value, list) else [found.value]
+        return tuple(map(call_of, values)), found.end
+    mark = text.find(ARGS, start, end)
+    if mark < 0:
+        return (broken(f"{CALLS} without a list and without {ARGS}"),), end
+    name, _, identity = text[start:mark].partition(ID)
+    found = decoded(text, after_spaces(text, mark + len(ARGS)))
     if found.problem:
-        return Found("", (broken(found.problem),))
-    values = found.value if isinstance(found.value, list) else [found.value]
-    return Found(part[found.end :], tuple(map(call_of, values)))
-
-
-def _named(part: str) -> Found:
-    name, mark, written = part.partition(ARGS)
-    name, _, identity = name.partition(ID)
-    if not mark:
-        return Found("", (broken(f"{CALLS} without a list and without {ARGS}"),))
-    found = decoded(written, after_spaces(written, 0))
-    if found.problem:
-        return Found("", (broken(found.problem, name.strip()),))
+        return (broken(found.problem, name.strip()),), end
     call = call_of({"name": name.strip(), "arguments": found.value, "id": identity.strip()})
-    return Found(written[found.end :], (call,))
+    return (call,), found.end
