@@ -49,8 +49,8 @@ def _source(module: str) -> Path:
     path = Path(spec.origin)
     if path.name != "__init__.py":
         return path
-    server = path.with_name("server.py")  # of rollout
-    return server if server.exists() else path.with_name("__main__.py")
+    own = path.with_name("options.py")  # of rollout
+    return own if own.exists() else path.with_name("__main__.py")
 
 
 def _options(tree: ast.Module) -> Iterator[Option]:

@@ -69,7 +69,7 @@ def test_help_names_all_of_them_and_imports_none() -> None:
     assert max(map(len, lines)) <= usage.WIDTH
 
 
-@pytest.mark.parametrize("name", ["train", "report", "configs"])  # all: tests/wheels.py
+@pytest.mark.parametrize("name", ["train", "rollout", "configs"])  # all: tests/wheels.py
 def test_help_of_a_command_fits_and_is_no_mistake(name: str, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     done = program(name, "--help")

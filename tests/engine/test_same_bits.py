@@ -10,7 +10,6 @@ import pytest
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, pack_tokens, unpack_tokens
 
-UNOPTIMIZED = pytest.mark.optimized(False)
 Build = Callable[..., Engine]
 Rollouts = dict[int, tuple[list[int], list[int]]]
 GROUP_SIZE = 4
@@ -45,11 +44,9 @@ def alone(
     "settings",
     [
         {},
+        {"num_pages": 11},  # one longest rollout's worth for six slots
         {"slots": 24, "num_pages": 40},  # all at once
-        # One longest rollout's worth for six slots, and wider page tables: what differs is which
-        # tokens run when and where, and not how many rows a program has.
-        pytest.param({"num_pages": 11}, marks=UNOPTIMIZED),
-        pytest.param({"steps_per_dispatch": 7, "slot_tokens": 180}, marks=UNOPTIMIZED),
+        {"steps_per_dispatch": 7, "slot_tokens": 180},  # wider page tables
     ],
 )
 def test_schedules_cannot_show(
@@ -74,7 +71,7 @@ def test_migration_cannot_show(
     alone: Rollouts,
 ) -> None:
     """Rollouts arrive, move and are lost with up to a dispatch of tokens, at random times."""
-    engines = [build_engine(), build_engine(slots=24, num_pages=40)]
+    engines = [build_engine(), build_engine(num_pages=11), build_engine(slots=24, num_pages=40)]
     moves = lost = 0
     for seed in range(6):
         random = np.random.default_rng(seed)

@@ -30,9 +30,8 @@ def test_every_family_has_a_case():
     assert {config.model_type for config in CASES.values()} == set(FAMILIES)
 
 
-# For the bits of companions: in these are all kinds of arithmetic that the others have (experts,
-# biases, norms of heads; caps, windows, the other activation). What else differs is sizes.
-WHOLE = ("qwen3_moe", "gemma2")
+# For the bits of companions: in these is all that the others are made of.
+WHOLE = ("qwen2, 7 query", "qwen3, heads of 96", "qwen3_moe", "gemma2")
 
 
 @pytest.fixture(
