@@ -12,7 +12,7 @@ from rlboost_jax.environments.frames import Opened, Taken, ToolSpec, WireObserva
 from rlboost_jax.environments.hosted import Hosted, Ledger, Problem
 from rlboost_jax.environments.live import Lost
 from rlboost_jax.environments.prompt_renderer import Continued, DecodedTurn
-from rlboost_jax.environments.protocol import Turn
+from rlboost_jax.environments.protocol import Message, Turn
 from rlboost_jax.settings.environment import EnvironmentConfig
 
 SETTINGS = EnvironmentConfig(name="x:y", max_given_tokens=100)
@@ -27,24 +27,29 @@ def spec(name: str) -> ToolSpec:
     return ToolSpec(name=name, description="", parameters={})
 
 
+def opened() -> Opened:
+    return Opened(episode=0, said=WireObservation(text="at first"), tools=(spec("before"),))
+
+
 class FakeLive:
-    """Says 3 after each turn, but begins anew with other tools after the first."""
+    """Says `says` after each turn, but begins anew with other tools after the first."""
 
     def __init__(self) -> None:
         self.closed, self.stuck = False, asyncio.get_running_loop().create_future()
         self.waits = False
+        self.says = "more"
 
     async def reset(self, example: Any, seed: int) -> Opened:
         if self.waits:
             await self.stuck
-        return Opened(episode=0, said=WireObservation(tokens=ids(1, 2)), tools=(spec("before"),))
+        return opened()
 
     async def take(self, turn: Turn, key: str) -> Taken:
         anew = turn.index == 0
         return Taken(
             episode=0,
             turn=turn,
-            said=WireObservation(tokens=ids(3)),
+            said=WireObservation(text=self.says),
             reward=0.0,
             done=False,
             metrics={},
@@ -71,15 +76,15 @@ class Pretence:
         self.tasks: list[asyncio.Task[None]] = []
         self.failed: list[Any] = []
         self.tools: list[str] = []  # that prompts and what follows turns were written with
+        self.before: list[list[Any]] = []  # messages that what follows a turn was written after
         self.said: list[Say] = []
 
     def hosted(self) -> Hosted:
-        opened = Opened(episode=0, said=WireObservation(tokens=ids(1, 2)), tools=(spec("before"),))
         episode = Episode(SETTINGS, sample=0, name=b"n", prompt=ids(1, 2), room=50)
         return Hosted(
             self,  # type: ignore[arg-type]
             episode,
-            Problem(example={}, seed=1, opened=opened),
+            Problem(example={}, seed=1, opened=opened()),
             prompt=ids(1, 2),
             ledger=Ledger(self.keep, ()),
             keep=self.keep,
@@ -103,7 +108,7 @@ class Pretence:
 
     def first(self, observation: Any, tools: Sequence[ToolSpec]) -> Any:
         self.tools += [tool.name for tool in tools]
-        return observation
+        return np.array((1, 2), np.int32)
 
     def decode(self, tokens: Any) -> DecodedTurn:
         return DecodedTurn(text="")
@@ -112,7 +117,9 @@ class Pretence:
         self, before: Any, decoded: Any, results: Any, observation: Any, tools: Sequence[ToolSpec]
     ) -> Continued:
         self.tools += [tool.name for tool in tools]
-        return Continued(given=observation, prompt=NOTHING)
+        self.before.append([message["content"] for message in before])
+        said = Message(role="assistant", content="mine"), Message(role="user", content=observation)
+        return Continued(given=np.array((3,), np.int32), prompt=NOTHING, messages=said)
 
     async def settled(self) -> None:
         while self.tasks:
@@ -131,6 +138,22 @@ def test_what_follows_a_sequence_that_began_anew_is_written_with_its_own_tools()
         return around.tools
 
     assert asyncio.run(story()) == ["before", "after", "after"]
+
+
+def test_nothing_of_before_is_before_what_follows_a_sequence_that_began_anew() -> None:
+    async def story() -> list[list[Any]]:
+        around = Pretence()
+        hosted = around.hosted()
+        again = ((ids(6, 9), None),)
+        more = ((ids(6, 9), ids(3)), (ids(7, 9), None))
+        for says, sequence, turns in ("in short", 0, again), ("more", 1, again), ("end", 1, more):
+            around.live.says = says
+            hosted.ask(EpisodeQuestion(attempt=0, sequence=sequence, turns=turns))
+            await around.settled()
+        assert len(around.said) == 3 and not around.failed
+        return around.before
+
+    assert asyncio.run(story()) == [["in short"], ["in short", "mine", "more"]]
 
 
 def test_one_that_is_closed_while_it_begins_leaves_no_environment_behind() -> None:

@@ -287,9 +287,12 @@ def _fleet_of(world: World, now: list[object], of_streams: list[str]) -> Fleet:
 
 def check_leases(world: World) -> None:
     """A server is in the roster for as long as its lease goes from its last frame, no longer. Who
-    was harmed by nothing is not lost for its line or for want of progress."""
+    was harmed by nothing is not lost for its line or for want of progress. A manager that has
+    exited watches nobody, though time may pass before the last check."""
     manager = world.manager
     assert manager is not None
+    if world.exit is not None:
+        return
     heard, roster = world.heard, manager.view.roster
     shortest = world.settings.manager.lease_seconds
     for stream, instance in manager.view.instances.items():

@@ -67,3 +67,10 @@ Attack.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestAttack = Attack.TestCase
+
+
+def test_time_may_pass_after_the_end() -> None:
+    state = Attack()
+    state.begin(1, seeding=False, extends=False, servers=1, machines=0, lag=0, lines=True)
+    state.wait(20.0)
+    state.teardown()
