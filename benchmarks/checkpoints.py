@@ -30,8 +30,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from configs import quickstart
-from rlboost_jax.learner import leaf_digests
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints import leaf_digests
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import init_state, make_optimizer, state_shardings
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh

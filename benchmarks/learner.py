@@ -32,10 +32,10 @@ from rlboost_kernels import selected_logprobs
 from benchmarks.engine import MODELS, product_rate
 from benchmarks.turns import median_seconds
 from configs import base
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import PackedBatch, empty, fill, pack
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
-from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.models.params import abstract_params, init_params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.sequences import sequence

@@ -10,15 +10,15 @@ import numpy as np
 
 from benchmarks.stand_in import STOP, StandIn, StandInEngine, stand_in_hello
 from rlboost_jax import messages
-from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.episodes.collector import StepCollector
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.event_loop import EventLoopThread
-from rlboost_jax.learner.link import ManagerLink
-from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.fleet.link import ManagerLink
+from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
-from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker

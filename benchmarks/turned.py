@@ -33,7 +33,7 @@ from rlboost_jax.manager.reducer.parts import Choices
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.markets import static
+from rlboost_jax.simulator.market.markets import static
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World

@@ -32,7 +32,7 @@ from benchmarks.nursery import Nursery
 from benchmarks.stand_in import StandIn
 from benchmarks.trainer import StandInTrainer
 from configs import base
-from rlboost_jax.learner.link import EventLoopThread
+from rlboost_jax.learner.fleet.link import EventLoopThread
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.settings.load import run_config_from_dict, write_run_config
 from rlboost_jax.settings.run import RunConfig

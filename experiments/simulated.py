@@ -10,7 +10,7 @@ from typing import Any
 from configs.sim import base
 from rlboost_jax.simulator.intervals import Number, half_width, mean
 from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.markets import Market, static
+from rlboost_jax.simulator.market.markets import Market, static
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.systems import rows_of

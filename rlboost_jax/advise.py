@@ -19,7 +19,7 @@ from rlboost_jax.manager.policies.advice import report
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.shipped import OF_SIMULATIONS
-from rlboost_jax.simulator.advice import of_run, of_simulation
+from rlboost_jax.simulator.calibration.advice import of_run, of_simulation
 from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.supervision import exits

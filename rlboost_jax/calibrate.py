@@ -18,7 +18,7 @@ from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.shipped import OF_SIMULATIONS, shipped
-from rlboost_jax.simulator.calibration import FILE, calibrate
+from rlboost_jax.simulator.calibration.calibrate import FILE, calibrate
 from rlboost_jax.simulator.load import sim_config, to_dict
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.supervision import exits

@@ -22,7 +22,7 @@ from rlboost_jax.settings.errors import ConfigError, Mistake
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.sampling import EvaluationConfig
-from rlboost_jax.settings.validate import check
+from rlboost_jax.settings.validation.run import check
 from rlboost_jax.supervision import exits
 
 
@@ -50,10 +50,10 @@ def evaluate(
     """
     from rlboost_jax import compile_cache
     from rlboost_jax.environments.opening import exercises_of
-    from rlboost_jax.learner.base import read_policy
-    from rlboost_jax.learner.best import FOLDER, best_step
-    from rlboost_jax.learner.checkpoint_reading import newest_step
-    from rlboost_jax.learner.local_evaluation import measured
+    from rlboost_jax.learner.checkpoints.base import read_policy
+    from rlboost_jax.learner.checkpoints.best import FOLDER, best_step
+    from rlboost_jax.learner.checkpoints.reading import newest_step
+    from rlboost_jax.learner.evaluation.local import measured
     from rlboost_jax.qualification.start import reader_run
     from rlboost_jax.rollout.instance import engine_of
 

@@ -20,10 +20,10 @@ from absl import logging
 from rlboost_jax import usage
 from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.huggingface import from_huggingface, to_huggingface
+from rlboost_jax.settings.huggingface.config import from_huggingface, to_huggingface
+from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_config, source_folder
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.model import Dtype, ModelConfig
-from rlboost_jax.settings.sources import CONFIG, TOKENIZER, source_config, source_folder
 from rlboost_jax.storage import durable
 from rlboost_jax.supervision import exits
 
@@ -49,8 +49,8 @@ def export(
     Raises:
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
-    from rlboost_jax.learner.base import read_policy
-    from rlboost_jax.learner.checkpoint_reading import newest_step
+    from rlboost_jax.learner.checkpoints.base import read_policy
+    from rlboost_jax.learner.checkpoints.reading import newest_step
     from rlboost_jax.models.adapters import base_model, merged_params
     from rlboost_jax.models.checkpoint_writer import write_checkpoint
     from rlboost_jax.models.peft_files import write_peft

@@ -20,11 +20,11 @@ from rlboost_jax import compile_cache, usage
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax.settings.huggingface.sources import WEIGHTS, source_fields, source_folder
 from rlboost_jax.settings.limits import MAX_POSITIONS
 from rlboost_jax.settings.memory import MOST_BLOCK, MOST_DENSE_TOKENS, size_text
 from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.sources import WEIGHTS, source_fields, source_folder
-from rlboost_jax.settings.validate import check_model
+from rlboost_jax.settings.validation.run import check_model
 from rlboost_jax.supervision import exits
 
 _SLOTS: Final = 8

@@ -163,7 +163,7 @@ def _plan(run: RunConfig, workdir: str) -> None:
         print(plan_line("manifests", "of each server, with names of its own:"))
         print(shown(run.fleet, address=address), end="")
     if run.learner.device_gb:
-        from rlboost_jax.learner import fit  # imports JAX, which looks for no device
+        from rlboost_jax.learner.setup import fit  # imports JAX, which looks for no device
 
         needed, limit = fit.needs(run), int(run.learner.device_gb * 1e9)
         fit.check(run, needed, limit)

@@ -26,15 +26,15 @@ from rlboost_jax.settings.command_line import parse
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.shipped import OF_SIMULATIONS
 from rlboost_jax.simulator.load import sim_config, to_dict
-from rlboost_jax.simulator.mix_run import horizon_of
-from rlboost_jax.simulator.mixes import space_of
-from rlboost_jax.simulator.plan_report import report
-from rlboost_jax.simulator.plan_workload import Workload, of_config, of_workdir
-from rlboost_jax.simulator.planning import Limits, plan, processes, to_json
-from rlboost_jax.simulator.prices import EXAMPLE_FILE, read_prices
-from rlboost_jax.simulator.purchase import purchase_of
+from rlboost_jax.simulator.plan.mix_run import horizon_of
+from rlboost_jax.simulator.plan.mixes import space_of
+from rlboost_jax.simulator.plan.planning import Limits, plan, processes, to_json
+from rlboost_jax.simulator.plan.prices import EXAMPLE_FILE, read_prices
+from rlboost_jax.simulator.plan.purchase import purchase_of
+from rlboost_jax.simulator.plan.report import report
+from rlboost_jax.simulator.plan.search import Progress
+from rlboost_jax.simulator.plan.workload import Workload, of_config, of_workdir
 from rlboost_jax.simulator.records import SimConfig
-from rlboost_jax.simulator.search import Progress
 from rlboost_jax.storage import durable
 from rlboost_jax.supervision import exits
 

@@ -23,8 +23,8 @@ from typing import Final
 
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.host import processes
-from rlboost_jax.learner.checkpoint_folders import broken_in, steps_in
-from rlboost_jax.learner.manager_process import ManagerNotStarted, ManagerProcess
+from rlboost_jax.learner.checkpoints.folders import broken_in, steps_in
+from rlboost_jax.learner.fleet.manager_process import ManagerNotStarted, ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.storage.workdir import is_held

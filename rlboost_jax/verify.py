@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 
 from rlboost_jax import usage
 from rlboost_jax.data.open import FILE as DATA
-from rlboost_jax.learner import base, best, origin
-from rlboost_jax.learner.checkpoint_folders import BROKEN, broken_in, is_of_before, steps_in
+from rlboost_jax.learner.checkpoints import base, best, origin
+from rlboost_jax.learner.checkpoints.folders import BROKEN, broken_in, is_of_before, steps_in
 from rlboost_jax.manager.journal import read_segment
 from rlboost_jax.manager.service.journal_files import SUFFIX
 from rlboost_jax.storage import at_rest

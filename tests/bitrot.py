@@ -28,8 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.learner import checkpoint_reading
-from rlboost_jax.learner.checkpoint_folders import steps_in
+from rlboost_jax.learner.checkpoints import reading as checkpoint_reading
+from rlboost_jax.learner.checkpoints.folders import steps_in
 from rlboost_jax.manager.journal import read_segment
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config, read_run_id

@@ -122,7 +122,7 @@ DEFECTS = (
     Defect(
         "left_out",
         "a response whose environment failed counts in its group with a reward of 0",
-        "rlboost_jax/learner/estimates.py",
+        "rlboost_jax/learner/episodes/estimates.py",
         "counted = [t for t in members if not t.left_out]",
         "counted = list(members)",
         "tests/learner/test_left_out.py::test_the_others_are_a_group_without_it[group_mean]",
@@ -130,7 +130,7 @@ DEFECTS = (
     Defect(
         "turns",
         "what a turn earns goes to the last turn of its episode",
-        "rlboost_jax/learner/estimates.py",
+        "rlboost_jax/learner/episodes/estimates.py",
         "rewards[np.cumsum(t.turns) - 1] += t.turn_rewards",
         "rewards[-1] += math.fsum(t.turn_rewards)",
         "tests/learner/test_turn_advantages.py::"
@@ -139,7 +139,7 @@ DEFECTS = (
     Defect(
         "late",
         "a sequence counts though those before it were discarded",
-        "rlboost_jax/learner/episodes.py",
+        "rlboost_jax/learner/episodes/assembly.py",
         "if sample in self._whole or place > self._counts.get(sample, 0):",
         "if sample in self._whole:",
         "tests/learner/test_episodes.py::test_an_episode_is_whole_with_its_last_sequence",

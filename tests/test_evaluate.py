@@ -14,9 +14,9 @@ from configs import tiny
 from rlboost_jax import evaluate
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.environments.hosted import EpisodeFailed
-from rlboost_jax.learner.best import BestCheckpoint
-from rlboost_jax.learner.checkpoint_reading import CheckpointNotFound
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.best import BestCheckpoint
+from rlboost_jax.learner.checkpoints.reading import CheckpointNotFound
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.models.params import init_params
 from rlboost_jax.settings.errors import ConfigError

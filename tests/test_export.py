@@ -12,17 +12,17 @@ import pytest
 
 from configs import base
 from rlboost_jax import export, logits
-from rlboost_jax.learner.checkpoint_reading import CheckpointNotFound
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.reading import CheckpointNotFound
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import Params, init_params, params_digest
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.huggingface.sources import source_fields
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.settings.sources import source_fields
 from tests.oracles import torch_oracle
 
 pytestmark = pytest.mark.optimized(False)  # logits are compared to a tolerance

@@ -12,7 +12,7 @@ import pytest
 
 from configs import base as base_config
 from rlboost_jax import evaluate, export
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.logits import learner_logits
 from rlboost_jax.models.adapters import base_model, is_adapter, joined, merged_params
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
@@ -25,10 +25,10 @@ from rlboost_jax.models.params import (
     unflatten_params,
 )
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.huggingface.sources import source_fields
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.settings.model import LoraConfig
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.settings.sources import source_fields
 from tests.oracles import torch_oracle
 
 pytestmark = pytest.mark.optimized(False)  # logits are compared to a tolerance

@@ -12,7 +12,7 @@ from rlboost_jax import logits
 from rlboost_jax.engine import memory
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params
-from rlboost_jax.settings.huggingface import to_huggingface
+from rlboost_jax.settings.huggingface.config import to_huggingface
 from rlboost_jax.settings.load import run_config
 
 GOOD = np.arange(12, dtype=np.int32).reshape(2, 6)

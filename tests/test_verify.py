@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from rlboost_jax.learner.best import BestCheckpoint
-from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.origin import keep_origin
+from rlboost_jax.learner.checkpoints.best import BestCheckpoint
+from rlboost_jax.learner.checkpoints.origin import keep_origin
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.verify import main
 

@@ -25,9 +25,9 @@ from benchmarks.h100.program import (
     product_parameters,
 )
 from rlboost_jax.learner.packing import batch_shapes, empty
-from rlboost_jax.learner.preparation import programs as programs_of
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
+from rlboost_jax.learner.setup.preparation import programs as programs_of
 from rlboost_jax.learner.state import abstract_state
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import abstract_params

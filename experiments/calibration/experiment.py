@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from experiments.plots import COLOURS, Drawing, panels, save
-from rlboost_jax.simulator.calibration import FILE
-from rlboost_jax.simulator.fits import resampled, weighted
+from rlboost_jax.simulator.calibration.calibrate import FILE
+from rlboost_jax.simulator.calibration.fits import resampled, weighted
 
 FOLDER = Path(__file__).parent
 LAW = {"per_step": 0.004, "per_token": 5e-4, "per_context_token": 2e-7}  # seconds

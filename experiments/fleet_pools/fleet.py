@@ -8,8 +8,8 @@ import numpy as np
 from scipy.optimize import linprog
 
 from rlboost_jax.settings.pools import PoolConfig
-from rlboost_jax.simulator.kinds import MachineKind, Machines, machine_name
-from rlboost_jax.simulator.markets import Change
+from rlboost_jax.simulator.market.kinds import MachineKind, Machines, machine_name
+from rlboost_jax.simulator.market.markets import Change
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World

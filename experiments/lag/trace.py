@@ -2,7 +2,7 @@
 
     python -m experiments.lag.trace [--seeds 0 1 2]
 
-The trace is drawn (`rlboost_jax/simulator/hazard.py`), not recorded: nobody's is shipped. Its seed
+The trace is drawn (`simulator/market/hazard.py`), not recorded: nobody's is shipped. Its seed
 is the first with which between 0 and 16 instances are on loan, both of which it reaches.
 """
 
@@ -20,9 +20,9 @@ from experiments.lag.experiment import ENGINES, SYSTEMS
 from experiments.plots import FOLDER
 from experiments.simulated import SEEDS, config_of, gains, interval, outcome
 from rlboost_jax.simulator.bound import lag_bound, run_bound
-from rlboost_jax.simulator.hazard import draw
 from rlboost_jax.simulator.lengths import response_lengths
-from rlboost_jax.simulator.markets import Market, markets
+from rlboost_jax.simulator.market.hazard import draw
+from rlboost_jax.simulator.market.markets import Market, markets
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.records import HazardConfig, SimConfig
 

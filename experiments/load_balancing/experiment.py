@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.plots import Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, interval, outcome
-from rlboost_jax.simulator.markets import Change, Market
+from rlboost_jax.simulator.market.markets import Change, Market
 
 SYSTEMS = {"rlboost": "balanced all the time", "no_balance": "placed once"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.plots import COLOURS, Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, interval
-from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.market.markets import Change, static
 from rlboost_jax.simulator.world import World
 
 WAYS = {"migrate": "go on from the tokens there are", "recompute": "begin anew"}

@@ -21,7 +21,7 @@ from experiments.plots import save
 from experiments.simulated import SEEDS, config_of, outcome
 from rlboost_jax.simulator.intervals import Number, mean
 from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.markets import markets
+from rlboost_jax.simulator.market.markets import markets
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.systems import rows_of

@@ -20,7 +20,7 @@ import numpy as np
 
 from configs.sim import base
 from experiments.simulated import config_of
-from rlboost_jax.simulator.markets import static
+from rlboost_jax.simulator.market.markets import static
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.systems import rows_of

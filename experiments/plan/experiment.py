@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from experiments.simulated import config_of
 from rlboost_jax.settings.traces import TraceRow
-from rlboost_jax.simulator.availability import cut, read_availability
-from rlboost_jax.simulator.hazard import HOUR, draw, fit
-from rlboost_jax.simulator.mix_markets import replayed
-from rlboost_jax.simulator.mix_run import Horizon, horizon_of, run_mix, sample_of
-from rlboost_jax.simulator.mixes import Mix
-from rlboost_jax.simulator.prices import InstanceType, PriceList
-from rlboost_jax.simulator.purchase import Purchase, purchase_of
+from rlboost_jax.simulator.market.availability import cut, read_availability
+from rlboost_jax.simulator.market.hazard import HOUR, draw, fit
+from rlboost_jax.simulator.plan.markets import replayed
+from rlboost_jax.simulator.plan.mix_run import Horizon, horizon_of, run_mix, sample_of
+from rlboost_jax.simulator.plan.mixes import Mix
+from rlboost_jax.simulator.plan.prices import InstanceType, PriceList
+from rlboost_jax.simulator.plan.purchase import Purchase, purchase_of
 from rlboost_jax.simulator.records import HazardConfig
 from rlboost_jax.simulator.world import World
 

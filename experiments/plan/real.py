@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from configs.sim import base
+from rlboost_jax.simulator.calibration.observed import observed
 from rlboost_jax.simulator.load import sim_config, to_dict
-from rlboost_jax.simulator.mix_run import horizon_of, run_mix
-from rlboost_jax.simulator.mixes import Mix
-from rlboost_jax.simulator.observed import observed
-from rlboost_jax.simulator.plan_workload import of_workdir
-from rlboost_jax.simulator.prices import InstanceType, PriceList
-from rlboost_jax.simulator.purchase import purchase_of
+from rlboost_jax.simulator.plan.mix_run import horizon_of, run_mix
+from rlboost_jax.simulator.plan.mixes import Mix
+from rlboost_jax.simulator.plan.prices import InstanceType, PriceList
+from rlboost_jax.simulator.plan.purchase import purchase_of
+from rlboost_jax.simulator.plan.workload import of_workdir
 
 SETTLING: Final = 5
 SEEDS: Final = 2

@@ -13,7 +13,7 @@ from experiments.simulated import ALL_FITTED, SEEDS, config_of, interval
 from rlboost_jax.simulator.bound import step_bound
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.lengths import response_lengths
-from rlboost_jax.simulator.markets import Market, markets, static
+from rlboost_jax.simulator.market.markets import Market, markets, static
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World

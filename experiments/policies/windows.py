@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from experiments.plots import FOLDER
 from experiments.simulated import ALL_FITTED, config_of, interval
-from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.market.markets import Change, static
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World
 

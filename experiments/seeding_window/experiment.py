@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.plots import COLOURS, Drawing, panels
 from experiments.simulated import SEEDS, config_of, interval
-from rlboost_jax.simulator.markets import Change, Market
+from rlboost_jax.simulator.market.markets import Change, Market
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.systems import rows_of
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.errors import ConfigError, install
-from rlboost_jax.settings.sources import CONFIG, TOKENIZER, source_folder
+from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
 PROBES: Final = ("The answer is 42.", "x = {1: 'ä'}\n\tfor", "数学")  # that tell two apart

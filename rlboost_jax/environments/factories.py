@@ -9,7 +9,7 @@ import msgspec
 
 from rlboost_jax.environments.protocol import Environment
 from rlboost_jax.settings.errors import ConfigError, suggestion
-from rlboost_jax.settings.validate_environment import BUILT_IN_ENVIRONMENTS, name_mistakes
+from rlboost_jax.settings.validation.environment import BUILT_IN_ENVIRONMENTS, name_mistakes
 
 Make = Callable[[], Environment]
 

@@ -104,9 +104,9 @@ def _built(*arguments: Any, **options: Any) -> Any:
 
 def _run(wanted: Wanted) -> tuple[RunConfig, int]:
     """The run, as it is or as one of the checkpoint would be, and the number of its updates."""
-    from rlboost_jax.learner.checkpoint_reading import newest_step
+    from rlboost_jax.learner.checkpoints.reading import newest_step
     from rlboost_jax.settings.load import read_run_config
-    from rlboost_jax.settings.validate import check
+    from rlboost_jax.settings.validation.run import check
 
     if (wanted.workdir is None) == (not wanted.checkpoint):
         raise ConfigError("name what is served: --checkpoint=FOLDER or --workdir=RUN, one of them")
@@ -125,8 +125,8 @@ def _run(wanted: Wanted) -> tuple[RunConfig, int]:
 def _run_of_checkpoint(wanted: Wanted) -> RunConfig:
     """As one would train it: its data set is never opened, and has no say."""
     from rlboost_jax.configs import base
+    from rlboost_jax.settings.huggingface.sources import source_fields
     from rlboost_jax.settings.load import run_config_from_dict
-    from rlboost_jax.settings.sources import source_fields
 
     tokens = wanted.max_tokens or DEFAULT_TOKENS
     values = base.get_config().to_dict()
@@ -154,9 +154,9 @@ def _with_slot(run: RunConfig, tokens: int) -> RunConfig:
 
 
 def _params(run: RunConfig, wanted: Wanted, step: int) -> dict[str, Any]:
-    from rlboost_jax.learner.base import read_policy
+    from rlboost_jax.learner.checkpoints.base import read_policy
     from rlboost_jax.models.checkpoint_reader import read_checkpoint
-    from rlboost_jax.settings.sources import WEIGHTS, source_folder
+    from rlboost_jax.settings.huggingface.sources import WEIGHTS, source_folder
 
     if wanted.workdir is None:
         return read_checkpoint(run.model, source_folder(wanted.checkpoint, WEIGHTS))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.learner import LearnerConfig
 

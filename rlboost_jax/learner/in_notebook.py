@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rlboost_jax.learner.makers import Makers
 from rlboost_jax.learner.processes.world import World
+from rlboost_jax.learner.setup.makers import Makers
 from rlboost_jax.learner.training import run_training
 from rlboost_jax.observe.notebook import (
     InterruptedCell,

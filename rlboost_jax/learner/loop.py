@@ -19,9 +19,12 @@ from typing import Any
 
 from rlboost_jax import messages
 from rlboost_jax.data.prompts import PromptStream
-from rlboost_jax.learner.checkpoint_extra import checkpoint_extra
-from rlboost_jax.learner.evaluation import Score
-from rlboost_jax.learner.judging import JudgingLines, shown
+from rlboost_jax.learner.checkpoints.extra import checkpoint_extra
+from rlboost_jax.learner.episodes.judging import JudgingLines, shown
+from rlboost_jax.learner.episodes.samples import sample_rows, samples_due
+from rlboost_jax.learner.episodes.trajectory import trajectories_digest
+from rlboost_jax.learner.evaluation.measurement import Score
+from rlboost_jax.learner.evaluation.scoring import Scoring
 from rlboost_jax.learner.open_batch import OpenBatch
 from rlboost_jax.learner.rows import (
     episode_metrics,
@@ -30,15 +33,12 @@ from rlboost_jax.learner.rows import (
     report_metrics,
     score_metrics,
 )
-from rlboost_jax.learner.samples import sample_rows, samples_due
-from rlboost_jax.learner.scoring import Scoring
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.stream.driver import drive, drive_measurement
 from rlboost_jax.learner.stream.intake import MeasuredIntake
 from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.learner.stream.step_stream import StreamTimes
 from rlboost_jax.learner.stream.waiting import FleetPulse
-from rlboost_jax.learner.trajectory import trajectories_digest
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.versions import held_here
 from rlboost_jax.models.adapters import joined

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import AskGroup, Prompt
 from rlboost_jax.data.prompts import PromptStream
-from rlboost_jax.learner.collector import AskGroupAt, StepCollector
-from rlboost_jax.learner.evaluation import Measurement
+from rlboost_jax.learner.episodes.collector import AskGroupAt, StepCollector
+from rlboost_jax.learner.evaluation.measurement import Measurement
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
 from rlboost_jax.learner.stream.intake import Intake

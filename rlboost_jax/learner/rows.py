@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from rlboost_jax import messages
-from rlboost_jax.learner.evaluation import Score
-from rlboost_jax.learner.samples import reward_parts
-from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.episodes.samples import reward_parts
+from rlboost_jax.learner.episodes.trajectory import Trajectory
+from rlboost_jax.learner.evaluation.measurement import Score
 from rlboost_jax.observe.metrics import REPORTED
 from rlboost_jax.sequences.endings import stopped
 

@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlboost_jax.data.exercises import Exercises
-from rlboost_jax.learner.base import Base
-from rlboost_jax.learner.best import BestCheckpoint
-from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.environment import EpisodesLike
-from rlboost_jax.learner.episodes import Judge, by_response
-from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.checkpoints.base import Base
+from rlboost_jax.learner.checkpoints.best import BestCheckpoint
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.learner.episodes.assembly import Judge, by_response
+from rlboost_jax.learner.episodes.environment import EpisodesLike
+from rlboost_jax.learner.fleet.link import ManagerLink
+from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.processes.leading import Followers
 from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.learner.versions import Versions

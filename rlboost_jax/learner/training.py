@@ -10,15 +10,15 @@ from rlboost_jax import compile_cache
 from rlboost_jax.environments.journal import FOLDER as FOLDER_OF_EPISODES
 from rlboost_jax.environments.journal import forget
 from rlboost_jax.host.garbage import seldom_collected
+from rlboost_jax.learner.checkpoints.forking import origin_to_begin_with
 from rlboost_jax.learner.compiling import show_compiles
-from rlboost_jax.learner.complete import complete
-from rlboost_jax.learner.evaluation import Score
-from rlboost_jax.learner.forking import origin_to_begin_with
+from rlboost_jax.learner.evaluation.measurement import Score
 from rlboost_jax.learner.loop import TrainingLoop
-from rlboost_jax.learner.makers import Makers, plan_of
-from rlboost_jax.learner.opening import Opening
 from rlboost_jax.learner.processes.world import ALONE, World
 from rlboost_jax.learner.session import Session
+from rlboost_jax.learner.setup.complete import complete
+from rlboost_jax.learner.setup.makers import Makers, plan_of
+from rlboost_jax.learner.setup.opening import Opening
 from rlboost_jax.observe.alert_process import start_alerts
 from rlboost_jax.observe.cost import Forecast
 from rlboost_jax.observe.metrics import read_metrics

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import jax
 import numpy as np
 
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import HOST_MEMORY
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.adapters import joined

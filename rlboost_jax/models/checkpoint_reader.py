@@ -44,7 +44,7 @@ def read_checkpoint(
     """The parameters of a checkpoint.
 
     Args:
-        model: its architecture, as `settings/huggingface.py` reads it from config.json.
+        model: its architecture, as `settings/huggingface/config.py` reads it from config.json.
         shardings: where each leaf goes; None puts all on the default device.
         dtype: that they are converted to.
 

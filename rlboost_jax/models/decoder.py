@@ -1,7 +1,7 @@
 """The decoder: the modules that the learner and the engine both run.
 
 One decoder, described by its configuration, is Qwen, Llama, Mistral or Gemma;
-`settings/huggingface.py` says which checkpoint is which.
+`settings/huggingface/config.py` says which checkpoint is which.
 
 Activations are flat, [N, E] over N tokens, whatever sequences the tokens belong to: dense
 layers on [N, E] are twice as fast on CPU as on [B, T, E], and the engine has no sequences

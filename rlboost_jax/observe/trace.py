@@ -17,7 +17,7 @@ from rlboost_jax.observe.spans import ENGINE_LANE
 
 FOLDER: Final = "profile"
 FIRST: Final = ("trainer", "manager")  # processes in this order, then servers by name
-RESERVED: Final = "reserved"  # how the instances of `learner/reserved.py` begin
+RESERVED: Final = "reserved"  # how the instances of `learner/fleet/reserved.py` begin
 LANES: Final = ("learner", "publisher", "step", "seeding window", "placement", "fleet", "engine")
 
 

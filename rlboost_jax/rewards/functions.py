@@ -14,7 +14,7 @@ from rlboost_jax.rewards.builtin import BUILT_IN
 from rlboost_jax.rewards.frames import Found, Job, Outcome, all_failed
 from rlboost_jax.settings.errors import install
 from rlboost_jax.settings.rewards import RewardConfig
-from rlboost_jax.settings.validate_data import GIVEN
+from rlboost_jax.settings.validation.data import GIVEN
 
 Call = Callable[[Job], Found]
 

@@ -16,12 +16,12 @@ import msgspec
 
 from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.errors import ConfigError, suggestion
+from rlboost_jax.settings.huggingface.sources import source_fields
 from rlboost_jax.settings.presets import resolved
 from rlboost_jax.settings.renamed import successor, without_retired
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import is_required
-from rlboost_jax.settings.sources import source_fields
-from rlboost_jax.settings.validate import check, check_files
+from rlboost_jax.settings.validation.run import check, check_files
 from rlboost_jax.storage import at_rest, durable
 
 REMEDY: Final = "bring it back from a copy, or choose another --workdir"  # of a damaged record

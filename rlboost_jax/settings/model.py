@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from rlboost_jax.settings.families import FAMILIES
+from rlboost_jax.settings.huggingface.families import FAMILIES
 from rlboost_jax.settings.setting import setting
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -36,7 +36,7 @@ class LoraConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One decoder; `settings/huggingface.py` says which checkpoints can be described by it."""
+    """One decoder; `settings/huggingface/` says which checkpoints can be described by it."""
 
     source: str = setting(
         "",

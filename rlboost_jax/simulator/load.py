@@ -15,7 +15,7 @@ from rlboost_jax.settings.load import ConfigDictLike, record_from_dict
 from rlboost_jax.settings.ranges import objection_to
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import Setting, settings_of
-from rlboost_jax.simulator.availability import FORMATS, MAX_MACHINES
+from rlboost_jax.simulator.market.availability import FORMATS, MAX_MACHINES
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import InstanceConfig, MarketConfig, PolicyConfig, SimConfig
 from rlboost_jax.simulator.systems import SYSTEMS

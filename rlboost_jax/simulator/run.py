@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rlboost_jax.simulator.garbage import free, without_collections
 from rlboost_jax.simulator.load import to_dict
-from rlboost_jax.simulator.markets import markets
+from rlboost_jax.simulator.market.markets import markets
 from rlboost_jax.simulator.outcome import Outcome, summary
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.systems import BASELINE, Rows, Worlds, rows_of

@@ -10,8 +10,8 @@ from rlboost_jax.manager.events import Event
 from rlboost_jax.messages import ToServer
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.simulator.clock import Clock
-from rlboost_jax.simulator.kinds import MachineKind
 from rlboost_jax.simulator.links import Link
+from rlboost_jax.simulator.market.kinds import MachineKind
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import SimConfig
 

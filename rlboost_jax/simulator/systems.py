@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.economics import on_demand_price
-from rlboost_jax.simulator.markets import Market, static
+from rlboost_jax.simulator.market.markets import Market, static
 from rlboost_jax.simulator.public_code import PublicCode
 from rlboost_jax.simulator.records import SimConfig
 from rlboost_jax.simulator.world import World

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from rlboost_jax import messages as m
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.stream.lag import Lag
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import (
@@ -20,7 +21,6 @@ from rlboost_jax.learner.stream.step_stream import (
     Update,
     Wait,
 )
-from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.manager.events import FromTrainer
 from rlboost_jax.observe.metrics import LINES, REPORTED, TURNS
 from rlboost_jax.sequences.identities import Batch, Version

@@ -32,10 +32,10 @@ from rlboost_jax.providers.base import Granted, Started
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.simulator.clock import Clock
-from rlboost_jax.simulator.kinds import MachineKind, Machines, kind_name
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.links import Link
-from rlboost_jax.simulator.markets import Change
+from rlboost_jax.simulator.market.kinds import MachineKind, Machines, kind_name
+from rlboost_jax.simulator.market.markets import Change
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import PolicyConfig, SimConfig
 from rlboost_jax.simulator.server import Server

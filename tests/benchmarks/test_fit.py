@@ -9,7 +9,7 @@ import pytest
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.chip import MEMORY_BYTES
 from rlboost_jax.engine.memory import NotEnoughMemory
-from rlboost_jax.learner import fit
+from rlboost_jax.learner.setup import fit
 from rlboost_jax.settings.run import RunConfig
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h100.json"

@@ -10,11 +10,11 @@ import pytest
 
 from configs import base
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner.collector import sequence_of
 from rlboost_jax.learner.doubts import EXACT
+from rlboost_jax.learner.episodes.collector import sequence_of
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.programs.policy import PolicyPrograms
-from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.messages import FinishedRollout, GenerateRequest, pack_tokens, unpack_tokens
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.sequences.identities import Version

@@ -15,8 +15,8 @@ from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.huggingface.sources import WEIGHTS, source_fields, source_folder
 from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.sources import WEIGHTS, source_fields, source_folder
 
 SEED, STOPS = 5, (0, 2)
 Turn = tuple[Sequence[int], Sequence[int], Sequence[float]]  # before it, sampled, log-probabilities

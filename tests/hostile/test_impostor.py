@@ -12,7 +12,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.credentials import Endpoint, read_credentials
-from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.server import CannotServe, fetch_config

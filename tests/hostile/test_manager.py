@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
-from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.manager.service.run_files import ManagerRecord, read_record
 from rlboost_jax.settings.load import run_config, write_run_config
 from tests.certificates import make_run

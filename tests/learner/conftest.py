@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from configs import base
+from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.programs.policy import PolicyPrograms
-from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.load import run_config

@@ -4,13 +4,13 @@ import dataclasses
 from types import SimpleNamespace
 
 from rlboost_jax.learner import training
-from rlboost_jax.learner.evaluation import Score
-from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.evaluation.measurement import Score
+from rlboost_jax.learner.fleet.link import ManagerLink
+from rlboost_jax.learner.fleet.manager_process import ManagerProcess
+from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.loop import TrainingLoop
-from rlboost_jax.learner.makers import Makers
-from rlboost_jax.learner.manager_process import ManagerProcess
-from rlboost_jax.learner.preparation import programs
-from rlboost_jax.learner.reserved import ReservedEngines
+from rlboost_jax.learner.setup.makers import Makers
+from rlboost_jax.learner.setup.preparation import programs
 from rlboost_jax.observe.metrics import KEYS
 from tests.endpoints import SEAL, endpoint
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.sequences.sequence import Sequence
 from tests.learner.turns import in_turns
 

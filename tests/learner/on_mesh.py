@@ -14,10 +14,10 @@ import numpy as np
 
 from configs import base
 from rlboost_jax.engine.parameters import EngineParameters
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.learner.fleet.reserved import devices_of_slices
 from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.learner.programs.policy import PolicyPrograms
-from rlboost_jax.learner.reserved import devices_of_slices
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.update.tree_sum import TreeSum
 from rlboost_jax.models.adapters import base_model, joined, trained_part

@@ -9,8 +9,8 @@ import pytest
 
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.teacher import teacher_forced_logits
-from rlboost_jax.learner.base import OtherBase, check_same, kept_base, read_policy
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.base import OtherBase, check_same, kept_base, read_policy
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms

@@ -11,13 +11,13 @@ import numpy as np
 import optax
 import pytest
 
-from rlboost_jax.learner.estimates import Estimates
+from rlboost_jax.learner.episodes.estimates import Estimates
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.stream.step_stream import Doubt
-from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.models.params import init_params, params_digest

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.best import BestCheckpoint, best_step
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.best import BestCheckpoint, best_step
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 
 
 def saved(checkpoints: Checkpoints, step: int) -> None:

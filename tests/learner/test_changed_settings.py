@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.learner import preparation
-from rlboost_jax.learner.checkpoint_folders import broken_in, steps_in
-from rlboost_jax.learner.checkpoint_reading import CheckpointBroken
-from rlboost_jax.learner.forking import CannotFork
+from rlboost_jax.learner.checkpoints.folders import broken_in, steps_in
+from rlboost_jax.learner.checkpoints.forking import CannotFork
+from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
+from rlboost_jax.learner.setup import preparation
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe.metrics import read_metrics

@@ -7,9 +7,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from rlboost_jax.learner.checkpoint_reading import CheckpointBroken, CheckpointNotFound
-from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.fallback import newest_sound
+from rlboost_jax.learner.checkpoints.fallback import newest_sound
+from rlboost_jax.learner.checkpoints.reading import CheckpointBroken, CheckpointNotFound
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.processes.world import ALONE
 from rlboost_jax.learner.state import abstract_state, init_state

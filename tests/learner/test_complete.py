@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from configs import tiny
-from rlboost_jax.learner.complete import complete
-from rlboost_jax.learner.makers import Makers
+from rlboost_jax.learner.setup.complete import complete
+from rlboost_jax.learner.setup.makers import Makers
 from rlboost_jax.learner.training import run_training
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import metrics_row, read_metrics

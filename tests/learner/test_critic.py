@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.packing import by_sample, pack
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.state import abstract_state, init_state

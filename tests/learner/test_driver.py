@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.learner.collector import StepCollector, WrongVersion
-from rlboost_jax.learner.estimates import Estimates
+from rlboost_jax.learner.episodes.collector import StepCollector, WrongVersion
+from rlboost_jax.learner.episodes.estimates import Estimates
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.stream.driver import drive, drive_measurement
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.stream.intake import Intake, MeasuredIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream, StreamTimes
-from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.presets import PRESETS

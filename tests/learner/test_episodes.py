@@ -14,17 +14,17 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.algorithms.corrections import kept_weights
-from rlboost_jax.learner.collector import StepCollector, WrongTurns, sequence_of
-from rlboost_jax.learner.episodes import Arrivals, Episode, Episodes
-from rlboost_jax.learner.estimates import Estimates
+from rlboost_jax.learner.episodes.assembly import Arrivals, Episode, Episodes
+from rlboost_jax.learner.episodes.collector import StepCollector, WrongTurns, sequence_of
+from rlboost_jax.learner.episodes.estimates import Estimates
+from rlboost_jax.learner.episodes.samples import sample_rows
+from rlboost_jax.learner.episodes.trajectory import Group, Trajectory, trajectories_digest
 from rlboost_jax.learner.packing import by_sample, pack, update_divisor
 from rlboost_jax.learner.processes.channel import _decode, _encode
 from rlboost_jax.learner.processes.orders import groups_from_wire
 from rlboost_jax.learner.programs.objective import _shares
-from rlboost_jax.learner.samples import sample_rows
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream
-from rlboost_jax.learner.trajectory import Group, Trajectory, trajectories_digest
 from rlboost_jax.models.params import init_params
 from rlboost_jax.rewards.verdict import Account, CallMade, Verdict
 from rlboost_jax.sequences.identities import Work

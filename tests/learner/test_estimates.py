@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rlboost_jax.algorithms.advantages import STD_FLOOR
-from rlboost_jax.learner.estimates import Estimates, Scores
-from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.episodes.estimates import Estimates, Scores
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.presets import PRESETS
 

@@ -9,8 +9,8 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task, get_task
-from rlboost_jax.learner.collector import WrongVersion
-from rlboost_jax.learner.evaluation import Measurement
+from rlboost_jax.learner.episodes.collector import WrongVersion
+from rlboost_jax.learner.evaluation.measurement import Measurement
 from rlboost_jax.rewards.verdict import at_once
 from rlboost_jax.sequences.identities import Work, sample_number
 

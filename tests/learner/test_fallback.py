@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.learner import leaf_digests
-from rlboost_jax.learner.checkpoint_reading import CheckpointBroken
-from rlboost_jax.learner.checkpoints import CheckpointNotWritten, Checkpoints
-from rlboost_jax.learner.fallback import newest_sound
+from rlboost_jax.learner.checkpoints import leaf_digests
+from rlboost_jax.learner.checkpoints.fallback import newest_sound
+from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
+from rlboost_jax.learner.checkpoints.writing import CheckpointNotWritten, Checkpoints
 from rlboost_jax.learner.processes.world import ALONE
 from rlboost_jax.storage import at_rest
 

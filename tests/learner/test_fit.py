@@ -13,8 +13,9 @@ from configs import base
 from rlboost_jax import main
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import DeviceMemory, NotEnoughMemory, engine_sizes, plan_memory
-from rlboost_jax.learner import fit, training
-from rlboost_jax.learner.makers import Makers
+from rlboost_jax.learner import training
+from rlboost_jax.learner.setup import fit
+from rlboost_jax.learner.setup.makers import Makers
 from rlboost_jax.settings import memory
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.run import RunConfig

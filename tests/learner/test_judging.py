@@ -3,7 +3,12 @@
 import threading
 from types import SimpleNamespace
 
-from rlboost_jax.learner.judging import EVERY_SECONDS, PATIENCE_SECONDS, JudgingLines, shown
+from rlboost_jax.learner.episodes.judging import (
+    EVERY_SECONDS,
+    PATIENCE_SECONDS,
+    JudgingLines,
+    shown,
+)
 from tests import patience
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.learner.kernels import without_compiled
-from rlboost_jax.learner.lessons import lessons_of
 from rlboost_jax.learner.packing import empty
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
-from rlboost_jax.learner.warmup import warm_up
+from rlboost_jax.learner.setup.kernels import without_compiled
+from rlboost_jax.learner.setup.lessons import lessons_of
+from rlboost_jax.learner.setup.warmup import warm_up
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.load import run_config

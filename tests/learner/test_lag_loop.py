@@ -16,16 +16,16 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
-from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.learner.episodes.trajectory import Trajectory
+from rlboost_jax.learner.fleet.link import ManagerLink
+from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.packing import by_sample
 from rlboost_jax.learner.processes.leading import Followers
 from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import abstract_state, init_state
-from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.learner.versions import AtHand, Versions, restored_versions
 from rlboost_jax.models.params import init_params, params_digest

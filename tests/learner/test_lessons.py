@@ -11,9 +11,9 @@ from rlboost_jax.data.vocabulary import ANSWER, BEGIN, END, EQUALS
 from rlboost_jax.environments.builtin.drawers import Drawers
 from rlboost_jax.environments.builtin.higher_lower import HigherLower
 from rlboost_jax.environments.prompt_renderer import TokenRenderer, UnencodableObservation
-from rlboost_jax.learner.lessons import EpisodeLessons, TaskLessons, lessons_of
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import fill
-from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.setup.lessons import EpisodeLessons, TaskLessons, lessons_of
 from rlboost_jax.settings.data import TaskConfig
 from rlboost_jax.settings.environment import EnvironmentConfig
 from rlboost_jax.settings.errors import ConfigError

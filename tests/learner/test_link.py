@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages
 from rlboost_jax.learner.event_loop import EventLoopThread
-from rlboost_jax.learner.link import (
+from rlboost_jax.learner.fleet.link import (
     DISK_TIMES,
     ManagerLink,
     ManagerLost,

@@ -9,7 +9,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.engine.dispatches import Dispatch
-from rlboost_jax.learner.local_batch import LocalBatch
+from rlboost_jax.learner.evaluation.local_batch import LocalBatch
 from rlboost_jax.sequences.identities import Batch, Version
 
 END = 1

@@ -15,14 +15,14 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
-from rlboost_jax.learner.checkpoint_extra import window_of
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.extra import window_of
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.learner.fleet.link import ManagerLink
+from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
-from rlboost_jax.learner.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.processes.leading import Followers
 from rlboost_jax.learner.publisher import Publisher
-from rlboost_jax.learner.reserved import ReservedEngines
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.update.learner import Learner, learner_of

@@ -18,7 +18,7 @@ from configs import tiny
 from rlboost_jax.credentials import read_credentials
 from rlboost_jax.host.processes import start_time
 from rlboost_jax.learner.event_loop import EventLoopThread
-from rlboost_jax.learner.manager_process import (
+from rlboost_jax.learner.fleet.manager_process import (
     ManagerMisconfigured,
     ManagerNotStarted,
     ManagerProcess,

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
-from rlboost_jax.learner.trajectory import Group
 
 
 @st.composite

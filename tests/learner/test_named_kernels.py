@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.learner import kernels, training
-from rlboost_jax.learner.makers import Makers
+from rlboost_jax.learner import training
+from rlboost_jax.learner.setup import kernels
+from rlboost_jax.learner.setup.makers import Makers
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.qualification.learner_start import KernelNotAvailable
 from rlboost_jax.settings.load import run_config

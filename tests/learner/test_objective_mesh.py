@@ -12,7 +12,7 @@ from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.programs.policy import PolicyPrograms
-from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh
 

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.estimates import Estimates
+from rlboost_jax.learner.episodes.estimates import Estimates
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.packing import by_sample
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
-from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.models.params import init_params

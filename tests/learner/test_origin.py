@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlboost_jax.learner.origin import OriginChanged, keep_origin
+from rlboost_jax.learner.checkpoints.origin import OriginChanged, keep_origin
 
 
 @pytest.fixture

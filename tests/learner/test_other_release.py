@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rlboost_jax.learner.link import OtherRelease, _decoded
+from rlboost_jax.learner.fleet.link import OtherRelease, _decoded
 
 
 @pytest.mark.parametrize("frame", [["BatchReport", 0, "x"], ["Unheard", 1], {"a": 1}])

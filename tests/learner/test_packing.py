@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import (
     DoesNotFit,
     batch_shapes,
@@ -11,7 +12,6 @@ from rlboost_jax.learner.packing import (
     pack,
     update_divisor,
 )
-from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.sequences.sequence import Sequence
 
 ROW_TOKENS = 16

@@ -11,7 +11,7 @@ import pytest
 from rlboost_jax.credentials import Credentials, Endpoint
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.event_loop import EventLoopThread
-from rlboost_jax.learner.reserved import ReservedEngine, ReservedEngineLost, ReservedEngines
+from rlboost_jax.learner.fleet.reserved import ReservedEngine, ReservedEngineLost, ReservedEngines
 from rlboost_jax.observe.clocks import Clock
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.rollout.client import InstanceClient

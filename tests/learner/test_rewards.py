@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.episodes import Episode
-from rlboost_jax.learner.estimates import Estimates
+from rlboost_jax.learner.episodes.assembly import Episode
+from rlboost_jax.learner.episodes.collector import StepCollector
+from rlboost_jax.learner.episodes.estimates import Estimates
 from rlboost_jax.learner.guards import RewardsFailed, check_judged
 from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.intake import Intake

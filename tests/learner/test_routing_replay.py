@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from rlboost_jax.learner.episodes.trajectory import Trajectory, trajectories_digest
 from rlboost_jax.learner.packing import fill
 from rlboost_jax.learner.programs.policy import PolicyPrograms
-from rlboost_jax.learner.trajectory import Trajectory, trajectories_digest
 from rlboost_jax.models.forward import hidden_states_and_experts
 from rlboost_jax.models.params import init_params
 from rlboost_jax.models.sharding import make_mesh

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.samples import reward_parts, sample_rows, samples_due
+from rlboost_jax.learner.episodes.samples import reward_parts, sample_rows, samples_due
 from rlboost_jax.sequences.sequence import Sequence
 
 STOP = 1

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import (
@@ -19,7 +20,6 @@ from rlboost_jax.learner.stream.step_stream import (
     Update,
     Wait,
 )
-from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import Sequence
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rlboost_jax.learner import preparation
+from rlboost_jax.learner.setup import preparation
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.trajectory import trajectories_digest
+from rlboost_jax.learner.episodes.trajectory import trajectories_digest
 from rlboost_jax.sequences.sequence import Sequence
 
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import pack, update_divisor
 from rlboost_jax.learner.programs.objective import objective
-from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.presets import PRESETS
 from tests.oracles import torch_oracle

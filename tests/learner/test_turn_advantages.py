@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlboost_jax.algorithms.advantages import STD_FLOOR
-from rlboost_jax.learner.estimates import Estimates, Scores
-from rlboost_jax.learner.trajectory import Trajectory
+from rlboost_jax.learner.episodes.estimates import Estimates, Scores
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.presets import PRESETS
 from tests.sequences.given import with_given

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax import messages as m
-from rlboost_jax.learner.collector import StepCollector
-from rlboost_jax.learner.estimates import Estimates, Scores
+from rlboost_jax.learner.episodes.collector import StepCollector
+from rlboost_jax.learner.episodes.estimates import Estimates, Scores
+from rlboost_jax.learner.episodes.samples import sample_rows
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import by_sample, pack, update_divisor
-from rlboost_jax.learner.samples import sample_rows
-from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.models.params import init_params
 from rlboost_jax.sequences.identities import Work

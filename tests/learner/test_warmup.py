@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlboost_jax.data.tasks import Task
-from rlboost_jax.learner.lessons import TaskLessons, lessons_seed
-from rlboost_jax.learner.warmup import LOOK_EVERY, warm_up
+from rlboost_jax.learner.setup.lessons import TaskLessons, lessons_seed
+from rlboost_jax.learner.setup.warmup import LOOK_EVERY, warm_up
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.models.sharding import make_mesh
 

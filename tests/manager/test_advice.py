@@ -8,7 +8,7 @@ import pytest
 from rlboost_jax.manager.policies.advice import advise, report
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import write_run_config
-from rlboost_jax.simulator.advice import of_run, of_simulation
+from rlboost_jax.simulator.calibration.advice import of_run, of_simulation
 from tests.simulator.conftest import make_config
 from tests.simulator.test_calibration import run_config, simulated_run
 

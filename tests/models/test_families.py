@@ -14,10 +14,10 @@ from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.sequences.identities import Batch, Work
-from rlboost_jax.settings.families import FAMILIES
-from rlboost_jax.settings.huggingface import to_huggingface
+from rlboost_jax.settings.huggingface.config import to_huggingface
+from rlboost_jax.settings.huggingface.families import FAMILIES
+from rlboost_jax.settings.huggingface.sources import source_fields
 from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.sources import source_fields
 from tests import small
 from tests.models.checkpoints import CASES, PLAIN_WEIGHTS, SIZES, checkpoint, logits_of
 

@@ -19,7 +19,7 @@ from rlboost_jax.observe.summary import summarize
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.settings.validate import check_files
+from rlboost_jax.settings.validation.run import check_files
 from tests.observe.conftest import row, sample
 
 RUN_ID = "0123456789abcdef0123456789abcdef"

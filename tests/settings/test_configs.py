@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.learner import fit
+from rlboost_jax.learner.setup import fit
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.memory import (
     learner_bytes_per_device,

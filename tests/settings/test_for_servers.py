@@ -17,7 +17,7 @@ from configs import (
 from rlboost_jax.settings.changes import differences
 from rlboost_jax.settings.for_servers import for_servers, sent_to_servers
 from rlboost_jax.settings.load import run_config_from_dict, to_dict
-from rlboost_jax.settings.validate import check
+from rlboost_jax.settings.validation.run import check
 
 SECRET = "sk-judge-0123"
 FILES = (

@@ -7,12 +7,12 @@ import pytest
 
 from configs import base
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.families import FAMILIES
-from rlboost_jax.settings.huggingface import from_huggingface, to_huggingface
+from rlboost_jax.settings.huggingface.config import from_huggingface, to_huggingface
+from rlboost_jax.settings.huggingface.families import FAMILIES
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.memory import num_parameters
 from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.validate import check_model
+from rlboost_jax.settings.validation.run import check_model
 
 # What the published files say, in the older form, less what no reader of them needs. The numbers
 # of parameters are those of their safetensors.

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.settings import sources
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.huggingface import sources
 from rlboost_jax.settings.load import run_config, to_dict
 from tests.settings.test_huggingface import PUBLISHED
 

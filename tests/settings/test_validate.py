@@ -15,7 +15,7 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
 from rlboost_jax.settings.model import LoraConfig
 from rlboost_jax.settings.plan import plan_text
-from rlboost_jax.settings.validate import MAX_GROUP, MAX_TRAINED, check_files
+from rlboost_jax.settings.validation.run import MAX_GROUP, MAX_TRAINED, check_files
 
 
 def changed(changes: dict[str, object]) -> ConfigDict:

@@ -1,7 +1,7 @@
 """The trainer of a simulated run: batches, checkpoints, crashes, and its link to the manager.
 
 It checks all that it is given, bit for bit. What it has said and must say again on a new stream is
-what `rlboost_jax.learner.link.ManagerLink` says again.
+what `rlboost_jax.learner.fleet.link.ManagerLink` says again.
 """
 
 import itertools

@@ -4,7 +4,7 @@ import pytest
 
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.traces import TraceRow
-from rlboost_jax.simulator.availability import cut, keep, of_counts, read_availability
+from rlboost_jax.simulator.market.availability import cut, keep, of_counts, read_availability
 
 BAMBOO = "0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n120000,remove,b\n"
 PARCAE = "0,2\n60000,1\n120000,1\n180000,3\n"

@@ -17,12 +17,12 @@ from rlboost_jax.manager.events import Record
 from rlboost_jax.observe.events import FILE, EventsWriter, read_events
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config_from_dict, write_run_config
-from rlboost_jax.simulator.calibration import calibrate
-from rlboost_jax.simulator.fits import non_negative, resampled
+from rlboost_jax.simulator.calibration.calibrate import calibrate
+from rlboost_jax.simulator.calibration.fits import non_negative, resampled
+from rlboost_jax.simulator.calibration.observed import observed
 from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.load import sim_config, to_dict
-from rlboost_jax.simulator.markets import Change, static
-from rlboost_jax.simulator.observed import observed
+from rlboost_jax.simulator.market.markets import Change, static
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 

@@ -11,7 +11,7 @@ import pytest
 from experiments import plots
 from experiments.lag import trace
 from experiments.policies import foresight, windows
-from rlboost_jax.simulator.markets import Change, Market
+from rlboost_jax.simulator.market.markets import Change, Market
 from tests.notebooks import code_cells
 
 NAMES = sorted(path.parent.name for path in plots.FOLDER.glob("*/notebook.ipynb"))

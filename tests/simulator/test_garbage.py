@@ -6,11 +6,12 @@ import weakref
 
 import pytest
 
-from rlboost_jax.simulator import garbage, mix_run
-from rlboost_jax.simulator.mix_run import horizon_of, run_mix
-from rlboost_jax.simulator.mixes import Mix
-from rlboost_jax.simulator.prices import InstanceType, PriceList
-from rlboost_jax.simulator.purchase import purchase_of
+from rlboost_jax.simulator import garbage
+from rlboost_jax.simulator.plan import mix_run
+from rlboost_jax.simulator.plan.mix_run import horizon_of, run_mix
+from rlboost_jax.simulator.plan.mixes import Mix
+from rlboost_jax.simulator.plan.prices import InstanceType, PriceList
+from rlboost_jax.simulator.plan.purchase import purchase_of
 from rlboost_jax.simulator.run import simulate
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config

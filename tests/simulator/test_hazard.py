@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax.settings.traces import TraceRow
-from rlboost_jax.simulator.hazard import HOUR, draw, fit
+from rlboost_jax.simulator.market.hazard import HOUR, draw, fit
+from rlboost_jax.simulator.market.renewal import interrupted
 from rlboost_jax.simulator.records import HazardConfig
-from rlboost_jax.simulator.renewal import interrupted
 
 CALM = HazardConfig(
     machines=10.0, lifetime_hours=0.5, batch_size=1.0, drought_hours=0.0, drought_gap_hours=0.0

@@ -17,7 +17,7 @@ from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.settings.load import run_config_from_dict
 from rlboost_jax.simulator import world as simulation
-from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.market.markets import Change, static
 from tests.providers.fake import Cloud, FakeProvider
 from tests.simulator.conftest import make_config
 

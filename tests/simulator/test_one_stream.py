@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.episodes.collector import StepCollector
 from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
@@ -18,7 +18,7 @@ from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.manager.events import FromTrainer, Send
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.rewards.verdict import Verdict, at_once
-from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.market.markets import Change, static
 from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.trainer import STREAM
 from rlboost_jax.simulator.world import World

@@ -8,17 +8,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.simulator.kinds import MachineKind, Machines
-from rlboost_jax.simulator.markets import Change, static
-from rlboost_jax.simulator.mix_bound import Bounds, Least
-from rlboost_jax.simulator.mix_markets import changes
-from rlboost_jax.simulator.mix_run import Sample, horizon_of, run_mix
-from rlboost_jax.simulator.mixes import Mix, Space, space_of
-from rlboost_jax.simulator.pareto import front
-from rlboost_jax.simulator.planning import Limits, plan, processes, settings_of
-from rlboost_jax.simulator.prices import InstanceType, PriceList, ReservedShape
-from rlboost_jax.simulator.purchase import purchase_of
-from rlboost_jax.simulator.search import Search, Task, point_of
+from rlboost_jax.simulator.market.kinds import MachineKind, Machines
+from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.plan.bound import Bounds, Least
+from rlboost_jax.simulator.plan.markets import changes
+from rlboost_jax.simulator.plan.mix_run import Sample, horizon_of, run_mix
+from rlboost_jax.simulator.plan.mixes import Mix, Space, space_of
+from rlboost_jax.simulator.plan.pareto import front
+from rlboost_jax.simulator.plan.planning import Limits, plan, processes, settings_of
+from rlboost_jax.simulator.plan.prices import InstanceType, PriceList, ReservedShape
+from rlboost_jax.simulator.plan.purchase import purchase_of
+from rlboost_jax.simulator.plan.search import Search, Task, point_of
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 

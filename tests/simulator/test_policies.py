@@ -5,7 +5,7 @@ import pytest
 
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.economics import dollars
-from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.market.markets import Change, static
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 

@@ -4,8 +4,8 @@ import pytest
 
 from experiments.fleet_pools.fleet import Kind, fluid_bound, lent, tokens_per_dollar, world
 from rlboost_jax.manager.events import Record
-from rlboost_jax.simulator.kinds import machine_name
-from rlboost_jax.simulator.markets import Change
+from rlboost_jax.simulator.market.kinds import machine_name
+from rlboost_jax.simulator.market.markets import Change
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 

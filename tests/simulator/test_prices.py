@@ -8,15 +8,15 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.pool_fleets import pool_mistakes
 from rlboost_jax.simulator.devices import DATA_SHEETS, device_of
-from rlboost_jax.simulator.mixes import Mix, space_of
-from rlboost_jax.simulator.prices import (
+from rlboost_jax.simulator.plan.mixes import Mix, space_of
+from rlboost_jax.simulator.plan.prices import (
     EXAMPLE_FILE,
     InstanceType,
     PriceList,
     ReservedShape,
     read_prices,
 )
-from rlboost_jax.simulator.purchase import purchase_of
+from rlboost_jax.simulator.plan.purchase import purchase_of
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
 from tests.simulator.conftest import make_config
 

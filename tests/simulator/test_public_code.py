@@ -7,7 +7,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Send
-from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.market.markets import Change, static
 from rlboost_jax.simulator.public_code import Controller, PublicCode
 from rlboost_jax.simulator.systems import rows_of
 from rlboost_jax.simulator.world import World

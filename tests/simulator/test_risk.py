@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rlboost_jax.simulator.risk import missed, spread
+from rlboost_jax.simulator.plan.risk import missed, spread
 
 
 @pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (3, 4.303), (6, 2.571)])

@@ -7,8 +7,8 @@ import pytest
 
 from experiments.fleet_pools.fleet import Kind, lent, machines_of, world
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.simulator.kinds import machine_name
-from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.market.kinds import machine_name
+from rlboost_jax.simulator.market.markets import Change, static
 from rlboost_jax.simulator.world import World, settings
 from tests.simulator.conftest import make_config
 

@@ -10,7 +10,7 @@ from rlboost_jax.observe.metrics import KEYS
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.economics import dollars
 from rlboost_jax.simulator.lengths import response_lengths
-from rlboost_jax.simulator.markets import Change, static
+from rlboost_jax.simulator.market.markets import Change, static
 from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.server import Server
 from rlboost_jax.simulator.world import World

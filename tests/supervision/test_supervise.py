@@ -13,7 +13,7 @@ import pytest
 
 from configs import tiny
 from rlboost_jax import supervise
-from rlboost_jax.learner.manager_process import ManagerProcess
+from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.supervise import (

@@ -20,11 +20,12 @@ from typing import Any
 from absl import app
 
 from rlboost_jax import main as product
-from rlboost_jax.learner import preparation, training
-from rlboost_jax.learner.checkpoints import Checkpoints
-from rlboost_jax.learner.link import ManagerLink
+from rlboost_jax.learner import training
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.programs.policy import PolicyPrograms
+from rlboost_jax.learner.setup import preparation
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.rollout.worker import Worker

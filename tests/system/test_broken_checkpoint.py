@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from rlboost_jax.learner.checkpoint_folders import broken_in, steps_in
+from rlboost_jax.learner.checkpoints.folders import broken_in, steps_in
 from rlboost_jax.verify import main as verify
 from tests.system.harness import SHORT, running
 

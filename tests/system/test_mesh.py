@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import abstract_state, make_optimizer
 from rlboost_jax.models.params import flatten_params
 from rlboost_jax.models.sharding import make_mesh

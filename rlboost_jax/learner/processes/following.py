@@ -16,10 +16,9 @@ from typing import Any
 
 from rlboost_jax import compile_cache
 from rlboost_jax.data.open import stop_ids_of
-from rlboost_jax.learner import kernels
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.compiling import show_compiles
-from rlboost_jax.learner.preparation import prepared, programs, restore
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.processes import orders
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.learner.processes.digest import shared_digest
@@ -35,8 +34,9 @@ from rlboost_jax.learner.processes.world import (
     settled,
     tell_all,
 )
+from rlboost_jax.learner.setup import kernels
+from rlboost_jax.learner.setup.preparation import prepared, programs, restore
 from rlboost_jax.learner.state import TrainState
-from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner, learner_of
 from rlboost_jax.learner.versions import DIGESTS, Versions, held_here, restored_versions

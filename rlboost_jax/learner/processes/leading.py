@@ -20,6 +20,7 @@ import jax
 import msgspec
 import numpy as np
 
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.processes import orders
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.learner.processes.digest import shared_digest
@@ -27,7 +28,6 @@ from rlboost_jax.learner.processes.door import Door, new_key
 from rlboost_jax.learner.processes.watch import PeerEnded, Peers
 from rlboost_jax.learner.processes.world import ALONE, JOIN_SECONDS, Tell, World, tell_all
 from rlboost_jax.learner.stream.step_stream import Doubt
-from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.supervision import exits

@@ -19,7 +19,7 @@ made by the last updates, or older ones that are kept.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from rlboost_jax.learner.trajectory import Group, Trajectory
+from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import NO_ACCOUNT
 from rlboost_jax.sequences.sequence import Sequence
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never, runtime_checkable
 
 from rlboost_jax import messages
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.stream.intake import Intake, MeasuredIntake
 from rlboost_jax.learner.stream.step_stream import (
     Asked,
@@ -25,7 +26,6 @@ from rlboost_jax.learner.stream.step_stream import (
     Update,
     Wait,
 )
-from rlboost_jax.learner.trajectory import Group
 from rlboost_jax.sequences.identities import Batch
 
 

@@ -7,7 +7,7 @@ only the latter, and so no stream.
 from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
-from rlboost_jax.learner.collector import StepCollector
+from rlboost_jax.learner.episodes.collector import StepCollector
 from rlboost_jax.learner.stream.step_stream import StepStream
 
 

@@ -6,7 +6,7 @@ Invariant: every prompt of a step is in exactly one micro-batch.
 import math
 from collections.abc import Collection, Iterable
 
-from rlboost_jax.learner.trajectory import Group
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.settings.run import RunConfig
 
 MicroBatch = tuple[int, tuple[Group, ...]]  # index in the update, groups

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
-from rlboost_jax.learner.episodes import Arrivals
+from rlboost_jax.learner.episodes.assembly import Arrivals
+from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling, informative
 from rlboost_jax.learner.stream.micro_batches import MicroBatch, MicroBatches
-from rlboost_jax.learner.trajectory import Group, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.programs.apply import Part
 from rlboost_jax.learner.programs.objective import Sums
-from rlboost_jax.learner.trajectory import Trajectory
 from rlboost_jax.learner.update.tree_sum import TreeSum
 from rlboost_jax.models.params import Params
 

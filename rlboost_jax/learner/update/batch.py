@@ -22,11 +22,11 @@ from statistics import fmean
 import jax
 import numpy as np
 
+from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.guards import StepNotWhole, check_judged, check_whole
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.stream.micro_batches import micro_batches
 from rlboost_jax.learner.stream.step_stream import Doubt
-from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.learner.update.accumulation import Accumulation, Members
 from rlboost_jax.learner.update.diagnosis import culprits
 from rlboost_jax.learner.update.learner import Learner

@@ -6,8 +6,8 @@ from typing import Any
 
 import optax
 
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.guards import MOST_NAMED
-from rlboost_jax.learner.trajectory import Trajectory
 
 Gradients = Callable[[Sequence[Trajectory]], tuple[Any, Any]]  # trajectories → (gradients, sums)
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlboost_jax.learner.doubts import tolerated_gap
-from rlboost_jax.learner.estimates import ByToken, Estimates, Scores
+from rlboost_jax.learner.episodes.estimates import ByToken, Estimates, Scores
+from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.packing import PackedBatch, by_sample, pack
 from rlboost_jax.learner.programs.apply import Part
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.stream.step_stream import Doubt
-from rlboost_jax.learner.trajectory import Group, Trajectory
 from rlboost_jax.models.params import Params
 from rlboost_jax.settings.run import RunConfig
 

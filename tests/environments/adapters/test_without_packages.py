@@ -20,7 +20,7 @@ from rlboost_jax.environments.exercises import Numbers
 from rlboost_jax.environments.factories import maker_of
 from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.validate_environment import BUILT_IN_ENVIRONMENTS
+from rlboost_jax.settings.validation.environment import BUILT_IN_ENVIRONMENTS
 
 ADAPTERS = {
     "openenv": ({"base_url": "http://127.0.0.1:9"}, "openenv", "[openenv]"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from rlboost_jax.learner.checkpoints import Checkpoints
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.versions import restored_versions
 from rlboost_jax.models.params import params_digest
 from rlboost_jax.settings.memory import num_parameters

@@ -1,0 +1,76 @@
+"""The checkpoint whose policy did best on held-out prompts, kept beside the newest ones.
+
+`<workdir>/best/<step>` is a second name (hard links) for the files of that checkpoint, which
+survives when the first one is deleted, and costs no space before. Where a file system has no such
+links it is a copy.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.storage import at_rest, durable
+
+FOLDER: Final = "best"
+FILE: Final = "best.json"
+
+
+class BestCheckpoint:
+    """Of the checkpoints in `<workdir>/checkpoints`.
+
+    Args:
+        checkpoints: whose thread keeps what is offered, after what was saved before.
+    """
+
+    def __init__(self, workdir: Path, checkpoints: Checkpoints) -> None:
+        self._workdir, self._folder = workdir, workdir / FOLDER
+        self._checkpoints = checkpoints
+        self._known = best_step(workdir)
+
+    def offer(self, step: int, accuracy: float) -> bool:
+        """Keep the checkpoint of a step if it exists and none before was as good.
+
+        It is kept soon, or the next call of `checkpoints` raises what went wrong. A crash in the
+        middle leaves the one before.
+
+        Returns:
+            whether it is the best now.
+        """
+        if not self._checkpoints.has(step):
+            return False
+        if self._known is not None and accuracy <= self._known[1]:
+            return False
+        self._known = step, accuracy
+        self._checkpoints.after(lambda: self._keep(step, accuracy))
+        return True
+
+    def _keep(self, step: int, accuracy: float) -> None:
+        place = self._folder / str(step)
+        try:
+            durable.make_folder(self._folder)
+            shutil.rmtree(place, ignore_errors=True)  # of a run that went on from before it
+            shutil.copytree(self._checkpoints.place(step), place, copy_function=_link)
+            durable.sync_tree(place)
+            at_rest.write_sealed(self._folder / FILE, {"step": step, "accuracy": accuracy})
+        except BaseException:  # whatever it was, the folder says which one is there
+            self._known = best_step(self._workdir)
+            raise
+        for other in self._folder.iterdir():
+            if other.is_dir() and other != place:
+                shutil.rmtree(other)
+
+
+def _link(source: str, target: str) -> None:
+    durable.link(Path(source), Path(target))
+
+
+def best_step(workdir: Path) -> tuple[int, float] | None:
+    """Step and accuracy of the best checkpoint; None where none was kept.
+
+    Raises:
+        Damaged: what says so.
+    """
+    path = workdir / FOLDER / FILE
+    values = at_rest.read_sealed(path, f"delete {path.parent}, and the next best is kept")
+    return None if values is None else (int(values["step"]), float(values["accuracy"]))

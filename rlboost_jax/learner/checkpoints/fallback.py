@@ -1,0 +1,117 @@
+"""Which checkpoint a run goes on from: the newest that is sound, on all processes.
+
+One that is not what was written is never trained on. The run goes back to the one before, says so,
+and keeps the broken one aside as `<step>.broken`; what lies between is trained again and, in
+deterministic mode, gives the same bits.
+
+Invariants:
+- all processes go on from the same checkpoint: what one of them cannot read none uses;
+- nothing is moved unless there is a sound one to go on from.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from rlboost_jax.learner.checkpoints import reading as checkpoint_reading
+from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.learner.processes.world import World, tell_all
+
+Tree = TypeVar("Tree")  # a pytree of arrays
+_LETTERS: Final = 300  # of a reason, between processes
+_STEPS: Final = 100  # that are looked at, the newest
+
+
+def newest_sound(
+    checkpoints: Checkpoints, abstract: Tree, world: World, note: Callable[[str], None]
+) -> tuple[Tree, dict[str, Any]] | None:
+    """State and extra of the newest sound checkpoint, which is the newest now; None if there is
+    no checkpoint at all.
+
+    Every process of a trainer calls this at the same point.
+
+    Args:
+        abstract: see `Checkpoints.restore`.
+        note: shows a line to people.
+
+    Raises:
+        CheckpointBroken: none is sound, or what is sound is of another model.
+    """
+    steps, reasons = _steps(checkpoints, world), dict[int, str]()
+    for step in reversed(steps):
+        found, reason = _tried(checkpoints, step, abstract, world)
+        if found is None:
+            reasons[step] = reason
+            continue
+        for broken, why in reasons.items():
+            _put_aside(checkpoints, broken, world)
+            note(
+                f"checkpoint {broken} is broken: {why}; it is kept as {broken}.broken, and the run "
+                f"goes on from checkpoint {step}"
+            )
+        if not checkpoint_reading.has_digests(checkpoints.folder, step):
+            note(f"checkpoint {step} was written without digests: its files cannot be checked")
+        return found
+    if not steps:
+        return None
+    shown = "; ".join(f"{step}: {reason}" for step, reason in reasons.items())
+    raise CheckpointBroken(
+        f"no checkpoint in {checkpoints.folder} is sound ({shown}); bring one back from a copy, or "
+        "begin in a new --workdir"
+    )
+
+
+def _steps(checkpoints: Checkpoints, world: World) -> list[int]:
+    """Of the complete checkpoints, as process 0 sees them."""
+    own = checkpoints.complete()[-_STEPS:]
+    if world.count == 1:
+        return own
+    steps: list[int] = tell_all({"steps": own} if world.leads else None)["steps"]
+    return steps
+
+
+def _tried(
+    checkpoints: Checkpoints, step: int, abstract: Tree, world: World
+) -> tuple[tuple[Tree, dict[str, Any]] | None, str]:
+    """What a checkpoint holds, or None and what is wrong with it on some process.
+
+    Raises:
+        CheckpointBroken: it is as it was written, and cannot be read all the same.
+    """
+    share = (world.index, world.count)
+    if reason := _said(checkpoint_reading.damage(checkpoints.folder, step, share), world):
+        return None, reason
+    found, failure = None, None
+    try:
+        found = checkpoints.restore(step, abstract, checked=True)
+    except CheckpointBroken as error:
+        failure = error
+    reason = _said(str(failure or ""), world)
+    if not reason:
+        return found, ""
+    if checkpoint_reading.has_digests(checkpoints.folder, step):
+        raise failure or CheckpointBroken(reason)
+    return None, reason
+
+
+def _said(reason: str, world: World) -> str:
+    """The first reason of any process; "" where none has one."""
+    if world.count == 1:
+        return reason
+    said = [
+        tell_all({"reason": reason[:_LETTERS]} if world.index == source else None, source=source)
+        for source in range(world.count)
+    ]
+    others = (
+        (each["reason"], f"process {index} of {world.count}: {each['reason']}")
+        for index, each in enumerate(said)
+    )
+    return next((line for reason, line in others if reason), "")
+
+
+def _put_aside(checkpoints: Checkpoints, step: int, world: World) -> None:
+    if world.leads:
+        checkpoints.put_aside(step)
+    if world.count > 1:
+        tell_all({})  # the others see it gone
+    checkpoints.look_again()

@@ -1,0 +1,146 @@
+"""Read checkpoints, and say what is wrong with those that are not as they were written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax.host import exhaustion
+from rlboost_jax.learner.checkpoints import folders, leaf_digests, orbax_files
+from rlboost_jax.learner.checkpoints.folders import EXTRA, EXTRA_FILE, STATE, steps_in
+from rlboost_jax.models.params import Params
+from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.storage import at_rest, durable
+from rlboost_jax.storage.durable import Damaged
+
+REASON_LETTERS: Final = 120  # of an error
+
+
+class CheckpointNotFound(Mistake, ValueError):
+    """No complete checkpoint of that step exists."""
+
+
+class CheckpointBroken(Mistake, ValueError):
+    """A checkpoint that was complete cannot be read any more, or is of another model.
+
+    Attributes:
+        reason: the file or array, and what is wrong with it.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+
+def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
+    """What is wrong with the files of a complete checkpoint, in a line; nothing: "".
+
+    Args:
+        share: see `at_rest.faults`.
+    """
+    place = folder / str(step)
+    try:
+        digests = at_rest.described(place)
+    except Damaged as error:
+        return str(error)
+    if digests is None:
+        return "" if folders.is_of_before(place) else f"{place / at_rest.FILE} is missing"
+    files = digests["files"]
+    found = [*at_rest.faults(place, files, share=share), *at_rest.strangers(place, files)]
+    return at_rest.one_line(found)
+
+
+def has_digests(folder: Path, step: int) -> bool:
+    """Those of the release before have none."""
+    return (folder / str(step) / at_rest.FILE).exists()
+
+
+def newest_step(folder: Path) -> int:
+    """Of the complete checkpoints in a folder that may be another process's.
+
+    Raises:
+        CheckpointNotFound: there is none.
+    """
+    if not folder.is_dir():
+        raise CheckpointNotFound(f"{folder} does not exist; give the workdir of a run")
+    newest = max(steps_in(folder), default=None)
+    if newest is None:
+        raise CheckpointNotFound(
+            f"no complete checkpoint is in {folder}; is it a run's, and begun?"
+        )
+    return newest
+
+
+def read_params(folder: Path, step: int, abstract: Params) -> Params:
+    """The parameters of a step alone, on the default device; the folder is left as it is.
+
+    Args:
+        abstract: their shapes and dtypes.
+
+    Raises:
+        CheckpointNotFound: no complete checkpoint of the step is in the folder.
+        CheckpointBroken: its files are damaged, or of another model.
+    """
+    if not folder.is_dir():
+        raise CheckpointNotFound(f"{folder} does not exist; give the workdir of a run")
+    check(folder, step)
+    params: Params = _read(
+        folder, step, STATE, lambda path: {"params": orbax_files.read_params(path, abstract)}
+    )["params"]
+    return params
+
+
+def read_tree(folder: Path, step: int, name: str, abstract: Any) -> Any:
+    """A tree of a checkpoint whose files were checked, as it was in memory when it was saved.
+
+    Args:
+        name: STATE or VERSIONS.
+        abstract: shapes, dtypes and shardings to restore onto.
+
+    Raises:
+        CheckpointBroken: it is damaged, or of another model.
+    """
+    return _read(folder, step, name, lambda path: orbax_files.read(path, abstract))
+
+
+def read_extra(folder: Path, step: int) -> dict[str, Any]:
+    """The JSON values of a checkpoint whose files were checked. Raises CheckpointBroken."""
+    extra: dict[str, Any] = _read(
+        folder, step, EXTRA, lambda path: json.loads((path / EXTRA_FILE).read_bytes())
+    )
+    return extra
+
+
+def check(folder: Path, step: int) -> None:
+    """Raise CheckpointNotFound or CheckpointBroken."""
+    if step not in steps_in(folder):
+        raise CheckpointNotFound(
+            f"checkpoint {step} is not in {folder}; complete ones: {steps_in(folder)}"
+        )
+    if reason := damage(folder, step):
+        raise _broken(folder, step, reason)
+
+
+def _read(folder: Path, step: int, name: str, read: Callable[[Path], Any]) -> Any:
+    """What one part of a checkpoint holds: as it was in memory, where that was digested."""
+    place = folder.absolute() / str(step)  # Orbax takes no other
+    try:
+        tree = read(place / name)
+    except Exception as error:  # Orbax's and tensorstore's, of many kinds
+        if exhaustion.number_of(error) not in (None, *durable.LOST):
+            raise  # this host cannot read anything now
+        reason = " ".join(str(error).split())[:REASON_LETTERS]
+        raise _broken(folder, step, reason) from error
+    expected = (at_rest.described(place) or {}).get("leaves", {}).get(name, {})
+    if wrong := leaf_digests.differing(tree, expected):
+        others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise _broken(folder, step, f"{name}.{wrong[0]}{others} is not what was in memory")
+    return tree
+
+
+def _broken(folder: Path, step: int, reason: str) -> CheckpointBroken:
+    return CheckpointBroken(
+        f"checkpoint {step} in {folder} cannot be read; complete ones are {steps_in(folder)}, take "
+        f"another or remove the newest: {reason}",
+        reason,
+    )

@@ -1,0 +1,88 @@
+"""The environment of a run, as the training loop knows it."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from rlboost_jax import messages
+from rlboost_jax.data.exercises import Prompt
+from rlboost_jax.environments.exercises import EpisodeExercises
+from rlboost_jax.environments.hosted import Problem
+from rlboost_jax.learner.episodes.assembly import Episode
+from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.sequences.identities import Batch, Work
+
+PromptOf = Callable[[Work], Prompt | None]
+
+
+@runtime_checkable
+class EpisodesLike(Protocol):
+    """What a training loop needs of an environment."""
+
+    @property
+    def turns(self) -> int:
+        """That an episode may have."""
+        ...
+
+    def begin(self, batch: Batch, prompt_of: PromptOf) -> None:
+        """A batch begins; before the manager hears of it.
+
+        Args:
+            prompt_of: of an episode, in any thread; None: the batch has no such.
+        """
+        ...
+
+    def judge(self, prompt: Prompt, episode: Episode, /) -> Future[Verdict]:
+        """What a whole episode is worth."""
+        ...
+
+    def over(self, batch: Batch) -> None:
+        """Nothing more comes of a batch."""
+        ...
+
+
+class Environments:
+    """That of the run's exercises."""
+
+    def __init__(self, exercises: EpisodeExercises, turns: int) -> None:
+        self._exercises, self._service, self.turns = exercises, exercises.service, turns
+
+    def connect(
+        self,
+        folder: Path,
+        run_id: str,
+        *,
+        answer: Callable[[messages.Answer], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        """Before the first batch; see `EpisodeService.connect`."""
+        self._service.connect(folder, run_id, answer=answer, fail=fail)
+
+    def take(self, parked: messages.Parked) -> None:
+        """A turn is over; of any thread."""
+        self._service.take(parked)
+
+    def begin(self, batch: Batch, prompt_of: PromptOf) -> None:
+        def problem(work: Work) -> Problem | None:
+            prompt = prompt_of(work)
+            found: Problem | None = prompt.problem if prompt is not None else None
+            return found
+
+        self._service.begin(batch, problem)
+
+    def judge(self, prompt: Prompt, episode: Episode, /) -> Future[Verdict]:
+        last = episode.sequences[-1]
+        number = len(episode.sequences) - 1
+        worth = self._service.judge(
+            episode.work,
+            number,
+            episode.attempts[-1],
+            last.continuation,
+            last.runs[1:],
+            last.logprobs,
+        )
+        return self._exercises.judged(prompt, episode.response, worth)
+
+    def over(self, batch: Batch) -> None:
+        self._service.over(batch)

@@ -1,0 +1,223 @@
+"""Advantages of trajectories, each as early as it can be known.
+
+Most need nothing but the rewards of a group. A KL in the reward needs log-probabilities, and
+generalised advantages need a critic, so they wait for the learner's look at the micro-batch;
+whitening needs every reward of the batch, so nothing whitened is trained on before all is in.
+
+Only sampled tokens have rewards, values and advantages. Token by token, what is given between two
+of them takes no time: the second comes right after the first. That is so from one sequence of an
+episode to the next as well: an advantage is an episode's, or of a turn of it, and not a sequence's.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.algorithms.advantages import group_advantages, turn_advantages, whitened
+from rlboost_jax.algorithms.kl import kl_rewards
+from rlboost_jax.algorithms.returns import generalized_advantages, rewards_to_go
+from rlboost_jax.algorithms.shaping import overlong_penalty
+from rlboost_jax.learner.episodes.trajectory import Trajectory
+from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.settings.algorithm import AlgorithmConfig, GroupAdvantage
+
+ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each sampled token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What learner and critic say of responses before the first update of their batch."""
+
+    policy: ByToken = field(default_factory=dict)  # log-probabilities as sampled, nats
+    whole: ByToken = field(default_factory=dict)  # under the whole softmax
+    reference: ByToken = field(default_factory=dict)  # the same of the reference model
+    values: ByToken = field(default_factory=dict)  # in units of reward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimates:
+    """How one run turns rewards into advantages."""
+
+    algorithm: AlgorithmConfig
+    max_response_tokens: int
+    stop_ids: tuple[int, ...]
+
+    @property
+    def by_rewards_alone(self) -> bool:
+        """Whether the rewards of a group are all that its advantages need."""
+        return not (self.algorithm.kl_in_reward or self.algorithm.has_critic)
+
+    def of_group(self, members: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        """The trajectories of one prompt with all that their rewards alone can tell."""
+        members = [replace(t, trained=self._trained(t)) for t in members]
+        return self._estimated(members, None) if self.by_rewards_alone else tuple(members)
+
+    def evaluated(self, members: Sequence[Trajectory], found: Scores) -> tuple[Trajectory, ...]:
+        """The same of a group that the learner has looked at."""
+        members = [
+            replace(
+                t,
+                old_logprobs=found.policy.get(t.sample),
+                old_values=found.values.get(t.sample),
+            )
+            for t in members
+        ]
+        return tuple(members) if self.by_rewards_alone else self._estimated(members, found)
+
+    def of_batch(self, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        """All trajectories of a batch, whitened if the algorithm is. What was left out is neither
+        in mean nor in deviation.
+
+        Args:
+            trajectories: in (prompt, sample) order.
+        """
+        counted = [t for t in trajectories if not t.left_out]
+        if not (self.algorithm.whiten and counted):
+            return tuple(trajectories)
+        advantages = whitened([_by_token(t) for t in counted])
+        white = {
+            t.sample: replace(t, advantages=values.astype(np.float32))
+            for t, values in zip(counted, advantages, strict=True)
+        }
+        return tuple(white.get(t.sample, t) for t in trajectories)
+
+    def kl_of(self, t: Trajectory, found: Scores) -> float:
+        """Sum of a response's KL estimates, nats; 0 unless the KL is in the reward."""
+        if not self.algorithm.kl_in_reward:
+            return 0.0
+        return -float(self._kl_rewards(t, found, coefficient=1.0).sum())
+
+    def shaped(self, trajectory: Trajectory) -> float:
+        """The reward that advantages are made of; the reward itself goes into the metrics."""
+        algorithm = self.algorithm
+        if not algorithm.overlong_penalty:
+            return trajectory.reward
+        return trajectory.reward - overlong_penalty(
+            trajectory.num_sampled,
+            max_tokens=self.max_response_tokens,
+            band_tokens=algorithm.overlong_band * self.max_response_tokens,
+            penalty=algorithm.overlong_penalty,
+        )
+
+    def _trained(self, t: Trajectory) -> bool:
+        cut_off = not stopped(t.sequences[-1].sampled_tokens, self.stop_ids)
+        return not (t.left_out or (self.algorithm.overlong_filter and cut_off))
+
+    def _estimated(
+        self, members: Sequence[Trajectory], found: Scores | None
+    ) -> tuple[Trajectory, ...]:
+        advantage = self.algorithm.advantage
+        match advantage:
+            case "return":
+                return tuple(self._with_returns(t, self._in_turns(t, found)) for t in members)
+            case "gae":
+                return tuple(self._with_values(t, self._in_turns(t, found)) for t in members)
+            case _:  # a `GroupAdvantage`
+                return self._compared(members, found, advantage)
+
+    def _compared(
+        self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
+    ) -> tuple[Trajectory, ...]:
+        """What was left out of the group is compared with nothing, and nothing with it."""
+        counted = [t for t in members if not t.left_out]
+        match self.algorithm.turn_advantages:
+            case "episode":
+                episodes = self._of_episodes(counted, found, advantage)
+                compared = [
+                    replace(t, advantage=float(value))
+                    for t, value in zip(counted, episodes, strict=True)
+                ]
+            case "turn":
+                compared = _by_turn(counted, self._of_turns(counted, found, advantage))
+            case "both":
+                turns = self._of_turns(counted, found, advantage)
+                episodes = self._of_episodes(counted, found, advantage)
+                sums = [values + value for values, value in zip(turns, episodes, strict=True)]
+                compared = _by_turn(counted, sums)
+            case _:
+                assert_never(self.algorithm.turn_advantages)
+        done = {t.sample: t for t in compared}
+        return tuple(done.get(t.sample, t) for t in members)
+
+    def _of_episodes(
+        self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
+    ) -> NDArray[np.float64]:
+        """Of each."""
+        outcomes = np.array([self._rewards(t, found).sum() for t in members])
+        return group_advantages(outcomes, advantage=advantage, deviation=self.algorithm.deviation)
+
+    def _of_turns(
+        self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
+    ) -> list[NDArray[np.float64]]:
+        """Of each, by turn."""
+        returns = []
+        for t in members:
+            firsts = np.cumsum((0, *t.turns[:-1]))
+            by_turn = np.add.reduceat(self._in_turns(t, found), firsts)
+            returns.append(rewards_to_go(by_turn, discount=self.algorithm.turn_discount))
+        return turn_advantages(returns, advantage=advantage, deviation=self.algorithm.deviation)
+
+    def _rewards(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
+        """By token: what the KL takes from each, and the outcome at the last one."""
+        rewards = np.zeros(t.num_sampled)
+        if self.algorithm.kl_in_reward and found is not None:
+            rewards += self._kl_rewards(t, found, coefficient=self.algorithm.kl_coefficient)
+        rewards[-1] += self.shaped(t)
+        return rewards
+
+    def _in_turns(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
+        """The same with each turn's reward at its last token. What the turns' rewards do not add
+        up to (a reward function's part, a penalty) stays at the last one."""
+        rewards = self._rewards(t, found)
+        if t.turn_rewards:
+            rewards[-1] -= math.fsum(t.turn_rewards)
+            rewards[np.cumsum(t.turns) - 1] += t.turn_rewards
+        return rewards
+
+    def _kl_rewards(
+        self, t: Trajectory, found: Scores, *, coefficient: float
+    ) -> NDArray[np.float64]:
+        return kl_rewards(
+            found.whole[t.sample],
+            found.reference[t.sample],
+            estimator=self.algorithm.kl_estimator,
+            coefficient=coefficient,
+        )
+
+    def _with_returns(self, t: Trajectory, rewards: NDArray[np.float64]) -> Trajectory:
+        advantages = rewards_to_go(rewards, discount=self.algorithm.discount)
+        return replace(t, advantages=advantages.astype(np.float32))
+
+    def _with_values(self, t: Trajectory, rewards: NDArray[np.float64]) -> Trajectory:
+        algorithm = self.algorithm
+        if t.old_values is None:
+            raise ValueError(f"sample {t.sample} has no values of the critic")
+        advantages, returns = generalized_advantages(
+            rewards,
+            t.old_values.astype(np.float64),
+            discount=algorithm.discount,
+            gae_lambda=algorithm.gae_lambda,
+        )
+        return replace(
+            t, advantages=advantages.astype(np.float32), returns=returns.astype(np.float32)
+        )
+
+
+def _by_turn(
+    members: Sequence[Trajectory], advantages: Sequence[NDArray[np.float64]]
+) -> list[Trajectory]:
+    """With an advantage for each turn, which all its tokens have."""
+    return [
+        replace(t, advantages=np.repeat(values, t.turns).astype(np.float32))
+        for t, values in zip(members, advantages, strict=True)
+    ]
+
+
+def _by_token(t: Trajectory) -> NDArray[np.float64]:
+    if t.advantages is not None:
+        return t.advantages.astype(np.float64)
+    return np.full(t.num_sampled, t.advantage)

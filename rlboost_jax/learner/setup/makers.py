@@ -1,0 +1,83 @@
+"""What is chosen before the first device is touched, and who makes what a session is made of."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from rlboost_jax.learner.fleet.link import ManagerLink
+from rlboost_jax.learner.fleet.manager_process import ManagerProcess
+from rlboost_jax.learner.fleet.reserved import ReservedEngines
+from rlboost_jax.learner.processes.world import World, agreed, check_mesh
+from rlboost_jax.learner.setup import fit, kernels
+from rlboost_jax.learner.setup.preparation import programs
+from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.observe.console import Console
+from rlboost_jax.observe.tracker import Tracker
+from rlboost_jax.observe.trackers import chosen_trackers
+from rlboost_jax.qualification.start import published_run, trainer_run
+from rlboost_jax.rollout.instance import engine_of
+from rlboost_jax.settings.changes import Change, settings_at
+from rlboost_jax.settings.load import Origin
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.weights.snapshots import SnapshotStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Makers:
+    """Who makes what a session is made of. A test gives others."""
+
+    kernels: Callable[[RunConfig, Path, Callable[[str], None]], RunConfig] = trainer_run
+    console: Callable[..., Console] = Console
+    fits: Callable[..., None] = fit.check_devices
+    programs: Callable[..., Any] = programs
+    manager: Callable[..., ManagerProcess] = ManagerProcess
+    link: Callable[..., ManagerLink] = ManagerLink
+    engine: Callable[..., Any] = engine_of
+    reserved: Callable[..., ReservedEngines] = ReservedEngines
+    snapshots: Callable[..., SnapshotStore] = SnapshotStore
+    trackers: Callable[..., list[Tracker]] = chosen_trackers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is settled before anything is written."""
+
+    run: RunConfig  # with the learner's own kernels
+    own: RunConfig  # with those of the trainer's engines, too
+    published: RunConfig  # of the folder, for later starts and for servers
+    mesh: Mesh
+    lines: tuple[str, ...]  # for a person: what was chosen and why
+    fork: Origin | None = None  # where the run begins, if it has not begun
+
+    def at(self, changes: Sequence[Change], step: int) -> "Plan":
+        """With the settings that a step has."""
+        run, own = (settings_at(each, changes, step) for each in (self.run, self.own))
+        return replace(self, run=run, own=own)
+
+
+def plan_of(
+    run: RunConfig, path: Path, world: World, makers: Makers, fork: Origin | None = None
+) -> Plan:
+    """
+    Args:
+        fork: a run's checkpoint that this one is to begin with: then it runs the same kernels.
+
+    Raises:
+        NotEnoughDevices, IdleProcess, NotEnoughMemory, AttentionNotAvailable, KernelNotAvailable:
+            this trainer's devices cannot do it.
+    """
+    lines: list[str] = []
+    begun = Path(fork.workdir) if fork and not (path / "config.json").exists() else path
+    own = agreed(makers.kernels(run, begun, lines.append), world)
+    published = published_run(run, own)
+    run = replace(published, learner=own.learner)
+    mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
+    kernels.check(run, mesh)
+    if line := kernels.without_compiled(run):
+        lines.append(line)
+    makers.fits(run, list(mesh.devices.flat), lines.append)
+    return Plan(run=run, own=own, published=published, mesh=mesh, lines=tuple(lines), fork=fork)

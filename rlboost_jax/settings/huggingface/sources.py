@@ -1,0 +1,129 @@
+"""Where a checkpoint's files are: a folder, or a name on the Hugging Face hub.
+
+Names go through huggingface_hub, which keeps what it fetched in a cache: offline, a model that was
+fetched once is found again. The package is asked for only when there is such a name.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.settings.huggingface.config import from_huggingface
+
+CONFIG: Final = "config.json"
+WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json")
+# What makes texts of tokens, and says how to sample: copied along when a model is exported.
+TOKENIZER: Final = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+    "generation_config.json",
+)
+
+Hub = Callable[[], Any]
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+
+def _huggingface_hub() -> Any:
+    import huggingface_hub
+
+    return huggingface_hub
+
+
+def source_fields(source: str, *, hub: Hub = _huggingface_hub) -> dict[str, Any]:
+    """Fields of `ModelConfig` that a checkpoint's config.json decides.
+
+    Args:
+        hub: the package that fetches names, as huggingface_hub does; may raise ImportError.
+
+    Raises:
+        ConfigError: there is no such file, or it describes no model that is known here.
+    """
+    path = _config_path(source, hub)
+    return from_huggingface(_values(path), str(path))
+
+
+def source_config(source: str) -> dict[str, Any]:
+    """The contents of config.json; raises ConfigError."""
+    return _values(_config_path(source, _huggingface_hub))
+
+
+def _values(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"config.model.source: cannot read {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"config.model.source: {path} holds no configuration of a model")
+    return values
+
+
+def source_folder(source: str, patterns: tuple[str, ...], *, hub: Hub = _huggingface_hub) -> Path:
+    """The folder with those of a checkpoint's files that match, fetched if need be.
+
+    Args:
+        hub: see `source_fields`.
+
+    Raises:
+        ConfigError: the folder does not exist, or the name cannot be fetched.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    name, revision = _hub_name(source)
+    fetch = _package(source, hub).snapshot_download
+    try:
+        return Path(fetch(name, revision=revision, allow_patterns=list(patterns)))
+    except Exception as error:  # a zoo: of the hub, of HTTP libraries, of the system
+        raise _not_fetched(source, error) from error
+
+
+def _config_path(source: str, hub: Hub) -> Path:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / CONFIG).is_file():
+            raise ConfigError(
+                f"config.model.source: {folder} has no {CONFIG}; name the folder of a checkpoint"
+            )
+        return folder / CONFIG
+    name, revision = _hub_name(source)
+    fetch = _package(source, hub).hf_hub_download
+    try:
+        return Path(fetch(name, CONFIG, revision=revision))
+    except Exception as error:  # see source_folder
+        raise _not_fetched(source, error) from error
+
+
+def _hub_name(source: str) -> tuple[str, str | None]:
+    if not _HUB_NAME.fullmatch(source):
+        raise ConfigError(
+            f"config.model.source is {source!r}: no such folder, and no name on the hub either, "
+            'which looks like "Qwen/Qwen3-0.6B"'
+        )
+    name, _, revision = source.partition("@")
+    return name, revision or None
+
+
+def _package(source: str, hub: Hub) -> Any:
+    try:
+        return hub()
+    except ImportError:
+        raise ConfigError(
+            f"config.model.source is {source!r}: no such folder, and names on the hub need the "
+            f"package huggingface_hub; name a folder, or {install('hf')}"
+        ) from None
+
+
+def _not_fetched(source: str, error: Exception) -> ConfigError:
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
+    return ConfigError(
+        f"config.model.source is {source!r}: no such folder, and the hub does not give it "
+        f"({type(error).__name__}: {reason}); check the name, the network and HF_TOKEN, or fetch "
+        "it elsewhere and name the folder"
+    )

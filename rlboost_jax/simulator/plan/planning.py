@@ -1,0 +1,219 @@
+"""A plan: what mixes of machines cost and take, which are worth it, and which one to have."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Any, Final
+
+from rlboost_jax.settings.pools import PoolConfig
+from rlboost_jax.simulator.plan.bound import Bounds
+from rlboost_jax.simulator.plan.mix_run import Horizon, Sample, run_mix
+from rlboost_jax.simulator.plan.mixes import Mix, Space, described
+from rlboost_jax.simulator.plan.purchase import Purchase
+from rlboost_jax.simulator.plan.risk import Spread, missed, spread
+from rlboost_jax.simulator.plan.search import Found, Progress, Search, Simulate, Task
+
+Tell = Callable[[Progress], None]
+HOUR: Final = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a run must keep to; 0: it need not."""
+
+    hours: float = 0.0
+    dollars: float = 0.0
+    risk: float = 0.05  # of either that is accepted
+    worth_per_hour: float = 0.0  # dollars that an hour sooner is worth
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """One mix that was simulated with all seeds."""
+
+    mix: Mix
+    name: str
+    shape: str  # of the learner
+    hours: Spread
+    dollars: Spread
+    tokens_per_dollar: float
+    losses: float  # of instances, in the run
+    devices: tuple[str, ...]  # kinds of accelerators, the learner's first
+    late: float  # probability of more than the hours; 0 without a limit
+    over: float  # … of more than the dollars
+    best: bool  # nobody would pass it over
+    seconds_by_seed: tuple[float, ...]
+    dollars_by_seed: tuple[float, ...]
+
+    @property
+    def mixed(self) -> bool:
+        """Its tokens depend on where they are sampled: bits differ between kinds of devices."""
+        return len(self.devices) > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    rows: tuple[PlanRow, ...]  # those nobody would pass over first, the fastest first
+    chosen: PlanRow
+    kept: bool  # whether the chosen one keeps to the limits
+    space: int
+    found: Found
+
+    @property
+    def exact(self) -> bool:
+        """Whether there is no mix that might belong to the best, too."""
+        return not self.found.left
+
+
+def plan(
+    purchase: Purchase,
+    space: Space,
+    horizon: Horizon,
+    limits: Limits,
+    *,
+    simulate: Simulate,
+    budget: int = 0,
+    tell: Tell = lambda progress: None,
+) -> Plan:
+    """
+    Args:
+        simulate: carries out simulations, several at once.
+        budget: of them, at most; 0: as many as it takes.
+
+    Raises ConfigError where a step does not end.
+    """
+    search = Search(
+        space,
+        horizon.seeds,
+        bound=Bounds(purchase, horizon).least,
+        simulate=simulate,
+        budget=budget,
+        tell=tell,
+    )
+    found = search.run()
+    rows = [
+        _row(purchase, mix, samples, horizon, limits, best=mix in found.best)
+        for mix, samples in found.samples.items()
+    ]
+    rows.sort(key=lambda row: (not row.best, row.hours.mean, row.dollars.mean, row.mix))
+    chosen, kept = _chosen(rows, limits)
+    return Plan(rows=tuple(rows), chosen=chosen, kept=kept, space=space.size, found=found)
+
+
+def _row(
+    purchase: Purchase,
+    mix: Mix,
+    samples: Sequence[Sample],
+    horizon: Horizon,
+    limits: Limits,
+    *,
+    best: bool,
+) -> PlanRow:
+    hours = [sample.seconds / HOUR for sample in samples]
+    dollars = [sample.dollars for sample in samples]
+    stretches = max(1.0, horizon.weights[-1])
+    names = [each.name for each in purchase.prices.instances]
+    late = missed(hours, limits.hours, stretches=stretches) if limits.hours else 0.0
+    over = missed(dollars, limits.dollars, stretches=stretches) if limits.dollars else 0.0
+    return PlanRow(
+        mix=mix,
+        name=described(mix, names),
+        shape=purchase.shape_names[mix.reserved],
+        hours=spread(hours, stretches=stretches),
+        dollars=spread(dollars, stretches=stretches),
+        tokens_per_dollar=sum(s.tokens for s in samples) / max(1e-9, sum(dollars)),
+        losses=sum(sample.losses for sample in samples) / len(samples),
+        devices=purchase.devices(mix.counts, mix.reserved),
+        late=late,
+        over=over,
+        best=best,
+        seconds_by_seed=tuple(sample.seconds for sample in samples),
+        dollars_by_seed=tuple(dollars),
+    )
+
+
+def _chosen(rows: Sequence[PlanRow], limits: Limits) -> tuple[PlanRow, bool]:
+    """The cheapest that keeps to the limits, with the time that it takes in dollars; where none
+    does, the one that is least likely to break one."""
+
+    def price(row: PlanRow) -> float:
+        return row.dollars.mean + limits.worth_per_hour * row.hours.mean
+
+    keep = [row for row in rows if max(row.late, row.over) <= limits.risk]
+    if keep:
+        return min(keep, key=lambda row: (price(row), row.mix)), True
+    return min(rows, key=lambda row: (max(row.late, row.over), price(row), row.mix)), False
+
+
+def settings_of(purchase: Purchase, row: PlanRow) -> list[str]:
+    """Lines of a run's configuration that has that mix."""
+    shape = purchase.learners[row.mix.reserved].reserved
+    pools = purchase.machines(row.mix.counts, row.mix.reserved).pools
+    hourly = shape.nodes * shape.price_per_node_hour
+    lines = [f"config.fleet.reserved_price_per_hour = {hourly:.6g}"]
+    if pools:
+        lines += ["config.fleet.pools = (", *(f"    {_entry(pool)}," for pool in pools), ")"]
+    else:
+        lines.append("config.fleet.max_instances = 0")
+    if row.mixed:
+        lines.append(f"config.deterministic = False  # {', '.join(row.devices)} differ in bits")
+    return lines
+
+
+def _entry(pool: PoolConfig) -> str:
+    """As a file has it, without what it does not say."""
+    said = {key: value for key, value in asdict(pool).items() if value not in ("", {})}
+    return repr(said).replace("'", '"')
+
+
+def to_json(
+    found: Plan, purchase: Purchase, horizon: Horizon, limits: Limits, **more: Any
+) -> dict[str, Any]:
+    """`plan.json`."""
+    return {
+        **more,
+        "horizon": asdict(horizon),
+        "limits": asdict(limits),
+        "types": [each.name for each in purchase.prices.instances],
+        "mixes": found.space,
+        "simulated": len(found.found.samples),
+        "ruled_out": found.found.ruled_out,
+        "left": found.found.left,
+        "exact": found.exact,
+        "chosen": found.chosen.name,
+        "chosen_keeps_limits": found.kept,
+        "settings": settings_of(purchase, found.chosen),
+        "rows": [
+            {
+                **{key: value for key, value in asdict(row).items() if key != "mix"},
+                "counts": list(row.mix.counts),
+                "needs_deterministic_false": row.mixed,
+            }
+            for row in found.rows
+        ],
+    }
+
+
+@contextmanager
+def processes(purchase: Purchase, horizon: Horizon, count: int) -> Iterator[Simulate]:
+    """Carries out simulations in so many processes; results are in order."""
+    if count <= 1:
+        yield lambda tasks: [run_mix(purchase, mix, horizon, seed=seed) for mix, seed in tasks]
+        return
+    # What forks inherits threads that others hold locks in; a simulation imports in a second.
+    with get_context("spawn").Pool(count, _begin, (purchase, horizon)) as pool:
+        yield lambda tasks: pool.map(_simulate, tasks, chunksize=1)
+
+
+_OWN: dict[str, Any] = {}  # of a process that simulates
+
+
+def _begin(purchase: Purchase, horizon: Horizon) -> None:
+    _OWN["asked"] = purchase, horizon
+
+
+def _simulate(task: Task) -> Sample:
+    purchase, horizon = _OWN["asked"]
+    mix, seed = task
+    return run_mix(purchase, mix, horizon, seed=seed)

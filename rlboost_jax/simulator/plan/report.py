@@ -1,0 +1,60 @@
+"""A plan for a person."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rlboost_jax.simulator.plan.planning import Limits, Plan, PlanRow, settings_of
+from rlboost_jax.simulator.plan.purchase import Purchase
+
+WIDEST: Final = 40  # characters of a mix's name in the table
+
+
+def report(found: Plan, purchase: Purchase, limits: Limits, *, others: int) -> str:
+    """
+    Args:
+        others: rows besides those nobody would pass over.
+    """
+    return "\n".join(_lines(found, purchase, limits, others))
+
+
+def _lines(found: Plan, purchase: Purchase, limits: Limits, others: int) -> Iterator[str]:
+    best = [row for row in found.rows if row.best]
+    rest = [row for row in found.rows if not row.best][:others]
+    several = len(purchase.learners) > 1
+    width = min(WIDEST, max(len(_name(row, several)) for row in (*best, *rest)))
+    yield _head(width, limits)
+    for row in (*best, *rest):
+        marks = " best" * row.best + " <- chosen" * (row is found.chosen)
+        marks += " needs deterministic=False" * row.mixed
+        yield _row(row, width, limits, several) + marks
+    yield (
+        f"{found.space:,} mixes: {len(found.found.samples):,} simulated, "
+        f"{found.found.ruled_out:,} ruled out by bounds, {found.found.left:,} not looked at"
+    )
+    if not found.exact:
+        yield "not exhaustive: one of those not looked at may be better than the best here"
+    if not found.kept:
+        yield f"no mix keeps to the limits with a risk of {limits.risk:.0%} or less"
+    yield f"to have {found.chosen.name}:"
+    for line in settings_of(purchase, found.chosen):
+        yield f"    {line}"
+
+
+def _head(width: int, limits: Limits) -> str:
+    line = f"{'mix':<{width}} {'hours':>8} {'±':>6} {'worst':>7} {'dollars':>9} {'±':>7} "
+    line += f"{'worst':>8} {'tokens/$':>9}"
+    line += f" {'late':>5}" if limits.hours else ""
+    return line + (f" {'over':>5}" if limits.dollars else "")
+
+
+def _row(row: PlanRow, width: int, limits: Limits, several: bool) -> str:
+    hours, dollars = row.hours, row.dollars
+    line = f"{_name(row, several):<{width}} {hours.mean:>8.2f} {hours.half_width:>6.2f} "
+    line += f"{hours.worst:>7.2f} {dollars.mean:>9.2f} {dollars.half_width:>7.2f} "
+    line += f"{dollars.worst:>8.2f} {row.tokens_per_dollar:>9,.0f}"
+    line += f" {row.late:>5.0%}" if limits.hours else ""
+    return line + (f" {row.over:>5.0%}" if limits.dollars else "")
+
+
+def _name(row: PlanRow, several: bool) -> str:
+    return f"{row.shape}: {row.name}" if several else row.name
