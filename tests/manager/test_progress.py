@@ -91,17 +91,44 @@ def test_the_clock_starts_when_work_comes() -> None:
     assert A in desk.closed()
 
 
-def test_an_answer_to_a_release_is_progress() -> None:
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_answer_to_a_release_is_progress(asked: bool) -> None:
+    """What is given back unasked is none, nor what it does not hold."""
     desk, requests = working()
+    desk.now = 5.0
+    back = m.Released(request_ids=m.pack_ids([requests[0].request_id]))
+    if asked:
+        desk.begin(0, "other parameters", prompts=2)
+        (release,) = desk.sent(m.Release, A)
+        back = m.Released(request_ids=release.request_ids[:4])
     desk.now = 25.0
-    desk.server(A, m.Released(request_ids=m.pack_ids([requests[0].request_id])))
+    desk.server(A, back)
     desk.server(A, m.Released(request_ids=m.pack_ids([777])))
     desk.tick(1.0 + PATIENCE)
+    assert desk.closed() == ({} if asked else {A: "no progress for 30 s"})
+
+
+def test_who_gives_all_work_back_is_not_given_it_for_ever() -> None:
+    desk, requests = working()
+    while not desk.closed():
+        desk.now += 1.0
+        desk.server(A, m.Released(request_ids=m.pack_ids([r.request_id for r in requests])))
+        requests = desk.requests(A)
+        assert requests or desk.closed()
+    assert desk.now == 2.0 + PATIENCE
+    assert desk.closed() == {A: "gave back all that it was given for 30 s"}
+    assert desk.requests(RESERVED), "its work has moved"
+
+
+def test_who_gives_work_back_and_then_a_token_is_of_use() -> None:
+    desk, requests = working()
+    for _ in range(3):
+        desk.now += PATIENCE - 1.0
+        desk.server(A, m.Released(request_ids=m.pack_ids([r.request_id for r in requests])))
+        requests = desk.requests(A)
+        desk.now += 2.0
+        desk.tokens(A, requests[:1], 1, in_flight=4, running=1)
     assert not desk.closed()
-    desk.now = 40.0
-    desk.server(A, m.Released(request_ids=m.pack_ids([777])))  # of what it does not hold
-    desk.tick(25.0 + PATIENCE)
-    assert A in desk.closed()
 
 
 @pytest.mark.parametrize("answers", [True, False])

@@ -257,7 +257,7 @@ def _servers(world: World, known: Balanced) -> None:
     assert list(map(POOL, pools)) == right.pools
     if pools.several:
         for pool in pools:
-            assert right.asked[pool.name] <= max(pool.most, 1)
+            assert right.asked[pool.name] <= pool.most
             assert fleet.free_in(pool.name) <= max(0, pool.most - pool.present)
 
 
@@ -280,8 +280,10 @@ def _fleet_of(world: World, now: list[object], of_streams: list[str]) -> Fleet:
         paid = sum([server.granted for server in own])
         members = of_streams.count(pool.name)
         right.pools.append((len(own), len(standing), waiting, paid, members))
-        asked_for = [s for s in own if s.started_at > -math.inf and s.machine]
-        right.asked[pool.name] = len(asked_for)
+        # Those of managers before are welcome, though the provider had said that they were gone.
+        right.asked[pool.name] = sum(
+            [server.nonce.partition("-")[0] == world.life for server in own]
+        )
     return right
 
 

@@ -105,6 +105,7 @@ class Server:
         self.granted = False  # the provider has said so
         self.frozen = False
         self.stalled = False  # renews its lease and does nothing else
+        self.bounces = False  # gives back what it is given
         self.harmed = False  # by a fault of its own: it may be lost for silence or idleness
         amount = world.lines.get(len(world.servers)) if not reserved else None
         self.line = None if amount is None else line_of(amount, world.seed, len(world.servers))
@@ -156,8 +157,10 @@ class Server:
         )
         if self.reserved and self.version >= 0:
             self._say_ready()
+        if self._share is not None and not self.stalled:
+            self.slots, self._share = self._share.slots, None
         if self.slots < self.most_slots:
-            self.share(self.slots)
+            self.say(self._capacity(self.slots))
         self._renew(self.stream)
 
     def share(self, slots: int, *, frozen: bool = False) -> None:
@@ -165,10 +168,13 @@ class Server:
         if self.frozen:
             self._missed.append(lambda: self.share(slots, frozen=frozen))
             return
-        cache = min(self.cache_tokens, slots * self.world.settings.slot_tokens)
-        self._share = m.Capacity(slots=slots, cache_tokens=cache, frozen=frozen, reason="tenant")
+        self._share = self._capacity(slots, frozen)
         if self.alive and self.stream and not (self._gone or self._busy or self.stalled):
             self._resize()
+
+    def _capacity(self, slots: int, frozen: bool = False) -> m.Capacity:
+        cache = min(self.cache_tokens, slots * self.world.settings.slot_tokens)
+        return m.Capacity(slots=slots, cache_tokens=cache, frozen=frozen, reason="tenant")
 
     def _resize(self) -> None:
         if self._share is None:
@@ -232,7 +238,7 @@ class Server:
                 self._dispatch()
             case m.Release(request_ids=ids):
                 self._asked += m.unpack_ids(ids).tolist()
-                if not self._busy:
+                if not (self._busy or self.stalled):
                     self._release()
             case m.Announce(manifest=chosen):
                 if self.world.trainer.lag and (chosen.version, chosen.params_digest) == (
@@ -283,9 +289,13 @@ class Server:
         return self.frozen or not self.alive or stream != self.stream
 
     def _take(self, request: m.GenerateRequest, digest: str) -> None:
-        if not self.slots or (request.version, digest) != (self.version, self.digest):
+        if (
+            self.bounces
+            or not self.slots
+            or (request.version, digest) != (self.version, self.digest)
+        ):
             self._asked.append(request.request_id)
-            if not self._busy:
+            if not (self._busy or self.stalled):
                 self._release()
             return
         had = m.unpack_tokens(request.response_tokens).tolist()

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.simulate.faults import KINDS, LIMIT, Fault, Run, Schedule
+from tests.simulate.faults import KINDS, Fault, Run, Schedule
 
 MOMENTS = st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.7, 2.0])
 
@@ -58,7 +58,7 @@ class Attack(RuleBasedStateMachine):
         """Once the faults are over all is done, within a bound."""
         if self.run is not None:
             self.run.calm()
-            self.run.finish(self.run.world.now + LIMIT)
+            self.run.finish()
 
 
 Attack.TestCase.settings = settings(

@@ -111,6 +111,11 @@ class World:
         self.journal.close()
         self._folder.cleanup()
 
+    @property
+    def life(self) -> str:
+        """Of the manager: nonces of the servers that it has asked for begin so."""
+        return str(self._lives)
+
     # Time
 
     def clock(self) -> float:
@@ -148,7 +153,7 @@ class World:
         self.prices = {}
         self.journal = self._disk(self._platter, RUN)
         entries, _ = self.journal.read()
-        self.manager = Manager(self.settings, self.clock(), life=str(self._lives))
+        self.manager = Manager(self.settings, self.clock(), life=self.life)
         self._tick_at = float("inf")
         for action in self.manager.recover(entries, self.clock()):
             self._perform(action)

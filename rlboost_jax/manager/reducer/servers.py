@@ -13,6 +13,7 @@ from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.introductions import introduction, welcome
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.renewals import Renewals
+from rlboost_jax.manager.reducer.returns import Returns
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.sharing import Sharing
 from rlboost_jax.manager.settings import Settings
@@ -37,7 +38,6 @@ from rlboost_jax.messages import (
     Spans,
     TokenBatch,
     WeightsRejected,
-    unpack_ids,
 )
 from rlboost_jax.providers.base import Withdrawn
 
@@ -64,6 +64,7 @@ class Servers:
         self._directions = directions
         self._drains = Drains(settings, owners, placements)
         self._renewals = Renewals(owners)
+        self._returns = Returns(settings, placements)
         self._sharing = Sharing(owners, placements)
         self._quarantined: set[str] = set()
         self._ended = EndedStreams()
@@ -89,7 +90,10 @@ class Servers:
             case Renew():
                 return self._renew(instance, message, now)
             case Released():
-                return self._released(instance, message, now)
+                if mistake := self._returns.take(instance, message, now):
+                    self.lose(instance, f"malformed: {mistake}", now)
+                elif reason := self._returns.useless(instance, now):
+                    self._stuck(instance, reason, now)
             case Notice():
                 if mistake := self._drains.notice(instance, message, now):
                     self.lose(instance, f"malformed: {mistake}", now)
@@ -143,11 +147,10 @@ class Servers:
         for instance in list(roster):
             due, reason, stuck = roster.deadline(instance)
             if now >= due:
-                if stuck and not instance.reserved:
-                    roster.banish(instance.name, reason)
-                self.lose(instance, reason, now)
                 if stuck:
-                    self._end(instance)
+                    self._stuck(instance, reason, now)
+                else:
+                    self.lose(instance, reason, now)
             elif now >= self._drains.begins_at(instance):
                 if self._drains.advance(instance, now):
                     self.lose(instance, "it was asked to leave and is still here", now)
@@ -209,6 +212,13 @@ class Servers:
             self._outbox.send(instance.stream, Leave(reason=f"quarantined: {reason}"))
             self.lose(instance, reason, now, kind="quarantined")
             self._end(instance)
+
+    def _stuck(self, instance: Instance, reason: str, now: float) -> None:
+        """It holds its lease and is of no use: it is to end, and another to take its place."""
+        if not instance.reserved:
+            self._roster.banish(instance.name, reason)
+        self.lose(instance, reason, now)
+        self._end(instance)
 
     def _end(self, instance: Instance) -> None:
         """Have the provider end a server of its that may not heed what it is sent; the next one
@@ -327,15 +337,3 @@ class Servers:
                 seconds=message.seconds,
                 fetched_bytes=message.fetched_bytes,
             )
-
-    def _released(self, instance: Instance, message: Released, now: float) -> bool:
-        try:
-            request_ids = unpack_ids(message.request_ids).tolist()
-        except ValueError:
-            self.lose(instance, "malformed: Released with a broken request id", now)
-            return True
-        held = len(instance.held)
-        self._placements.put_back(instance, request_ids)
-        if len(instance.held) < held:
-            instance.activity.progressed(now)
-        return True

@@ -10,6 +10,7 @@ from rlboost_jax.manager.state.usage import Usage
 from rlboost_jax.messages import TokenBatch
 
 Known = tuple[Rollout, int, bool]  # with its length and whether this placement had given tokens
+SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
 
 
 class Activity:
@@ -23,15 +24,16 @@ class Activity:
         batch_at: when the dispatch now running began; inf: none has.
         slowest: dispatch so far, in seconds.
         progress_at: of the last token or answer, or since when it holds work.
+        bounced_at: since when it gives back what nobody asked for, and no token; inf: it does not.
         span: since all its tokens were known; None: it holds nothing.
         worked: it has been given work.
         slot_seconds: from one turn that ends to the next, of late; inf: not known.
         token_seconds: of a token that it samples, of late, among all that it samples; inf.
     """
 
-    __slots__ = ("_compiled", "_freed_at", "_usage", "batch_at", "in_flight", "next_sequence",
-                 "progress_at", "running", "slot_seconds", "slowest", "span", "token_seconds",
-                 "tokens", "waiting", "worked")  # fmt: skip
+    __slots__ = ("_compiled", "_freed_at", "_usage", "batch_at", "bounced_at", "in_flight",
+                 "next_sequence", "progress_at", "running", "slot_seconds", "slowest", "span",
+                 "token_seconds", "tokens", "waiting", "worked")  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self.next_sequence = 0
@@ -42,6 +44,7 @@ class Activity:
         self.batch_at = math.inf
         self.slowest = 0.0
         self.progress_at = now
+        self.bounced_at = math.inf
         self.span: BusySpan | None = None
         self.worked = False
         self.slot_seconds = self.token_seconds = math.inf
@@ -102,7 +105,20 @@ class Activity:
 
     def progressed(self, now: float) -> None:
         """It has given a token of use, or an answer."""
-        self.progress_at = now
+        self.progress_at, self.bounced_at = now, math.inf
+
+    def bounce(self, now: float) -> None:
+        """It has given back what it was not asked for."""
+        self.bounced_at = min(now, self.bounced_at)
+
+    def changed(self) -> None:
+        """It has other parameters or room: what it could not do before it may now."""
+        self.bounced_at = math.inf
+
+    def patience(self, least: float) -> float:
+        """Seconds that it may go without progress. What was slow before may be ten times as slow
+        under load, but nobody earns more than ten times the least by pretending to be."""
+        return max(least, SLOWER * min(self.slowest, least))
 
     def measured(self, known: Iterable[Known], now: float) -> BusySpan | None:
         """Take in what rollouts of a batch got. Where everything is known that it has sampled, a
@@ -143,5 +159,7 @@ class Activity:
     def forgive(self, seconds: float, now: float) -> None:
         """Nothing could be heard of it for so long, by our own fault."""
         self.progress_at = min(now, self.progress_at + seconds)
+        if self.bounced_at < math.inf:
+            self.bounced_at = min(now, self.bounced_at + seconds)
         if self.batch_at < math.inf:
             self.batch_at = min(now, self.batch_at + seconds)

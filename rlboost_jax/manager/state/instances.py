@@ -210,6 +210,8 @@ class Instance:
         if capacity.cache_tokens != self._cache_tokens:
             self._cache_tokens = capacity.cache_tokens
             self.pages = self._empty_pages()
+        if capacity.slots != self.slots:
+            self.activity.changed()
         self.slots, self.frozen = capacity.slots, capacity.frozen
         self.fit(row_tokens)
         self._state_changed()
@@ -242,6 +244,7 @@ class Instance:
     def loaded(self, version: Version, digest: str) -> None:
         """Its engine has these parameters now."""
         self.parameters.loaded(version, digest)
+        self.activity.changed()
         self.pages = self._empty_pages()
         self._state_changed()
 

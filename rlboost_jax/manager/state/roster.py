@@ -21,7 +21,6 @@ MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil 
 MAX_BANISHED = 100  # the oldest may try again, and would be caught again
 REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
 NEWEST_START = 0.3  # weight of the last start-up
-SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
 ANSWER_MISSED = 1.5  # renewals: the age of what one echoes that has missed an answer
 RECEIVES_NOTHING = "it receives nothing from us"
 
@@ -200,16 +199,15 @@ class Roster:
     def deadline(self, instance: Instance) -> tuple[float, str, bool]:
         """When a server counts as lost if nothing changes, why, and whether it is stuck then.
 
-        What was slow before may be ten times as slow under load; but a server cannot earn more
-        than ten times `progress_seconds` by pretending to be. Tokens and answers come over its
-        line, so what its lease has beyond the shortest is added.
+        Tokens and answers come over its line, so what its lease has beyond the shortest is added
+        to its patience.
         """
-        lease, least = self.lease(instance), self._settings.manager.progress_seconds
+        lease = self.lease(instance)
         gone = self._loss_of_line(instance, lease)
         if not instance.held:
             return gone
         activity = instance.activity
-        patience = max(least, SLOWER * min(activity.slowest, least))
+        patience = activity.patience(self._settings.manager.progress_seconds)
         if not instance.reserved:
             patience += lease - self._settings.manager.lease_seconds
         stuck = activity.progress_at + patience, f"no progress for {patience:.3g} s", True
