@@ -1,4 +1,4 @@
-"""`rlboost COMMAND`: all commands, each of which is a module that `python -m` runs as well.
+"""`rlboost COMMAND`: all commands; each is a module that `python -m` runs as well.
 
     python -m rlboost_jax.commands > docs/reference/commands.md
 

@@ -8,7 +8,7 @@ client.pem   what the manager asks a client for
 client.key
 seal.pub     a public key, by which manifests of weights are known to be the trainer's
 
-`RLBOOST_JOIN` in the environment holds such a folder in one piece, for hosts that see no folder.
+`RLBOOST_JOIN` in the environment holds `join/` in one piece, for hosts that do not see the folder.
 
 TLS is spoken and nothing else, on loopback too: any user of a host can listen at the port of a
 manager that has died. The manager proves itself in the handshake, before the token is sent.

@@ -87,7 +87,7 @@ def train(
     In a notebook it shows its progress and the report under the cell.
 
     Args:
-        world: the processes of this trainer, of which this is number 0; None: it is alone.
+        world: the processes of this trainer; this one is number 0. None: it is alone.
         fork: RUN@STEP, the checkpoint of another run to begin with; "": none.
 
     Raises:

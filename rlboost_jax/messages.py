@@ -60,7 +60,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     max_tokens: int  # to be sampled for the whole sequence, whatever part is already there
     stop_ids: tuple[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)], ...]
-    # To be sampled at most in one turn, which is then over as if by its length; 0: no such limit.
+    # Most tokens to sample in one turn, which is then over as if by its length; 0: no limit.
     turn_tokens: Count = 0
 
 
@@ -378,9 +378,9 @@ class ExtendBatch(Message, frozen=True, kw_only=True):
 class Doubt(Message, frozen=True, kw_only=True):
     """The learner's own log-probabilities contradict these finished responses.
 
-    The server that sampled the tokens named is not believed any more; others go on with the
-    responses from before its first token, and they are delivered again: all sequences of such a
-    response, in order, those before the one in doubt included.
+    The server that sampled the named tokens is not believed any more. Other servers continue the
+    responses from before its first token. All sequences of such a response are then delivered
+    again, in order, also those before the doubted one.
     """
 
     batch: Batch
@@ -395,8 +395,8 @@ class Answer(Message, frozen=True, kw_only=True):
     """What the environment says to a parked response, named by work, attempt and turn: whatever
     comes a second time, or late, changes nothing.
 
-    A response that has no room in its slot for what is said, and for all that it may sample yet,
-    is over without it; so is one whose next prompt has no such room.
+    A response is over without the answer if its slot has no room for the answer, or for its next
+    prompt, together with all that it may still sample.
     """
 
     work: Work
@@ -538,8 +538,8 @@ class BatchReport(Message, frozen=True, kw_only=True):
     parked_share: float | None = None  # of its unfinished responses, averaged over its turn
     turns_mean: float | None = None  # of a delivered response, in all its sequences
     sequences_mean: float | None = None
-    # Of the times that a response went on after an answer, the share of those where it did so at
-    # the server that it came from.
+    # How often a response that went on after an answer did so at the server that it came from,
+    # as a share.
     returned_share: float | None = None
     # Of servers that share their device: slots that others had, averaged over its turn; servers
     # that might not grow before the next step; rollouts that they gave back for want of room.

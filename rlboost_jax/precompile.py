@@ -2,10 +2,10 @@
 
     rlboost compile --workdir=runs/mine
 
-The trainer does this for servers of its own kind. For other kinds of devices run it once on a host
-that is yours for the time, with such a device and with the run's folder on a file system that both
-see; never on a machine that others may take. Servers of that kind get the programs as they join,
-sealed with the run's key. Exit status: 0, or 2 on a mistake.
+The trainer does this for servers of its own kind. For another kind of device run it once on a host
+of your own that has one and sees the run's folder; never on a machine that others may take.
+Servers of that kind get the programs as they join, sealed with the run's key. Exit status: 0, or 2
+on a mistake.
 """
 
 import sys

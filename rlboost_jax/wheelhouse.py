@@ -2,7 +2,7 @@
 
     rlboost wheelhouse --to=wheels                    of this installation's versions
     rlboost wheelhouse --to=wheels --add='jax[cuda13]'
-    rlboost wheelhouse --script > bootstrap.py        what such a host runs
+    rlboost wheelhouse --script > bootstrap.py        what a host without them runs
 
 Asks the index that pip is set up for. For hosts of another Python or platform than this one give
 pip's own options: rlboost wheelhouse --to=wheels -- --platform=… --python-version=3.12

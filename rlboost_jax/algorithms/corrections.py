@@ -73,12 +73,12 @@ def kept_weights(
     Args:
         kept: response tokens that are left.
         loss_aggregation: not "constant", whose divisor no token is in.
-        shares: at every position, of its sequence in its response, 1 where that has one sequence:
-            by so much a sequence counts of which something is left. None: all are 1.
+        shares: at every position, its sequence's share of its response, 1 where that has one
+            sequence. A sequence counts by its share if any of its tokens are kept. None: all are 1.
 
     Returns:
         Weights as `packing.py` gives them, and what this batch adds to the update's divisor:
-        tokens that are kept, or responses of which something is.
+        kept tokens, or responses with a kept token.
     """
     ones = kept.astype(jnp.float32)
     counts = segment_sums(ones, segments)

@@ -2,7 +2,7 @@
 
 What messages say is never a control token: a tool's answer that has `<|im_end|>` in it reaches
 the policy as these characters, spelt by ordinary tokens. A control text in a content is cut
-in two by a character that nobody writes, and text is encoded piece by piece between such cuts.
+in two by a character that nobody writes, and the pieces between cuts are encoded one by one.
 """
 
 import json

@@ -57,10 +57,10 @@ class Rows(Protocol):
 def open_rows(
     source: str, format: DataFormat, *, subset: str, split: str, columns: Collection[str]
 ) -> Rows:
-    """The rows of `data.source`, of which only `columns` are needed.
+    """The rows of `data.source`; only `columns` are needed.
 
     Raises:
-        ConfigError: there is no such thing, or it lacks a column.
+        ConfigError: the source does not exist, or it lacks a column.
     """
     source = os.path.expanduser(source)
     kind = _format(source) if format == "auto" else format

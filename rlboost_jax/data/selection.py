@@ -123,7 +123,7 @@ def without(usable: Sequence[Usable], heldout: Iterable[Usable]) -> tuple[list[U
 
 
 def by_hash(usable: Iterable[Usable]) -> list[Usable]:
-    """In an order that says nothing, of which a beginning is a fair sample."""
+    """In an order that says nothing about the rows, so that any first part is a fair sample."""
     return sorted(usable, key=lambda entry: (entry.key, entry.row))
 
 

@@ -1,7 +1,7 @@
-"""What our own programs take, as they did lately: a mean, and how far it is off.
+"""How long our own programs take, from the latest: a mean, and its mean deviation.
 
-As of a round trip's: the newest counts an eighth, its distance from the mean a quarter, and a
-program is taken to last the mean and four such distances.
+Estimated as TCP estimates round trips: the newest counts an eighth in the mean, its deviation a
+quarter in the mean deviation. A program is expected to last the mean and four deviations.
 Source: Jacobson 1988, "Congestion Avoidance and Control".
 """
 

@@ -102,7 +102,7 @@ class Devices:
         return self.first if self._mesh is None else NamedSharding(self._mesh, WHOLE)
 
     def zero_pools(self, part: jax.ShapeDtypeStruct) -> tuple[Array, ...]:
-        """A pool per layer of which each device has such a part."""
+        """A pool of zeros per layer; each device has a part of that shape."""
         layers = range(self._model.num_layers)
         if self._mesh is None:
             with jax.default_device(self.first):

@@ -138,7 +138,7 @@ class Scheduler:
         )
 
     def follow(self, plan: Plan) -> Plan | None:
-        """Decode steps for right after `plan`, of which nothing was reported yet.
+        """Decode steps for right after `plan`, before anything of `plan` was reported.
 
         Every rollout is taken to yield all that it may. One that meets a stop id first is
         passed over on the device, which does not touch its pages: they may be freed as soon as

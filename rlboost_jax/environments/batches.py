@@ -35,7 +35,7 @@ class EpisodesOfBatch:
     ) -> None:
         """
         Args:
-            problems: of the works of the batch's episodes; None: it has no such.
+            problems: of works; None: the work is no episode of the batch.
             room: tokens that the prompt of a later sequence may have.
             say: an answer, about an episode.
         """

@@ -110,7 +110,7 @@ class EpisodeService:
         """An episode's beginning, and its prompt; of any thread.
 
         Where the environment cannot begin it, however often it is tried, its episodes are left out
-        (`environment.on_failure`): their prompt is a single token then, of which nothing counts.
+        (`environment.on_failure`): their prompt is a single token then, and nothing of them counts.
 
         Raises:
             ConfigError: what it says is no prompt of this run, or it is too long.
@@ -140,7 +140,7 @@ class EpisodeService:
         """A batch begins; before the manager hears of it.
 
         Args:
-            problems: of works of the batch, of any thread; None: it has no such.
+            problems: of works, in any thread; None: the work is not in the batch.
         """
         assert self._folder is not None, "connect comes first"
         journal = Journal(self._folder, self._run_id, batch, note=self._note)

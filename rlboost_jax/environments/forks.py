@@ -66,7 +66,7 @@ class Forks:
         """
         self._process = process
         self._begun: asyncio.Queue[tuple[int, asyncio.Future[int]] | None] = asyncio.Queue()
-        # Of processes of which one record has come. An id may be another's later.
+        # Of processes with one record so far. An id may be another's later.
         self._statuses: dict[int, asyncio.Future[int]] = {}
         self._lives = True
         self._task = asyncio.create_task(self._listen())

@@ -123,8 +123,8 @@ class Tool:
             an observation, too.
         idempotent: it may be carried out again where nobody knows whether it was.
         outcome: key → the result of a call that was carried out, or None: it never was. Asked
-            where nobody knows, of a tool that is not idempotent. Without it such an episode
-            fails.
+            for a tool that is not idempotent, where nobody knows whether the call was carried
+            out. Without `outcome` the episode then fails.
         time_limit_seconds: of one call.
     """
 

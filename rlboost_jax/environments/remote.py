@@ -124,7 +124,7 @@ class RemoteWorker:
 
 
 def checked(data: bytes) -> frames.FromWorker:
-    """A frame of another host, of which nothing is believed.
+    """A frame of another host. Nothing in it is believed unchecked.
 
     Raises:
         MsgspecError, BadObservation, ValueError: it is none that may come from a worker that is

@@ -98,7 +98,7 @@ def _serve_here(line: socket.socket, setup: frames.Setup, make: Make) -> None:
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Beyond what is written to already, which is what modules take. Linux only."""
+    """Allow so much memory beyond what is written to now (imported modules). Linux only."""
     try:
         with open("/proc/self/status") as file:
             kilobytes = next(int(row.split()[1]) for row in file if row.startswith("VmData:"))

@@ -32,7 +32,7 @@ class Model:
 
 
 class Backend(Protocol):
-    """Samples turns of sessions, each of which it knows by its id.
+    """Samples turns of sessions, which it knows by their ids.
 
     `turn` yields pieces as they come, or none, and last of all the turn. It raises `ApiError` for
     what can only be known with tokens, such as a context that is full. A caller that stops early

@@ -5,7 +5,7 @@ from typing import Final
 
 Decode = Callable[[Sequence[int]], str]  # of token ids, without special ones
 
-_BYTES: Final = 4  # of a character, at most, each of which may be a token of its own
+_BYTES: Final = 4  # of a character, at most; each may be a token of its own
 _SPARE: Final = 8  # tokens that may yield no character
 _MARKS: Final = "<[{`"  # what a mark or a call may begin with
 _UNFINISHED: Final = "\ufffd"

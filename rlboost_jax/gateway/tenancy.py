@@ -44,7 +44,7 @@ def dues(
 ) -> tuple[tuple[float, float, bool], ...]:
     """What `Queue` says: seconds until due, seconds needed before, whether it is a first token.
 
-    A program with prefill has `token_rows` rows, of which each request that samples takes one. As
+    A program with prefill has `token_rows` rows; each request that samples takes one of them. As
     long as there is prefill, every program has some.
 
     Args:

@@ -28,7 +28,7 @@ def start_time(pid: int, proc: Path = PROC) -> str:
     """When a process began, in the system's own words; "" if it has ended.
 
     Args:
-        proc: where the system tells of processes; `ps` is asked where that is no such place.
+        proc: folder in which the system lists processes; without it `ps` is asked.
     """
     if (proc / "self").is_dir():
         try:

@@ -1,6 +1,6 @@
 """One batch from its begin on: what the manager is asked for, and what has come of it.
 
-With a lag several are open, of which the oldest is trained on; see `stream/lag.py`.
+With a lag several are open, and the oldest is trained on; see `stream/lag.py`.
 """
 
 from collections.abc import Sequence

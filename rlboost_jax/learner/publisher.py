@@ -83,7 +83,7 @@ class Publisher:
             self._changed.notify_all()
 
     def open(self, version: Version) -> Params:
-        """The version submitted last, on disk: its arrays, of which nothing is read yet.
+        """The version submitted last, on disk: its arrays, not read yet.
 
         Raises:
             SnapshotNotWritten

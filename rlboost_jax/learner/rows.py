@@ -63,9 +63,9 @@ def policy_metrics(
 
 
 def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Of the episodes of a batch, in a run with an environment.
+    """Metrics of a batch's episodes, in a run with an environment.
 
-    `environment/NAME` is the mean of what environments count themselves, of those that count it.
+    `environment/NAME` is the mean of an environment's own metric over the episodes that have it.
     """
     accounts = [t.account for t in trajectories]
     calls = [call for account in accounts for call in account.calls]

@@ -38,8 +38,8 @@ def learning_rate_schedule(
 ) -> Callable[[Int[Array, ""]], Float[Array, ""]]:
     """Learning rate of update 0, 1, …
 
-    Rises over `schedule_warmup_steps` updates, the first of which already moves, to
-    `learning_rate`; then stays, or falls to 0 at `num_updates`.
+    Rises over `schedule_warmup_steps` updates to `learning_rate` (above 0 from the first on);
+    then stays, or falls to 0 at `num_updates`.
     """
     warmup = config.schedule_warmup_steps
     shapes: dict[str, Callable[[Array], Array]] = {

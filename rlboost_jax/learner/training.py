@@ -43,7 +43,7 @@ def run_training(
     nothing is started.
 
     Args:
-        world: the processes of this trainer, of which this is number 0.
+        world: the processes of this trainer; this one is number 0.
         fork: RUN@STEP, the checkpoint of another run to begin with; "": none.
         makers, loop: who makes what the run is made of; a test gives others.
 

@@ -155,7 +155,7 @@ class Answered(Entry, frozen=True, kw_only=True):
 class Counted(Entry, frozen=True, kw_only=True):
     """The counts of a batch so far (-1: of the time after the last one).
 
-    `in_flight_…` are tokens of all dispatches under way: lost if this is the last such entry.
+    `in_flight_…` are tokens of all dispatches under way: lost if this is the last `Counted`.
     """
 
     batch: Batch

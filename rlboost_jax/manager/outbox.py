@@ -51,7 +51,7 @@ class Outbox:
         """The trainer is about to say what it wants of that batch.
 
         Args:
-            still_open: batches of which it wants what it has asked for.
+            still_open: batches whose requested responses it still wants.
         """
         known = self.wanted or {}
         self.wanted = {number: known.get(number, set()) for number in still_open} | {batch: set()}

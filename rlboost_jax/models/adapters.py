@@ -1,4 +1,4 @@
-"""A tree of parameters of which only adapters are trained: its two parts, and what they come to.
+"""A parameter tree in which only adapters are trained: its two parts, and how they are merged.
 
 The leaves `lora_a` and `lora_b` are the adapters, beside the `kernel` that they belong to; all
 others are the *base*. Where a model has no adapters everything is trained, and there is no base.
@@ -71,7 +71,7 @@ def merged_params(model: ModelConfig, params: Params, dtype: Any) -> Params:
 
 
 def _merge(node: Params, merge: Callable[..., Any]) -> Params:
-    """The tree without adapters, of each of which `merge` makes one kernel.
+    """The tree with each kernel and its adapters replaced by one kernel, which `merge` makes.
 
     Args:
         merge: of kernel, `lora_a` and `lora_b`.

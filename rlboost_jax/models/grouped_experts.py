@@ -135,7 +135,7 @@ def _gathered(shard: Array, spec: PartitionSpec) -> Array:
 
 
 def _reduced(specs: tuple[PartitionSpec, ...], result: str, found: Any) -> Any:
-    """The sum of what all devices found of a gradient, each of which gets its part of it."""
+    """The sum of the gradients that all devices found; each device gets its part of it."""
     if result == "rows":
         return found
     return Matrices(
@@ -157,7 +157,7 @@ class _Share(NamedTuple):
     sizes: Int[Array, " X"]  # rows of each expert
     token: Int[Array, " C"]  # of each place; N where there is none
     weight: Float[Array, "C 1"]  # 0 where there is none
-    place: Int[Array, "N A"]  # of each choice; C of those that are not here
+    place: Int[Array, "N A"]  # of each choice; C if it is not here
 
 
 def _outputs(

@@ -69,7 +69,7 @@ def make_mesh(shape: tuple[int, int, int]) -> Mesh:
 
 
 def engine_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    """With the learner's axes, of which only `tensor` has more than one device."""
+    """A mesh with the learner's axes; only `tensor` has more than one device."""
     grid = np.array(devices).reshape(1, 1, -1)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -113,7 +113,7 @@ def placed(tree: Any, mesh: Mesh) -> Any:
 
 
 def laid_out(array: Any, sharding: Sharding) -> jax.Array:
-    """A host array as one of which this process holds its part; all processes pass the same."""
+    """A host array laid out over devices: all processes pass the same, and each holds its part."""
     array = np.asarray(array)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 

@@ -1,4 +1,4 @@
-"""The samples of a report: whole groups, of the first step, of the newest and of those between."""
+"""The samples of a report: whole groups of the first step, of the newest and of steps between."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,7 @@
 """Fleet events as lives of instances, placed on as few lanes as there were at once.
 
 A life begins when the instance was ordered, or joined where nobody ordered it. A manager that
-starts has lost sight of those that the last one knew: who never shows up again was gone then.
+starts knows nothing of the last one's instances: one that never shows up again ended then.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

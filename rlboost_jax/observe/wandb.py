@@ -21,7 +21,7 @@ from rlboost_jax.settings.run import RunConfig
 INIT_SECONDS: Final = 60.0  # for the service to answer at the start
 FINISH_SECONDS: Final = 45.0  # for the last uploads; `aside.CLOSE_SECONDS` is longer
 SAMPLE_LETTERS: Final = 20_000  # of a prompt and of a response
-LAST_STEP: Final = "last_step"  # in the folder: the newest step of which all was logged
+LAST_STEP: Final = "last_step"  # in the folder: the newest step that was logged completely
 
 
 class WandbTracker:

@@ -181,7 +181,7 @@ class LocalProvider:
         self._events.close()
 
     def _noted(self) -> Sequence[tuple[str, Found]]:
-        """Servers of which there are files, and that run."""
+        """Running servers that have files."""
         found = ((name, self._files.find(name)) for name in self._files.names() if self._owns(name))
         return [(name, each) for name, each in found if each is not None]
 
@@ -248,8 +248,8 @@ class LocalProvider:
         self._emptied.set()
 
     def _orphaned(self) -> None:
-        """Servers outlive the process that forked them; of those that went with it this is the
-        last word."""
+        """Servers outlive the process that forked them. Those that ended with it are reported
+        here."""
         for name, server in list(self._servers.items()):
             if server.descriptor >= 0 or not server.asked:
                 continue

@@ -1,4 +1,4 @@
-"""A provider made of a launcher: what happens is what one list of jobs says and the last did not.
+"""A provider made of a launcher: its events are the differences between two lists of jobs.
 
 Invariants: of each nonce one job at most goes on, and each event of it is said once. A job of this
 run that is not wanted (its request was refused or timed out, a second one of a nonce, one of an

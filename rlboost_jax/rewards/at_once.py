@@ -1,7 +1,7 @@
 """A reward worker whose jobs wait side by side: each still runs in a process of its own.
 
-What a call may cost is what it is with one job at a time: it is killed after its time with all
-that it started, its memory is its own, and it sees nothing of the others. The trainer, in
+A call has the limits that it has with one job at a time: it is killed after its time with all that
+it started, its memory is its own, and it sees nothing of the others. The trainer, in
 `concurrent.py`, decides how many there are.
 """
 

@@ -64,7 +64,7 @@ def _judge(setup: Setup, calls: Sequence[Call], job: Job, outlet: int, parent: i
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Beyond what is mapped already, which is what the functions' modules take. Linux only."""
+    """Allow so much memory beyond what is mapped now (the functions' modules). Linux only."""
     try:
         with open("/proc/self/statm") as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()

@@ -104,7 +104,7 @@ def _try(function: Callable[..., Any], options: Mapping[str, Any], wanted: Colle
 def _wanted(
     function: Callable[..., Any], options: Mapping[str, Any], columns: Collection[str]
 ) -> frozenset[str]:
-    """The names that a function takes of those there are: it gets everything by name."""
+    """The given names that a function takes: it gets everything by name."""
     if not callable(function):
         raise Unusable("is no function")
     available = {*columns, *GIVEN}

@@ -56,7 +56,7 @@ class Verdict:
     # What each function returned, before its weight; the fallback of one that failed. One that
     # returned None says nothing about this response and is absent.
     components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    faults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # of which, why
+    faults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # name → why
     left_out: str = ""
     turn_rewards: tuple[float, ...] = ()
     account: Account = NO_ACCOUNT

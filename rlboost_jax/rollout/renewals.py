@@ -16,7 +16,7 @@ from rlboost_jax.settings.limits import FIRST_RENEWALS
 
 QUICKEST: Final = 1e-5  # seconds; 0 is no answer
 RECENT: Final = 64  # answers: the quickest of them is what the way takes at least
-FEW: Final = 8  # answers of which all may have been late by the hosts
+FEW: Final = 8  # answers: fewer than these may all have been late by the hosts
 LATE_SECONDS: Final = 0.2  # beyond the quickest: no packet that was sent again comes sooner
 
 

@@ -84,7 +84,7 @@ class Sequence:
 
     @classmethod
     def of_prompt(cls, prompt: ArrayLike) -> "Sequence":
-        """One of which nothing is sampled yet."""
+        """A prompt, with nothing sampled yet."""
         tokens = np.asarray(prompt, np.int32)
         nothing = np.zeros(0, np.float32)
         return cls(tokens=tokens, runs=(len(tokens),), logprobs=nothing, versions=())

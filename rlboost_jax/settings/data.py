@@ -31,7 +31,7 @@ class TaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
-    """Keeps the rows of which all that is given here is true; see docs/how-to/data.md."""
+    """Keeps the rows that meet all conditions given here; see docs/how-to/data.md."""
 
     column: str
     pattern: str = ""  # regular expression found somewhere in the text of the value

@@ -23,8 +23,8 @@ from rlboost_jax.settings.setting import is_required
 from rlboost_jax.settings.warmup import WarmupConfig
 from rlboost_jax.settings.weights import CheckpointConfig
 
-# Sections of which nearly all is blank for servers. What is blank is not sent: a setting that came
-# with this release would keep servers of the one before away, who know nothing of it.
+# Sections that are nearly all blank for servers. What is blank is not sent: servers of the release
+# before would refuse a setting that they do not know.
 _BLANK: Final = (
     *("data", "rewards", "warmup", "evaluation", "checkpoint", "manager", "observe", "fleet"),
     "environment",

@@ -111,8 +111,8 @@ def learner_bytes(config: RunConfig) -> dict[str, int]:
     parameters = 4 * num_trained_parameters(config.model)
     micro_batches = config.learner.prompts_per_step // config.learner.micro_batch_prompts
     # One just computed, one of its micro-batch, and the partial sums of
-    # `learner/update/tree_sum.py`, of which there are as many as a counter of the
-    # micro-batches has digits, less one.
+    # `learner/update/tree_sum.py`: one fewer than the binary digits of the number of
+    # micro-batches.
     trees = 1 + micro_batches.bit_length()
     parts = {
         "parameters": parameters,

@@ -1,8 +1,8 @@
 """Weights on their way: one sender's link, shared evenly, and a link of each receiver's own.
 
-All pulls under way go at one rate, the receiver's or an equal share of the sender's. So the
-bytes that any pull has got since it began are those that each has got, and it ends when that
-common count has grown by its size: a heap of such counts says who is next.
+All pulls under way go at one rate, the receiver's or an equal share of the sender's. So one
+common count of bytes grows for all of them, and a pull ends when that count has grown by its size.
+A heap of the counts at which pulls end says who is next.
 """
 
 import heapq
@@ -21,7 +21,7 @@ class Link:
         self._count = 0
         self._turn = 0  # of the wake-up that counts
         self.sent_bytes = self.sent_dollars = 0.0  # of all pulls, those abandoned included
-        self._dollars = 0.0  # of 1e9 bytes to each of those under way
+        self._dollars = 0.0  # for 1e9 bytes to each running pull
 
     def pull(self, size: float, done: Callable[[], None], *, dollars_per_gb: float = 0.0) -> int:
         """Begin one; returns what `abandon` takes."""

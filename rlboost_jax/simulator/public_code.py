@@ -6,7 +6,7 @@ system here; other are only these decisions:
 
 - a group of responses is dispatched and moved as one, to instances that a poll once a second
   saw without a queue, in turn, at most four groups between two polls in the whole fleet; a group
-  that finds no such instance has used up one of the four all the same;
+  that finds no instance without a queue still uses up one of the four;
 - on any break the members of a group go on from the shortest one's length: what others have
   beyond it is thrown away, also at the end of every window (finished members are kept, which is
   kinder than the code, that decodes past their end);

@@ -44,7 +44,7 @@ class Pulse:
         """Let a process that has the memory of this descriptor look.
 
         Raises:
-            OSError, ValueError: it is no such memory.
+            OSError, ValueError: it is no memory of a pulse.
         """
         self._memory = mmap.mmap(descriptor, _RECORD.size)
         self._write(self._phases[-1])

@@ -29,7 +29,7 @@ STOPPED: Final = "stopped by a signal"  # the phase of one that may not run
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """What is known of a trainer, and of those of the run before it."""
+    """What is known of a trainer, and of the run's trainers before it."""
 
     sign: Sign = field(default_factory=Sign)
     still: float = 0.0  # seconds for which it has shown no other

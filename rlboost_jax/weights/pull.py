@@ -1,7 +1,7 @@
 """Fetch a snapshot from wherever it can be had, verify it, read it.
 
 Whatever the source, every file is first brought into a spool of this process and hashed as
-it comes, so that what is read later is what was verified. The spool is in memory where the
+it comes, so that exactly the verified bytes are read later. The spool is in memory where the
 host offers that, and is gone once the arrays are read. File systems may hang: they are
 touched in threads only, never in the event loop that renews the lease.
 """
@@ -46,7 +46,7 @@ class Puller:
         manager: of a run whose trainer has sealed every manifest; serves snapshots over HTTP
             until `reach` says at which port. None for who knows where a manifest comes from:
             it is read from its directory, unsealed.
-        weights: HOST:PORT where they are served whatever `reach` says; "" for nothing such.
+        weights: HOST:PORT where they are served, whatever `reach` says; "": go by `reach`.
         folder: for spools; None takes memory where there is room, else the temporary folder.
         retries: of downloads.
     """

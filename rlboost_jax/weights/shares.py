@@ -45,8 +45,8 @@ class Share:
 def shares_of(params: Params, *, process: int, read: Read = np.asarray) -> Params:
     """The tree with a process's share, in its memory, in place of each array.
 
-    All processes find the same owners: of those that hold a part, the one that has the least to
-    write so far, the largest leaves first.
+    All processes find the same owners. The largest leaves come first, and a part is owned by the
+    process with the least to write so far among its holders.
 
     Args:
         params: over a mesh.
@@ -71,7 +71,7 @@ def local_parts(params: Params, *, read: Read = np.asarray) -> Params:
 
 
 def from_local_parts(share: Share, sharding: Sharding) -> jax.Array:
-    """The array whose `local_parts` a share is, of which every process has its own.
+    """The array whose `local_parts` this share is. Every process passes its own share.
 
     Args:
         sharding: that of the array, in whichever memory of its devices.

@@ -1,8 +1,8 @@
 """A folder for the files of one snapshot on its way in, and gone afterwards.
 
 It is in memory where the host offers that. A lock says that it is in use; the lock ends with its
-process, and then the next process of the same user that needs a folder removes it. Whatever else
-has such a name, among the folders of all users, is passed over: it is not even waited for.
+process, and then the next process of the same user that needs a folder removes it. Anything else
+of that name, among the folders of all users, is skipped and never waited for.
 """
 
 import asyncio

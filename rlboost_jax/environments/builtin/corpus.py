@@ -129,12 +129,12 @@ class Corpus:
         """The best documents first.
 
         Args:
-            query: words, of which a document has one at least; with `raw` FTS5's own language:
+            query: words; a document has at least one of them. With `raw` FTS5's own language:
                 AND, OR, NOT, NEAR, "phrases", prefixes*.
             limit: at most so many, 1 to MOST_RESULTS.
 
         Raises:
-            BadQuery: it is empty, too long, takes too long, or is no such language.
+            BadQuery: it is empty, too long, takes too long, or is not valid.
         """
         asked = query.strip() if raw else " OR ".join(f'"{w}"' for w in _WORD.findall(query))
         if not asked:

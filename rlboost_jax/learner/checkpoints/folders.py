@@ -29,7 +29,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def broken_in(folder: Path) -> list[int]:
-    """Steps of those that were put aside, in order."""
+    """Steps of the checkpoints that were put aside, in order."""
     names = (path.name.removesuffix(BROKEN) for path in folder.glob(f"*{BROKEN}"))
     return sorted(int(name) for name in names if name.isdigit())
 

@@ -34,7 +34,7 @@ _ALSO: Final = ("algorithm.epochs", "weights.rollout_dtype")
 
 
 class CannotFork(Mistake, RuntimeError):
-    """That run has no such checkpoint, or it is no beginning for this one."""
+    """The other run does not have the checkpoint, or this run cannot begin with it."""
 
 
 def origin_of(fork: str) -> Origin:

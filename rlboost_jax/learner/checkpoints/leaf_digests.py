@@ -15,7 +15,7 @@ import numpy as np
 Parts = list[list[Any]]  # of a leaf: [[begin, end] for each axis, SHA-256]
 
 _THREADS: Final = 4  # hashing leaves the interpreter to others
-_SMALL_BYTES: Final = 2**24  # of which one thread makes short work
+_SMALL_BYTES: Final = 2**24  # that one thread digests quickly
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def parts_of(tree: Any) -> Callable[[], dict[str, Parts]]:
 
 
 def differing(tree: Any, expected: Mapping[str, Parts]) -> list[str]:
-    """Names of the leaves of which a part that is here is not what was digested."""
+    """Names of the leaves with a part here that differs from what was digested."""
     leaves = _named(tree)
 
     def differs(name: str) -> bool:

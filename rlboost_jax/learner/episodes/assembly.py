@@ -55,11 +55,11 @@ def by_response(exercises: Exercises) -> Judge:
 
 
 class Arrivals:
-    """Which sequences of which samples have come.
+    """The sequences of each sample that have arrived.
 
     A manager delivers the sequences of an episode in order. One that it delivers again takes the
-    place of the one before, and those after that count no more: they come again, or others do. Of
-    an episode that is whole nothing is taken any more, until it is dropped.
+    place of the one before, and those after that count no more: they come again, or others do. A
+    whole episode takes nothing more, until it is dropped.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ class EpisodesLike(Protocol):
         """A batch begins; before the manager hears of it.
 
         Args:
-            prompt_of: of an episode, in any thread; None: the batch has no such.
+            prompt_of: of an episode, in any thread; None: the batch does not have it.
         """
         ...
 

@@ -37,7 +37,7 @@ class Score:
     prompts: int
     samples: int  # k
     response_length_mean: float  # sampled tokens
-    failures: int  # responses of which a reward function failed, so that its fallback counts
+    failures: int  # responses for which a reward function failed and its fallback counts
     left_out: int = 0  # responses whose environment failed
 
 
@@ -104,7 +104,7 @@ class Measurement:
         self._groups: dict[int, Future[Verdicts]] = {}  # by place of the prompt, whole ones
         self._tokens: dict[int, Tokens] = {}  # of responses whose groups are asked about
         self._lengths: dict[int, int] = {}
-        self._attempts: dict[int, int] = {}  # of those that are here
+        self._attempts: dict[int, int] = {}  # of the responses that are here
 
     @property
     def complete(self) -> bool:

@@ -156,7 +156,7 @@ class ReservedEngines:
 
 
 def devices_of_slices(mesh: Mesh, count: int) -> list[list[jax.Device]]:
-    """The first devices of each data-parallel slice of which this process has so many."""
+    """The first `count` devices of each data-parallel slice that has them all in this process."""
     firsts = [list(slice_.flat[:count]) for slice_ in mesh.devices]
     here = jax.process_index()
     return [devices for devices in firsts if all(d.process_index == here for d in devices)]

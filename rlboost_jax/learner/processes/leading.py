@@ -33,7 +33,7 @@ from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.supervision import exits
 from rlboost_jax.weights.shares import Read, shares_of
 
-BACKLOG: Final = 128  # of those who knock at once, strangers among them
+BACKLOG: Final = 128  # connections that knock at once, strangers' included
 PURPOSES: Final = ("orders", "shares", "watch")  # of a follower's connections
 
 T = TypeVar("T")

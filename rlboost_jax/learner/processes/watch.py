@@ -97,7 +97,7 @@ class Peers:
         self, channels: Mapping[str, Sequence[Channel]], errors: Sequence[Callable[..., PeerEnded]]
     ) -> None:
         """Args:
-        channels: to each, by purpose, of which one is "watch".
+        channels: to each, by purpose; one purpose is "watch".
         errors: of `Watch`, for each.
         """
         self.channels = channels

@@ -146,7 +146,7 @@ def lessons_of(run: RunConfig) -> Lessons:
 
 
 def lessons_seed(run: RunConfig) -> int:
-    """Of the lessons' problems, and of which are worked."""
+    """The seed of the lessons' problems, and of the choice of worked ones."""
     return run.seed ^ _STREAM
 
 

@@ -210,7 +210,7 @@ def _sampler(run: RunConfig, params: Params) -> Params | None:
 def _reference(
     run: RunConfig, path: Path, policy: PolicyPrograms, state: TrainState, begins: int = 0
 ) -> Params | None:
-    """The starting parameters that the KL term is taken to; None without such a term.
+    """The starting parameters that the KL term is taken to; None without a KL term.
 
     With adapters, those that add nothing yet: the base is not kept twice.
     """

@@ -113,7 +113,7 @@ def drive_measurement(
     *,
     waited: Callable[[messages.ToTrainer | None], None] = lambda message: None,
 ) -> None:
-    """Receive a batch of which nothing is trained on, until all of it is here.
+    """Receive a batch until all of it is here, without training on it.
 
     Args:
         waited: called with what each wait has brought.

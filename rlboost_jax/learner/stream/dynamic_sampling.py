@@ -41,8 +41,8 @@ def informative(rewards: Collection[Hashable]) -> bool:
     """Whether the rewards of a group differ, as its data gives them: no shaping, no KL.
 
     Args:
-        rewards: of those that count, where turns are compared with all that theirs are made of:
-            who was left out of the group differs from nobody.
+        rewards: of the responses that count (not of those left out); where turns are compared,
+            with the rewards of all their turns.
     """
     return len(set(rewards)) > 1
 

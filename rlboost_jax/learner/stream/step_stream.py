@@ -36,13 +36,13 @@ from rlboost_jax.learner.stream.micro_batches import MicroBatch, MicroBatches
 
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
-    """A response of which one token at least was not sampled as is said."""
+    """A response with at least one token that was not sampled as the server says."""
 
     prompt: int
     sample: int
-    sequence: int = 0  # in which of the response's sequences: the first such one
+    sequence: int = 0  # the first of the response's sequences that is in doubt
     attempt: int  # of that sequence
-    position: int  # among its tokens after the prompt, of the first such token
+    position: int  # of the first doubted token, among those after the prompt
     gap: float  # nats between the two log-probabilities, the largest in that sequence
 
 

@@ -38,7 +38,7 @@ class Accumulation:
         self._total: Params | None = None
 
     def wants(self, index: int) -> bool:
-        """Whether this micro-batch is of those that stream in."""
+        """Whether this micro-batch streams in."""
         return self._streamed is not None and index < self._num_parts
 
     def part(self, params: Params, members: Members) -> Part:

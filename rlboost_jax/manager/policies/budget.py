@@ -8,12 +8,12 @@ EPSILON = 1e-9  # of an instance: prices are sums of binary fractions
 def affordable(
     *, per_hour: float, joined: float, starting: int, price_per_hour: float, wanted: int
 ) -> int:
-    """Instances of those wanted that may be asked for.
+    """How many of the wanted instances may be asked for.
 
     Args:
         per_hour: dollars for all preemptible instances together; 0: no limit.
-        joined: dollars per hour of those that have joined, by the prices that they announced.
-        starting: instances asked for that have not; each is taken to cost `price_per_hour`.
+        joined: dollars per hour of instances that have joined, by the prices that they announced.
+        starting: instances asked for that have not joined; each counts as `price_per_hour`.
     """
     if per_hour <= 0 or price_per_hour <= 0:
         return wanted

@@ -4,7 +4,7 @@ A step with n instances takes S(n) and costs D(n) dollars: reserved devices and 
 long as each is paid for, and what it costs to send these the weights. An hour is worth v dollars
 to those who wait for the run, so each token costs (D(n) + v · S(n)) / tokens, and the n with the
 least is wanted: with v = 0 the most tokens per dollar, with a large v the fastest step. S falls
-ever more slowly, so there is one such n.
+ever more slowly, so there is one n with the least cost.
 
 Of n instances that are paid for, some are starting, since others were lost: as a share of those
 at work, loss rate times start-up time. S is that of the ones at work. The rate is learnt: with a
@@ -112,7 +112,7 @@ def size_of(
     prices: Prices,
     overhead: float,
 ) -> Size:
-    """What a fleet of that size would bring, of which some are starting.
+    """What a fleet of that size would bring, with some of its instances still starting.
 
     Args:
         step: a step with so many at work, and the tokens of its responses.

@@ -38,7 +38,7 @@ class Plan:
         engines: the reserved ones first, then the preemptible ones by kind.
         tokens: of every whole group, prompts included; finished groups too.
         handed_over: when the learner began, if it has; then negative, in seconds from now.
-        complete: when groups of which nothing is to come were complete, likewise; now if missing.
+        complete: when the finished groups were complete, likewise; now if missing.
         ahead: all engines have later steps to go on with: reserved ones do not hand over for want
             of work, and rollouts of this step are gathered at as few as have slots for them.
     """

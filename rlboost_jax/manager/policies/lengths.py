@@ -87,7 +87,7 @@ class Lengths:
         return self._draw(step, effects, _weyl(len(step.tokens), (1 + math.sqrt(5.0)) / 2))
 
     def _draw(self, step: Responses, effects: Floats, shares: Floats) -> Floats:
-        """Of each response in the making the length that a share of those possible is below."""
+        """A length for each unfinished response: the quantile `shares` of its possible lengths."""
         mean = math.sqrt(self.correlation) * effects[step.group]
         own = math.sqrt(1.0 - self.correlation)
         tail = _log_tail((self._score_of(step.tokens) - mean) / own) + np.log1p(-shares)

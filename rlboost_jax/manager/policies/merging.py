@@ -42,7 +42,7 @@ def best_merge(
     found: dict[int, tuple[float, float]] = {}  # instances kept → dollars, seconds to go
 
     def rest(instances: int, idle: float, surplus: int) -> float:
-        """Dollars saved by so many, of which some are not needed again."""
+        """Dollars saved by letting so many go; `surplus` of them are not needed again."""
         return min(surplus, instances) * idle * prices.instance + (
             max(0, instances - surplus) * prices.saved(idle)
         )

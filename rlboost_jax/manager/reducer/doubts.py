@@ -18,8 +18,8 @@ class Doubts:
     def hear(self, batch: BatchRecord, message: Doubt, now: float) -> None:
         """Blame the servers that sampled the tokens, and have their unproved work done again.
 
-        The trainer has thrown away all sequences of such a response: those that stay are said
-        again, in order, and so are those of one of which an older attempt is meant.
+        The trainer has thrown away all sequences of a doubted response: the ones that remain are
+        delivered again, in order. So are those of a response whose doubt means an older attempt.
 
         Raises:
             ProtocolError: no such response was delivered, or an engine of the trainer's own

@@ -1,7 +1,7 @@
 """Instances that cost more than they bring are let go, once those that are worth more are there.
 
-Of one pool none is let go for that: what a size limits is what is started (`Tail` lets go for want
-of work). Looked at once for each step that was predicted.
+With one pool no instance is let go for that: a size then limits what is started (`Tail` lets go
+for want of work). Looked at once for each step that was predicted.
 """
 
 from rlboost_jax.manager.reducer.control import WindowControl

@@ -33,7 +33,7 @@ class StepModel:
         self.seconds_per_token = 0.0  # of the learner; 0: not known
         self.overhead = 0.0  # seconds of a step besides window, waits and training
         self.most_tokens = math.inf  # of a response
-        # Of batches of which responses have ended: prompt → when its last one ended, so far.
+        # For each batch with ended responses: prompt → when its last one ended, so far.
         self._complete: dict[BatchRecord, dict[int, float]] = {}
         self._mean_tokens = 0.0  # of a response with its prompt
         self._prompts: list[tuple[int, int]] = []  # (prompt tokens, responses) of the last step

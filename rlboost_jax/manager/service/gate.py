@@ -1,8 +1,8 @@
 """The listening socket: how many may connect, and how long they may say nothing of use.
 
 aiohttp waits for ever for a request to begin or to end. Here a connection that has not shown
-a token in time is ended, and of too many such newcomers the oldest goes first: it takes more
-than open connections to keep a fleet out.
+a token in time is ended. If too many have not shown one yet, the oldest is ended first: it takes
+more than open connections to keep a fleet out.
 """
 
 import asyncio

@@ -77,8 +77,8 @@ class Journal:
     ) -> None:
         self._folder, self._run_id, self._to_disk = folder, run_id, write
         self._sync, self._later, self._opened = sync, later, opened
-        # Complete segments → the newest step begun by then: they may have tokens of any up to it,
-        # and not of those that opened them alone where a trainer went back, or lost the others.
+        # Complete segments → the newest step begun by then. Where a trainer went back a segment
+        # may have tokens of any step up to that one, not only of the step that opened it.
         self._steps: dict[Path, int] = {}
         self._lost: list[Path] = []  # segments that cannot be read to their end
         self._path: Path | None = None  # of the segment being written
@@ -148,8 +148,8 @@ class Journal:
                 os.truncate(path, reader.good_bytes)
             self._steps[path] = self._step
         newest = next(reversed(self._steps), None)
-        # Nothing is appended to a segment before one of which a part is lost: it would be read
-        # before that, as if it were older.
+        # Nothing is appended to a segment that comes before a partly lost one: the new entries
+        # would be read first, as if they were older.
         if newest is not None and not any(path > newest for path in self._lost):
             self._path = newest
             self._steps.pop(self._path)

@@ -1,7 +1,8 @@
 """A journal is read beside listening: in a thread, in parts, while the event loop answers.
 
-What is in memory of it at a time is a part, and what came of those before. Between two entries
-others have their turn as soon as some milliseconds are over, so that who dials is heard.
+Only one part of it is in memory at a time, besides the state that the parts before made. Every few
+milliseconds, between two entries, the event loop does its other work, so that dialling servers are
+heard.
 """
 
 import asyncio

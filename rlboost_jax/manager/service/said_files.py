@@ -16,7 +16,7 @@ from rlboost_jax.manager.events import Action, Event, FromServer, Send, ServerGo
 from rlboost_jax.messages import Hello, Said, Welcome
 
 FOLDER: Final = "said"  # below `logs`
-MAX_BYTES: Final = 2**18  # of a file: thousands of lines, of which a server prints one a minute
+MAX_BYTES: Final = 2**18  # of a file: thousands of lines; a server prints one a minute
 MAX_WAITING: Final = 1_000  # writes
 FULL: Final = "… older lines were removed\n"
 

@@ -67,7 +67,7 @@ class Activity:
         return first
 
     def prefill(self, tokens: int) -> None:
-        """It is given a rollout of which so many tokens are to be prefilled."""
+        """It is given a rollout with so many tokens to prefill."""
         self._usage.prefill(tokens)
 
     def dispatched(self, counts: Sequence[int], context: float, now: float) -> float:

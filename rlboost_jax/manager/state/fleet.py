@@ -52,8 +52,8 @@ class Fleet:
         self._free = FreeMachines(self.pools.of_machine)
         self.servers: dict[str, Server] = {}
         self._num_standing = 0  # not doomed
-        self._starting: set[str] = set()  # of those, granted and not joined
-        self._homeless: dict[str, None] = {}  # of those, without a machine, as they were found
+        self._starting: set[str] = set()  # names of servers that are granted and not joined
+        self._homeless: dict[str, None] = {}  # names without a machine, as they were found
         self._absent: dict[str, float] = {}  # joined ones without a stream: since when
         self.removal: MachineRemoved | None = None  # nameless: waits for a server at work
         self._returned_early = False  # the machine that `removal` will take

@@ -70,7 +70,7 @@ class Index:
     def __init__(self) -> None:
         self.reserved: dict[int, Instance] = {}  # by stream, in the order in which they joined
         self.names: set[str] = set()
-        self.claims: Tally[str] = Tally()  # streams of those that gave themselves that name
+        self.claims: Tally[str] = Tally()  # by name: streams that say they have it
         self.prices: Tally[float] = Tally()  # of preemptible ones, dollars per hour
         self._price_of: dict[int, float] = {}  # of each of them, by stream
         self.num_preemptible = 0

@@ -183,7 +183,8 @@ class Instance:
     def fit(self, row_tokens: float) -> None:
         """Note its room, for rollouts that hold so many tokens on average while they are sampled.
 
-        Of any, not of those that it holds: else one would move for being long, and fit nowhere.
+        The average is of all rollouts, not of those that this instance holds: otherwise a long one
+        would be moved for being long, and fit nowhere.
         """
         room = min(self.slots, _room(self.cache_tokens, row_tokens))  # none without a slot
         if room != self.room:

@@ -22,9 +22,9 @@ class PoolRecord:
         price: dollars per hour of an instance, now.
         reported_price: that, where this manager received it in a report; None: by the settings.
         present: asked for and not over, doomed ones included.
-        standing: of these, not doomed.
-        waiting: of those, not joined.
-        paid: of all present those that are granted.
+        standing: present and not doomed.
+        waiting: standing and not joined.
+        paid: present and granted.
         members: those with a stream.
         asked, granted, refused, lost: counts of the run; lost to the market.
         start_seconds: from an order to work, lately; inf: not known.
@@ -103,12 +103,12 @@ class PoolRecord:
         self.waiting += 1
 
     def fall(self, *, joined: bool) -> None:
-        """One of those is doomed."""
+        """An instance that stood is doomed."""
         self.standing -= 1
         self.waiting -= not joined
 
     def come(self) -> None:
-        """One of those that wait has joined."""
+        """An instance that waited has joined."""
         self.waiting -= 1
 
     def join(self, now: float) -> None:

@@ -1,6 +1,6 @@
 """The pools that instances come from.
 
-A run without `fleet.pools` has one, `ANY_POOL`, of which only pauses are kept.
+A run without `fleet.pools` has one pool, `ANY_POOL`; only its pauses are kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

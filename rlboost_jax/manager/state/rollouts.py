@@ -30,7 +30,7 @@ class Rollout(Placed):
     def __init__(
         self, batch: "BatchRecord", prompt: PromptRequest, sample: int, sampling: Sampling | None
     ) -> None:
-        """A response to be made, nothing of which is there yet.
+        """A response to be made, without a token yet.
 
         Args:
             sample: its number in the batch.

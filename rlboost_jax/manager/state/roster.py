@@ -36,7 +36,7 @@ class Roster:
         self.changed = False  # a member came or went since a step began
         self.joined = 0
         self.lost = 0
-        self.losses = 0.0  # of those, the ones that the market took
+        self.losses = 0.0  # lost ones that the market took
         self.alive = Integral(now)  # instance-seconds of preemptible ones
         self.start_seconds = math.inf  # from an order to readiness, lately; inf: not known
         self.in_flight = {False: 0, True: 0}  # reserved? → most tokens that may still come

@@ -82,7 +82,7 @@ class SampleIndex:
                 return
 
     def entries(self, words: str = "") -> list[dict[str, Any]]:
-        """Of the groups, the newest first; with words, of those in whose texts they are."""
+        """Entries of groups, newest first; with `words`, of groups whose texts have them."""
         self.poll()
         newest = list(reversed(self._groups.values()))
         if words:

@@ -89,7 +89,7 @@ def rebalance(metadata: Metadata) -> Item:
 
 
 async def present(metadata: Metadata) -> bool:
-    """Whether this is such a machine; raises NoAnswer."""
+    """Whether this is a machine of AWS's; raises NoAnswer."""
     await new_token(metadata)
     return True
 

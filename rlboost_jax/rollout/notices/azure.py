@@ -52,7 +52,7 @@ class Azure:
         self._reported: set[tuple[str, str]] = set()  # event and its time: it may be moved
 
     async def present(self) -> bool:
-        """Whether this is such a machine; raises NoAnswer."""
+        """Whether this is a machine of Azure's; raises NoAnswer."""
         await self._learn_name()
         return True
 

@@ -59,7 +59,7 @@ def maintenance(metadata: Metadata) -> Value:
 
 
 async def present(metadata: Metadata) -> bool:
-    """Whether this is such a machine; raises NoAnswer."""
+    """Whether this is a machine of Google Cloud's; raises NoAnswer."""
     await _ask(metadata, f"{ROOT}/id", 0)
     return True
 

@@ -226,7 +226,7 @@ def predict(
     steps: Sequence[int],
     seed: int,
 ) -> list[float]:
-    """Times of those steps, with the fleet of the run."""
+    """Times of the same steps, with the fleet of the run."""
     plain = {
         section: {**own, **values.get(section, {})} if isinstance(own, dict) else own
         for section, own in base.items()

@@ -1,8 +1,8 @@
 """What a real run's `events.jsonl` says of its steps, its engines and its fleet.
 
 A step counts if it is whole: it followed at once on the one before, with one trainer from its
-beginning to its end. So one in which a run was stopped or killed tells of no speed, and of those
-that were done again the last one counts.
+beginning to its end. A step in which the run was stopped or killed is left out. If a step was
+done several times, the last time counts.
 """
 
 import statistics

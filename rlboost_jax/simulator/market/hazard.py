@@ -49,7 +49,7 @@ def draw(hazard: HazardConfig, *, hours: float, seed: int) -> tuple[TraceRow, ..
 
 
 def _arrivals(hazard: HazardConfig, hours: float, seed: int) -> Iterator[float]:
-    """Moments, in hours: a Poisson process of which droughts are cut out."""
+    """Moments, in hours: a Poisson process without the moments in droughts."""
     random, turns = stream("arrivals", seed), stream("droughts", seed)
     dry, gap = hazard.drought_hours, hazard.drought_gap_hours
     rate = hazard.machines / hazard.lifetime_hours * ((gap + dry) / gap if dry else 1.0)
@@ -103,8 +103,8 @@ def fit(rows: Sequence[TraceRow], *, hours: float) -> HazardConfig:
 
 
 def _losses(rows: Sequence[TraceRow], hours: float) -> tuple[float, list[int], int]:
-    """Machine-hours, machines lost at each moment of any loss, and how many of those moments
-    left nobody. A machine that is added twice, or taken without being there, is no event."""
+    """Machine-hours, machines lost at each moment of a loss, and at how many of these moments
+    no machine was left. Adding one twice, or taking one that is not there, is no event."""
     alive: dict[str, float] = {}
     machine_hours, emptied = 0.0, 0
     batches: dict[float, int] = {}

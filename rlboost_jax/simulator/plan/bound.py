@@ -56,7 +56,7 @@ class _Step:
     remaining: Floats  # seconds of training that are left when a group is complete, at least
     learner: float  # seconds that the learner works
     begin: float
-    after: float  # training, of which nobody is waited for
+    after: float  # training that waits for nobody
 
 
 class Bounds:

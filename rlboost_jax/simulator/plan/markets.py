@@ -68,7 +68,7 @@ def _machine(
 def replayed(
     rows: Sequence[TraceRow], kind: str, count: int, *, begin: float, seconds: float
 ) -> Iterator[Change]:
-    """A trace from within, round and round, of which `count` machines are had at most.
+    """A trace that begins at `begin` and repeats, with at most `count` machines at a time.
 
     Who was bought is kept until it is lost; then one that is free takes the place.
 

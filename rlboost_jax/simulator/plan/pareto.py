@@ -25,7 +25,7 @@ class Front:
 
 
 def front(points: Sequence[Point]) -> list[int]:
-    """The indices of those that none beats, the fastest first."""
+    """The indices of the points that no other beats, the fastest first."""
     order = sorted(range(len(points)), key=lambda i: (points[i], i))
     found: list[int] = []
     for i in order:  # a faster one, or one as fast and no dearer, has come before

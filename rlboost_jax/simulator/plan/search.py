@@ -19,7 +19,7 @@ from rlboost_jax.simulator.plan.mix_run import Sample
 from rlboost_jax.simulator.plan.mixes import Mix, Space
 from rlboost_jax.simulator.plan.pareto import Front, Point, front
 
-EXHAUSTIVE: Final = 20_000  # mixes, at most, of which each has a bound
+EXHAUSTIVE: Final = 20_000  # mixes, at most: a bound is computed for each
 ROUND: Final = 16  # simulations: whatever the number of processes, so that results do not depend
 
 Task = tuple[Mix, int]  # and a seed
