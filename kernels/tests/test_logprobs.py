@@ -249,8 +249,8 @@ for shape in ((1, 4), (2, 2)):
         return jax.grad(total, argnums=(0, 1))(hidden, unembedding)
     t.assert_close(jax.jit(inside)(*arguments, a, b), expected[2:], 3e-6)
 
-# Rows over two axes, one of which the width is split over too: the matrix is gathered once, and
-# what all devices have of its gradient is summed once, before it is rounded.
+# Rows over two axes; the width is split over one of them, too. The matrix is gathered once, and
+# all devices' parts of its gradient are summed once, before rounding.
 mesh = jax.make_mesh((2, 2, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 rows = P(("data", "fsdp"))
 specs = dict(mesh=mesh, in_specs=(rows, P("fsdp", "tensor"), rows), out_specs=(rows, rows))

@@ -3,7 +3,7 @@
 Needs a C++17 compiler (the environment variable CXX, or g++, clang++ or c++) and the headers that
 come with jaxlib. The code of each instruction set is compiled for that set and nothing else is,
 so one library runs on every machine of an architecture, with every jaxlib whose version of XLA's
-interface for such calls is not older than the one compiled for. That version is in the library's
+interface for foreign calls is not older than the one compiled for. That version is in the library's
 name, so that environments with other jaxlibs can share a source folder. `setup.py` builds with the
 same function, loading this file by its path: it imports the standard library alone.
 """

@@ -107,8 +107,8 @@ def grouped_matmul(
     fixed order: equal arguments give equal bits.
 
     Args:
-        sizes: rows of each group, of which there may be none; the first group's come first, and
-            rows after those of the last group are in none. They come to 0.
+        sizes: rows of each group, 0 or more. The first group's rows come first; rows after the last
+            group's are in no group and come to 0.
         implementation: one of `IMPLEMENTATIONS`; None takes "mosaic_gpu" on a GPU where shapes and
             types suit it and "blocks" where not, and "xla" elsewhere.
 

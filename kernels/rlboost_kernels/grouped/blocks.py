@@ -1,8 +1,8 @@
 """Products of groups of rows without a kernel: block by block, each with its group's matrix.
 
 Groups begin at multiples of `ROWS`. Several blocks are multiplied at once, with copies of their
-matrices, since one alone would keep little of a device busy. What it costs is what is asked for and
-those copies; blocks in no group are multiplied, too.
+matrices, since one alone would keep little of a device busy. It costs the products that were asked
+for, and the copies; blocks in no group are multiplied, too.
 """
 
 import jax.numpy as jnp

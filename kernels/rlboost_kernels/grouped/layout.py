@@ -17,7 +17,7 @@ class Layout(NamedTuple):
 
     sizes: Array  # i32[G], of the groups with what they are filled up with
     source: Array  # i32[R], the row at each place; M where there is none
-    place: Array  # i32[M], of each row; R of those in no group
+    place: Array  # i32[M], of each row; R if it is in no group
 
 
 def room(num_rows: int, num_groups: int) -> int:
@@ -29,7 +29,7 @@ def rows_by_group(group: Array, num_groups: int) -> Layout:
     """Rows of a group stay in their order.
 
     Args:
-        group: i32[M], of each row; `num_groups` of those in none.
+        group: i32[M], of each row; `num_groups` if it is in none.
     """
     (M,), G = group.shape, num_groups
     R = room(M, G)

@@ -1,9 +1,9 @@
 """Products of groups of rows in Pallas Mosaic GPU, for Hopper (sm_90).
 
-Three forms of one kernel, of which the first serves forwards, the others backwards too:
+Three forms of one kernel. The first serves forwards and backwards, the others backwards:
 
 - *product*: rows with the matrix of their group, or with those of two stacks, read once for both;
-- *total*: the sum of two such products, added up where it is computed;
+- *total*: the sum of two products of that kind, added up where it is computed;
 - *outer*: for each group, its rows transposed times other rows of it.
 
 Every tile of a result is 128 rows high and has two halves, one for each of two warpgroups, which

@@ -59,7 +59,7 @@ def are_pairs(w: Array) -> bool:
 
 
 def unpack_panels(panels: Array) -> Array:  # [K, N]
-    """The matrix of which these are the panels."""
+    """The matrix that was packed into these panels."""
     count, rows, width = panels.shape
     if not are_pairs(panels):
         return panels.swapaxes(0, 1).reshape(rows, count * width)
