@@ -13,7 +13,7 @@ lost       the same of a file that cannot be read any more: its sectors are lost
 
 A server works in every fourth of these starts.
 
-Exit status: 0 where all outcomes are such, 1 where any is not.
+Exit status: 0 where all outcomes are as they have to be, 1 where any is not.
 """
 
 import argparse

@@ -164,7 +164,7 @@ def test_a_long_prompt_is_prefilled_within_one_begin(
     prompt = np.random.default_rng(0).integers(0, 37, 150).tolist()
     request = request_of(1, prompt, max_tokens=3)
     engine.submit([request])
-    assert engine.begin() == 1  # 64 + 64 + 22 rows, the last of which samples
+    assert engine.begin() == 1  # 64 + 64 + 22 rows; the last row samples
     assert engine.finish().request_ids.tolist() == [1]
     engine.release([1])
     engine.submit([request])

@@ -137,8 +137,8 @@ def played(engines: Sequence[Engine], sequences: int) -> tuple[int, int, float, 
 def test_going_back_spares_what_is_there(
     build_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two engines with pages for all sequences, 2.5 of which there are for each slot. Of what they
-    had there, four fifths at least are not run again. Sent by load alone, half of the times they
+    """Two engines with pages for all sequences, 2.5 sequences a slot. At least four fifths of what
+    they had there are not run again. Sent by load alone, half of the times they
     come to the other engine, which has only what they left there before."""
     engines = [build_engine(slots=4, slot_tokens=SLOT, num_pages=500 + n) for n in range(2)]
     sequences = 20

@@ -1,4 +1,4 @@
-"""One episode under random schedules: what it answers is what the calm one answers.
+"""One episode under random schedules: it answers as the calm one does.
 
 The environment is a few lines whose answer to a turn follows from all turns it has had. Its process
 is lost, the trainer comes back with what was kept, questions come twice and late.

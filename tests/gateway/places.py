@@ -1,7 +1,7 @@
 """A tiny checkpoint of Hugging Face's format that can be spoken with, and a gateway that serves it.
 
-Its weights are random: turns are nonsense, of which hardly any decodes to text that would encode
-to the same tokens again. That is what tokens have to survive.
+Its weights are random: turns are nonsense, and hardly any decodes to text that encodes to the same
+tokens again. Tokens have to survive that.
 """
 
 import asyncio

@@ -103,7 +103,7 @@ def test_another_model_is_no_damage(folder):
 
 
 def test_what_was_otherwise_in_memory_is_named_by_its_leaf(folder):
-    """Files that are as they were written, of which one leaf is not what was saved."""
+    """Files that are as they were written; one leaf in them is not what was saved."""
     place = folder / "3"
     said = at_rest.described(place)
     said["leaves"]["state"]["moments.0"][0][1] = "0" * 64

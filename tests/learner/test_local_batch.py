@@ -145,7 +145,7 @@ def test_an_episode_begins_again() -> None:
 
 
 def test_what_has_no_room_ends_an_episode() -> None:
-    """A slot has 40 tokens, of which 12 stay for what may be sampled."""
+    """A slot has 40 tokens; 12 of them stay for what may be sampled."""
     given = [8] * 25
 
     def says(parked: m.Parked, batch: LocalBatch) -> None:

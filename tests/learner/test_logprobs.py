@@ -145,7 +145,7 @@ def test_a_token_that_the_learner_would_cut_keeps_a_finite_logprob(factors):
 
 
 def test_blocks_of_rows_change_nothing(factors):
-    """Three of them, the last of which is filled up."""
+    """Three blocks; the last one is filled up."""
     hidden, unembedding = jnp.tile(factors[0], (8, 1)), factors[1]
     assert 2 * LEAST_LOGIT_ROWS < len(hidden) < 3 * LEAST_LOGIT_ROWS
     tokens = jnp.arange(len(hidden), dtype=jnp.int32) % V

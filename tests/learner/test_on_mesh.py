@@ -26,7 +26,7 @@ def test_gradients_depend_on_neither_micro_batches_nor_devices_nor_remat(measure
 
 @pytest.mark.parametrize(("mesh", "shares"), [("(2, 2, 2)", 4), ("(1, 4, 2)", 8)])
 def test_parameters_and_moments_are_split(measured, mesh, shares):
-    """Over fsdp and tensor. All devices hold the norms, of which there are few."""
+    """Over fsdp and tensor. All devices hold the norms, which are small."""
     count = num_parameters(small_run().model)
     norms = 3 * 16 + 2 * 8
     each = 4 * ((count - norms) // shares + norms)

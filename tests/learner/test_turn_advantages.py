@@ -55,7 +55,7 @@ def returns_by_hand(rewards, discount):
 
 
 def compared_by_hand(values, own, advantage):
-    """Of `own` among the values of those that have that turn."""
+    """The advantage of `own` among the values of all episodes that have that turn."""
     if len(values) < 2 or len(set(values)) == 1:
         return 0.0
     mean = sum(values) / len(values)

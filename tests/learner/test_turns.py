@@ -247,8 +247,8 @@ def test_the_trap_of_observations_they_are_passed_over(turns):
 
 
 def test_what_is_too_long_are_sampled_tokens():
-    """Ten sampled ones of at most ten, in two runs: it was cut off, whatever was given. And nine
-    of ten with 40 given ones, the last of which is a stop id, were not."""
+    """Ten sampled tokens of at most ten, in two runs: cut off, whatever was given. Nine of ten, the
+    last one a stop id, with 40 given ones: not cut off."""
     algorithm = replace(PRESETS["dapo"], overlong_filter=True, overlong_penalty=0.0)
     full, short = made(0, (2, 4, 1, 6, 3)), made(1, (2, 4, 40, 5))
     stop_id = int(short.sequence.sampled_tokens[-1])

@@ -91,7 +91,7 @@ def logprob(token_id: int) -> float:
 
 
 def routes(lead: int, tokens: list[int]) -> bytes:
-    """Of the first positions of a prompt, by their places, and of those before some tokens."""
+    """Routes of the first `lead` positions of a prompt, and of the positions before `tokens`."""
     return bytes((n + i) % 5 for n in (*range(lead), *tokens) for i in (0, 1, 2, 4))
 
 

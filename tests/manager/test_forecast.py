@@ -34,7 +34,7 @@ def plan(
     train: float = 0.0,
     **more: object,
 ) -> Plan:
-    """Groups of one, of which only the responses count."""
+    """Groups of one; only responses count."""
     return Plan(
         engines=[
             Engines(count=reserved, slots=slots, rates=rates, **more),  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ def collected(sample: int, tokens: int = 1, start: int = 0) -> Collected:
 
 
 class Parts:
-    """A journal of which each part comes when a test says so."""
+    """A journal whose parts come when a test says so."""
 
     def __init__(self, *parts: Sequence[Entry]) -> None:
         self.left = list(parts)

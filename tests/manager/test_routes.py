@@ -41,7 +41,7 @@ def at_a(**changes: Any) -> tuple[Desk, list[m.GenerateRequest]]:
 
 
 def whole(request: m.GenerateRequest) -> bytes:
-    """The routes of a response: three tokens of prompt, of which two lead."""
+    """The routes of a response to three prompt tokens: two of the prompt lead."""
     count = length("d", request.work.batch, request.work.sample)
     return routes(2, [token("d", request.work.batch, request.work.sample, i) for i in range(count)])
 

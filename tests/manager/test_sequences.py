@@ -284,7 +284,7 @@ def test_a_doubt_beyond_a_sequence_is_refused(sequence: int, position: int) -> N
 
 
 def test_a_response_in_the_making_goes_back_to_before_an_untrusted_instance() -> None:
-    """In whichever of its sequences that was; what was said of those counts no more."""
+    """In whichever of its sequences that was. Later sequences that were delivered count no more."""
     desk = parked(4, servers=2)
     desk(ServerGone(B, "killed"))
     reply(desk, (), over=True, prompt=m.pack_tokens(NEXT))

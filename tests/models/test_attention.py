@@ -22,7 +22,7 @@ SEGMENTS = np.array(
 PLAIN = replace(run_config(base.get_config()).model, head_dim=D)
 WINDOW = replace(PLAIN, sliding_window=5, attention_pattern="LG")
 CAPPED = replace(WINDOW, attention_soft_cap=2.0, query_scalar=20.0)
-# With five blocks of a row, the last of which is filled up.
+# Five blocks of a row; the last one is filled up.
 row_attention = partial(attention.row_attention, block=5)
 
 

@@ -21,7 +21,7 @@ def rows(*values: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_the_same_work_is_compared_by_hand() -> None:
     """300 tokens in 2 s of windows is 150 a second; 1200 delivered and 150 measured take 9 s,
-    training and publishing 3 s. The run has paid 2.5 $, of which 2 $ before and between steps."""
+    training and publishing 3 s. The run has paid 2.5 $, 2 $ of that before and between steps."""
     measured = {"seeding_window_seconds": 1.0, "tokens_delivered": 600, "publish_seconds": 0.5}
     table = rows(
         {**measured, "tokens_reserved": 100, "train_seconds": 1.0, "tokens_measured": 150}

@@ -24,7 +24,7 @@ def cut_by_hand(tokens: list[int], stops: frozenset[int], room: int) -> list[int
 def test_what_belongs_to_a_response(
     before: list[int], tokens: list[int], stops: frozenset[int], room: int
 ) -> None:
-    """Its tokens are somewhere in the middle of those of others."""
+    """The response's tokens are in the middle of other responses' tokens."""
     around = np.array([*before, *tokens, *before], np.int32)
     where = stop_positions(around, stops)
     assert where == [i for i, token in enumerate(around.tolist()) if token in stops]

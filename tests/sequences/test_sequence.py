@@ -104,8 +104,8 @@ def routes(positions: range) -> np.ndarray:
 
 
 def test_routes_grow_with_the_tokens_that_they_led_to() -> None:
-    """Three of the prompt, two and then one sampled, two given: routes of all positions before
-    the last sampled token, and then of those that were given as well."""
+    """Three prompt tokens, two and then one sampled, two given: routes of all positions before the
+    last sampled token. After another sampled token the given ones have routes, too."""
     sequence = Sequence.of_prompt([1, 2, 3])
     sequence = sequence.with_sampled([4, 5], [-1, -1], version=0, routes=routes(range(4)))
     sequence = with_given(sequence, [6, 7])

@@ -30,8 +30,8 @@ class Asked:
 
     Attributes:
         said: of each sample, its sequences in order, as they were delivered last.
-        whole: samples of which all sequences are there, and right.
-        made_up: samples of which what was delivered last is not believed.
+        whole: samples whose sequences are all there, and right.
+        made_up: samples whose last delivery is not believed.
     """
 
     begin: m.BeginBatch

@@ -158,7 +158,7 @@ def _rollout(step: BatchRecord, rollout: Rollout) -> int:
 
 
 def _index(world: World, known: Balanced) -> None:
-    """What is kept up to date is what looking through the whole roster would give."""
+    """The index, kept up to date, equals one made from the whole roster."""
     manager = world.manager
     assert manager is not None
     roster, index = manager.view.roster, manager.view.roster.index
@@ -215,7 +215,7 @@ def _index_of(world: World) -> Index:
 
 
 def _loads_of(world: World, counts: list[tuple[int, int]]) -> Loads:
-    """Args: counts: of rollouts that each holds, and of those that are being released."""
+    """Args: counts: of rollouts that each instance holds, and of those it is releasing."""
     manager = world.manager
     assert manager is not None
     right = Loads()

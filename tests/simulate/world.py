@@ -81,8 +81,8 @@ class World:
         self.leases: dict[str, float] = {}  # instance → seconds, at the last check
         self.refusals = 0  # requests that the provider will refuse
         self.delayed: list[float] = []  # seconds by which it will be late with the next ones
-        self.forgotten = 0  # requests of which nothing will be heard or seen
-        self.doubled = 0  # requests of which two servers will come
+        self.forgotten = 0  # requests that will never be answered or listed
+        self.doubled = 0  # requests that two servers will come of
         self.seen: set[str] = set()  # faults that came about
         self.prices: dict[str, float] = {}  # reported to this manager, by pool
         self.balanced: Balanced | None = None  # what the invariants have seen
@@ -101,7 +101,7 @@ class World:
         self._stalled_until = 0.0
         self._stalled = 0.0  # seconds, which the manager has yet to hear of
         self._gap = False  # nothing is written since the disk was full
-        self._gapped: set[int] = set()  # steps of which something was not written
+        self._gapped: set[int] = set()  # steps with something that was not written
         self._folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
         self._platter, self._disk = Platter(Path(self._folder.name)), disk
         self.start_manager()
@@ -415,9 +415,9 @@ def tokens_of(manager: Manager | None) -> dict[tuple[int, int], tuple[object, ..
 
 
 def _changes_leases_only(event: Event, actions: Sequence[Any]) -> bool:
-    """A deadline that nobody has missed, a renewal, or tokens that end no turn and of which nothing
-    is said: nearly half of all events. What else they might have broken the check after the next
-    event finds."""
+    """A deadline that nobody has missed, a renewal, or tokens that end no turn and cause no message
+    (nearly half of all events). Whatever else they might have broken is found by the check after
+    the next event."""
     match event:
         case Tick():
             return not actions

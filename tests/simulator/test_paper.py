@@ -74,7 +74,7 @@ def test_shares_of_the_data_sheet_are_those_of_the_table():
 
 
 def test_shares_of_rows_that_were_made_by_hand():
-    """Learners of which gradients do three of five passes for 14B and 32B, and for 8B four."""
+    """Gradients are three of a learner's five passes for 14B and 32B, and four for 8B."""
     decode = {
         "job": "engine qwen3_14b_openr1 mosaic_gpu",
         "program": "decode mosaic_gpu",

@@ -19,7 +19,7 @@ class Device:
 
 
 class Leaf:
-    """An array over devices of several processes, of which process `here` sees its own parts.
+    """An array over devices of several processes; process `here` sees its own parts.
 
     Args:
         holders: processes that hold each part, by rows of one.
