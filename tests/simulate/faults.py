@@ -190,8 +190,8 @@ def _lines(seed: int) -> list[Fault]:
 
 
 def policies(seed: int, num_batches: int) -> dict[str, Any]:
-    """A quarter of all schedules have routes, a quarter have other policies than the paper's. Of those
-    with providers that refuse or lie a third have several pools."""
+    """A quarter of all schedules have routes, and a quarter other policies than the paper's. Of
+    those with providers that refuse or lie a third have several pools."""
     found = _policies(seed, num_batches)
     if seed % 5 in (2, 4) and seed % 3 == 0:
         found["fleet__pools"] = POOLS[: 2 + seed // 15 % 2]
