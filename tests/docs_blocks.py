@@ -1,4 +1,4 @@
-"""Code blocks of README and docs/, and what is to become of those that are commands.
+"""Code blocks of README and docs/, and how the ones with commands are run.
 
 A shell block is run by `python -m tests.docs_commands`, unless a comment on the line before its
 fence says otherwise:

@@ -229,7 +229,7 @@ class ArrayRecords:
         try:
             self._records = grain.sources.ArrayRecordDataSource([str(path) for path in paths])
             self._num_records = len(self._records)
-        except (OSError, RuntimeError, ValueError) as error:  # of which file it does not say
+        except (OSError, RuntimeError, ValueError) as error:  # it does not name the file
             line = str(error).partition("\n")[0]
             names = ", ".join(path.name for path in paths)
             raise ConfigError(f"data.source: cannot read {names}: {line}") from None

@@ -38,7 +38,7 @@ class Devices:
     def __init__(
         self, model: ModelConfig, count: int, found: Sequence[jax.Device] | None = None
     ) -> None:
-        """Take the first `count` of those found; None: of all.
+        """Take the first `count` devices of `found`; None: of all devices.
 
         Raises:
             NotEnoughDevices: there are fewer.

@@ -173,7 +173,7 @@ class EpisodeService:
             sequence: its last.
             tokens: of that sequence, all after its prompt.
             runs: of these, in turn sampled and given.
-            logprobs: of those that were sampled; None: not known.
+            logprobs: of the sampled tokens; None: not known.
         """
         verdict: Future[Verdict] = Future()
         question = question_of(attempt, sequence, tokens, runs, logprobs=logprobs, finished=True)

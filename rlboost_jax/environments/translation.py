@@ -55,7 +55,7 @@ def question_of(
 
     Args:
         runs: of its tokens, in turn sampled and given.
-        logprobs: of those that were sampled; None: not known.
+        logprobs: of the sampled tokens; None: not known.
     """
     ends = np.cumsum(runs)
     parts = [part.astype("<i4").tobytes() for part in np.split(tokens, ends[:-1])]

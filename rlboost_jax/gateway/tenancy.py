@@ -88,7 +88,7 @@ class Tenancy(ClosingThread):
         self._owed: dict[int, Owed] = {}
         self._costs = Costs()
         super().__init__("tenancy")
-        self._unsaid: bytes | None = None  # the newest takes the place of those before
+        self._unsaid: bytes | None = None  # the newest replaces earlier ones
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(_ANSWER_SECONDS)
         try:

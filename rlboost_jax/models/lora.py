@@ -1,4 +1,4 @@
-"""A matrix with a low-rank adapter: W + (alpha / rank) · A · B, of which only A and B are trained.
+"""A matrix with a low-rank adapter: W + (alpha / rank) · A · B. Only A and B are trained.
 
 Both, learner and engine, multiply by the merged matrix, added up in float32 and rounded to the
 dtype of activations once: what is trained is the policy that sampled, rounding and all. In the

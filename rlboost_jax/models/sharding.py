@@ -1,4 +1,4 @@
-"""Which axis of which parameter lies on which axis of the device mesh.
+"""How parameters lie on the device mesh: an axis of the mesh for each axis of a parameter.
 
 Mesh axes: `data` replicates the parameters and splits the batch, `fsdp` splits both,
 `tensor` splits heads, hidden width, experts and vocabulary. An axis of an array that the mesh axis

@@ -40,7 +40,7 @@ class Ec2Kept:
         self._aws, self._ec2, self._rendezvous = aws, fleet.ec2, rendezvous
         self._price = fleet.price_per_hour
         self._prepares = asyncio.Lock()
-        self._template = self._credentials = ""  # name, and digest, of those that are there
+        self._template = self._credentials = ""  # name, and digest, of what exists
 
     async def template(self) -> str:
         """Name of the run's, with the credentials of now in place. Raises LaunchFailed, sure."""

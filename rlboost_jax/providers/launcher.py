@@ -100,7 +100,7 @@ class Keeper(Protocol):
 
 @runtime_checkable
 class LogKeeper(Protocol):
-    """A launcher that has the logs of its servers, even of those that are over."""
+    """A launcher that has the logs of its servers, also of ended ones."""
 
     async def log(self, name: str, nonce: str) -> Sequence[str]:
         """The last lines of a server, as `logs.last_lines` gives them. Raises LaunchFailed."""

@@ -52,7 +52,7 @@ def task_of(
 
     Args:
         own: the user's.
-        infra: of which the cheapest is taken; none: as the user's says.
+        infra: clouds; the cheapest is taken. None: as the user's task says.
         join: credentials as one word.
     """
     resources = dict(own.get("resources") or {})

@@ -95,7 +95,7 @@ def record_from_dict(
 
     Args:
         defaults: the file that lists all fields, for errors.
-        fill: puts values in place of those that are None, once the keys are known to be right.
+        fill: replaces values that are None, once the keys are known to be right.
 
     Raises ConfigError, a line per key that is wrong or missing.
     """

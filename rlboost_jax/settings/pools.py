@@ -17,5 +17,5 @@ class PoolConfig:
     price_per_hour: float = 2.66  # dollars, of one instance, until `fleet.price_command` says
     zone: str = ""  # for people, and for the provider where its section has a setting `zone`
     device: str = ""  # kind of accelerator, for people: other kinds have other bits; "": not said
-    # Of its provider's section, in place of those of `fleet.<provider>`: {"partitions": "spot"}.
+    # Settings of its provider's section that replace `fleet.<provider>`'s: {"partitions": "spot"}.
     options: dict[str, bool | int | float | str] = field(default_factory=dict, hash=False)

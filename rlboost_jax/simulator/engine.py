@@ -52,7 +52,7 @@ class Engine:
         self._slots, self._dispatch, self._message = slots, dispatch_tokens, message_tokens
         self.running: dict[int, Row] = {}  # oldest first
         self._queue: deque[Row] = deque()
-        self._ends: list[tuple[int, int]] = []  # (step count, request) of those in slots
+        self._ends: list[tuple[int, int]] = []  # (step count, request) of requests in slots
         self._groups: dict[tuple[int, int], int] = {}  # rollouts here, of each prompt
         self._steps = 0
         self._begun = 0  # step count when the stretch began, and a dispatch with it

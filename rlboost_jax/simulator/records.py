@@ -84,7 +84,7 @@ class WorkloadConfig:
     max_response_tokens: int
     mean_tokens: float  # of a response in the first step, were nothing cut off
     sigma: float  # of the logarithm of a length
-    group_correlation: float  # of those logarithms within a group
+    group_correlation: float  # of these logarithms within a group
     growth_per_step: float  # relative growth of the mean
     groups: tuple[tuple[int, ...], ...]  # measured response lengths, drawn from by whole groups in
     # place of the log-normal law; empty: that
@@ -179,7 +179,7 @@ class SimConfig:
     """One question to the simulator. `load.py` makes and checks these."""
 
     seed: int
-    calibration: str  # a calibration.json, whose settings take the place of those here; "": none
+    calibration: str  # a calibration.json, whose settings replace the ones here; "": none
     num_seeds: int  # repetitions, with seeds that follow
     num_steps: int  # 0: as many as fit the segment
     settling_steps: int  # at the beginning, left out of all means

@@ -90,7 +90,7 @@ class World:
         self._peers: dict[int, Callable[[ToServer], None]] = {}  # who hears, by stream
         self._servers: dict[str, Server] = {}  # of the provider, by name
         self._billed_since: dict[str, float] = {}
-        self._billed = self._paid = 0.0  # instance-seconds and dollars of those that have ended
+        self._billed = self._paid = 0.0  # instance-seconds and dollars of ended instances
         self._lap = (0.0, 0.0, 0.0, 0.0)  # of each column, until the last one
         self.predictions: list[dict[str, Any]] = []  # of coming steps, where their sizes matter
         self._lengths: dict[int, NDArray[np.int64]] = {}

@@ -5,8 +5,7 @@ come and go
 
 strangers   servers with a token whose engine is another program: no rollout is ever theirs,
             so nothing they send may move, add or take a single token
-insiders    servers that are given rollouts: what they say of those may be wrong, and
-            everything else may not
+insiders    servers with rollouts: what they say of these rollouts may be wrong, nothing else
 impostors   with the trainer's route and token: no frame may make the manager raise
 
 Whatever is sent must be encodable, whatever is recorded must be JSON, and at the end of

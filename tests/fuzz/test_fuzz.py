@@ -46,7 +46,7 @@ def _decodes(frame: bytes) -> bool:
         b"",
         b"\x91" * 1_000_000,  # lists in lists
         b"\x92\xa5Hello" + b"\x81\x00" * 100_000,
-        b"\xdd\xff\xff\xff\xff",  # a list of 4 billion, of which none follows
+        b"\xdd\xff\xff\xff\xff",  # a list of 4 billion, and none follows
         b"\x9b\xa5Hello\xdb\xff\xff\xff\xff",
         b"\x92\xa7Goodbye\xa2\xff\xfe",  # text that is no text
         m.encode(corpus.SERVER["renew"]) + b"\x00",

@@ -115,7 +115,7 @@ def test_first_fit_leaves_out_only_what_has_no_room(lengths, rows):
 @given(lengths, st.integers(1, 3), st.integers(1, 4))
 def test_rows_are_as_long_as_their_trajectories_need(lengths, rows, row_lengths):
     """Every batch has one of the shapes, and one trajectory at least for which the next shorter
-    row would not do; only the last batch may have room for one of those that came later."""
+    row would not do; only the last batch may have room for a later trajectory."""
     shapes = batch_shapes(rows, ROW_TOKENS, row_lengths)
     trajectories = [trajectory(i, p, r) for i, (p, r) in enumerate(lengths)]
     batches = pack(

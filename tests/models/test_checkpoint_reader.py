@@ -215,7 +215,7 @@ held = sum(leaf.addressable_shards[0].data.size for leaf in flatten_params(param
 print(largest, held)
 """
     largest, held = map(int, run_with_devices(source, 8).split())
-    assert largest == 2 * 3 * 16 * 12 // 2  # the experts' gates, of which fsdp has a half
+    assert largest == 2 * 3 * 16 * 12 // 2  # the experts' gates; over fsdp a half
     assert held < 0.45 * leaves  # a quarter of most, a half of what tensor does not divide
 
 

@@ -135,7 +135,7 @@ class Ec2Cloud:
         self.ec2, self.ssm = _client("ec2"), _client("ssm")
         self._stack.enter_context(_patched(self))
         self._stack.enter_context(_closed_clients())
-        self.image = _image()  # of those that moto has
+        self.image = _image()  # one that moto has
 
     def instances(self) -> dict[str, dict[str, Any]]:
         """As EC2 describes them, by id."""

@@ -56,7 +56,7 @@ def launch(folder: Path, cluster: str, task: Mapping[str, Any]) -> None:
 
 
 def clusters(folder: Path) -> list[str]:
-    """Names of those that are up."""
+    """Names of the clusters that are up."""
     if (folder / "blind").exists():
         raise RuntimeError((folder / "blind").read_text().strip())
     found = []

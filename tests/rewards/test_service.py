@@ -145,7 +145,7 @@ def test_a_group_is_one_request(service, stand_in):
             },
         }
     ]
-    for _ in range(2):  # too few, and no number: of which response is not known
+    for _ in range(2):  # too few, and no number: for which response is not known
         values, (fault,) = found()
         assert values == [None, None] and fault.endswith('not {"rewards": [2 numbers]}')
 

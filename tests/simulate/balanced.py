@@ -67,7 +67,7 @@ class Index:
     told: dict[str, float]
     streams: dict[int, str]
     pools: dict[tuple[int | None, str], list[Instance]] = field(default_factory=dict)
-    fingerprints: set[str | None] = field(default_factory=set)  # of those that are ready
+    fingerprints: set[str | None] = field(default_factory=set)  # of ready instances
     reserved: list[Instance] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     claims: dict[str, int] = field(default_factory=dict)

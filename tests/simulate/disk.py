@@ -25,7 +25,7 @@ class Platter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._promised = (0, 0)
-        self._gone: list[bytes] = []  # journals of which nothing is in that yet
+        self._gone: list[bytes] = []  # journals that are not in `_promised` yet
         self._synced: dict[str, int] = {}  # bytes of each file that are on the device
         self._named: set[str] = set()  # files whose names are
         self._removed: dict[str, bytes] = {}  # since the folder was synced

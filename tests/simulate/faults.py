@@ -57,7 +57,7 @@ DISMISSALS = 4  # instances dismissed, of a schedule with policies other than th
 class Fault:
     """
     Attributes:
-        target: which of those that it may hit.
+        target: a number that chooses among what it may hit.
         amount: seconds, bytes or a share, in [0, 1): how much of what its kind allows.
     """
 

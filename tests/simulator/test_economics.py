@@ -35,7 +35,7 @@ def test_instances_at_the_price_of_reserved_chips(make):
 def test_break_even_by_hand(make):
     config = make(reserved__chips_per_node=8, reserved__price_per_node_hour=80.0)
     alone = [row(1000, 3600.0)]  # 80 $ for 1,000 tokens
-    # Four instances and 1.5 times the tokens: worth 120 $, of which 40 for 4 instance-hours
+    # Four instances and 1.5 times the tokens: worth 120 $; 40 $ of that for 4 instance-hours
     # of 20 $: half the price.
     helped = [row(1500, 3600.0, billed=4 * 3600.0)]
     assert break_even(config, helped, alone, baseline_nodes=1) == pytest.approx(0.5)

@@ -18,7 +18,7 @@ def joined(run: Run) -> set[str]:
 
 
 def busy(run: Run) -> list[str]:
-    """Names of those that have work now."""
+    """Names of the instances that have work now."""
     found = run.status().get("instances", ())
     return [each["instance"] for each in found if each["running"] and not each["reserved"]]
 

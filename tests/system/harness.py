@@ -148,7 +148,7 @@ class Run:
         overrides: `section.field=value`.
         options: other flags, as on the command line.
         environment: of its processes, besides ours.
-        beside: `<beside>.logs` and `<beside>.pace` in place of those of the workdir.
+        beside: `<beside>.logs` and `<beside>.pace` are used in place of the workdir's.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A run with two pools on this host: servers of both, one of which is killed, change no bit."""
+"""A run with two pools on this host: servers of both change no bit, and one is killed."""
 
 import os
 import sys

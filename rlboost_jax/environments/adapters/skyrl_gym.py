@@ -38,7 +38,7 @@ class SkyRLGym:
         """
         Args:
             env: its id.
-            env_config: its settings, in place of those it has by itself.
+            env_config: its settings; they replace its defaults.
             register: "module:class" of an environment of yours that goes by the id `env`.
             allow_not_repeating: take one that asks a service.
         """

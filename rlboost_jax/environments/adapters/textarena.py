@@ -30,7 +30,7 @@ class TextArena:
         """
         Args:
             game: such as "Mastermind-v0-hard"; without -raw or -train.
-            options: of the game, in place of those of its name.
+            options: of the game; they replace the defaults of its name.
             seed: games of another seed are other ones.
         """
         arena = imported("textarena", extra=EXTRA)

@@ -33,7 +33,7 @@ from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.warmup import WarmupConfig
 
 TOKENS_PER_UPDATE: Final = 2_496  # positions of a batch, rounded up to whole packed batches
-LOOK_EVERY: Final = 4  # updates between looks at the loss, each of which waits for the device
+LOOK_EVERY: Final = 4  # updates between looks at the loss; a look waits for the device
 RISE_UPDATES: Final = 20  # to the full learning rate
 MEMORY: Final = 0.6  # of the loss's moving average, per look
 _SURPLUS: Final = 1.15  # positions' worth of answers to choose from when filling a batch

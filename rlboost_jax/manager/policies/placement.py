@@ -32,7 +32,7 @@ class Load:
 
     slots: int
     held: int
-    groups: Collection[int] = ()  # prompts of which it holds a rollout
+    groups: Collection[int] = ()  # prompts that it holds a rollout of
     plateau: int = 0  # batch above which its throughput hardly grows; 0 if not known
     pace: "Pace | None" = None  # None: it goes by how many are pending
 

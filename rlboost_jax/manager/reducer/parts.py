@@ -1,4 +1,4 @@
-"""Who decides and does what in a manager, each made of those that it needs."""
+"""The parts of a manager, each made with the parts that it needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -90,9 +90,9 @@ class Placements:
         return len(wait)
 
     def redo(self, disputed: Iterable[Rollout], blamed: Collection[str], now: float) -> None:
-        """Do again what blamed instances sampled: of the disputed responses, of all that are not
-        finished, and of those that measure the policy. Other finished ones are the learner's to
-        check.
+        """Discard what blamed instances sampled, to have it sampled again: in disputed responses,
+        in unfinished ones, and in those that measure the policy. The learner checks all other
+        finished responses.
 
         Those that measure are withdrawn, and what stays of them is said again."""
         batches = self._ledger.open.values()

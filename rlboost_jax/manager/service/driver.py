@@ -3,8 +3,8 @@
 Nothing here decides and nothing here waits for a peer: `apply` hands an event to the
 state machine and queues what comes back. A mistake in the state machine ends the process.
 
-Invariant: an action is carried out after all entries of its event and of those before are in the
-journal, and after all actions before it. Only answers to renewals, which say nothing of what is
+Invariant: an action is carried out after all entries of its event and of earlier events are in the
+journal, and after all earlier actions. Only answers to renewals, which say nothing of what is
 kept, wait for no disk.
 """
 

@@ -33,7 +33,7 @@ class Waiting(Generic[T]):
 
     def __init__(self) -> None:
         self._queue: list[_Entry[T]] = []
-        self._homes: dict[str, list[_Entry[T]]] = {}  # a queue for each home, of those with a home
+        self._homes: dict[str, list[_Entry[T]]] = {}  # a queue for each home
         self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
 
     def __iter__(self) -> Iterator[T]:

@@ -60,7 +60,7 @@ def test_what_is_not_ours_is_refused(pair):
     "frame",
     [
         b"\x91" * 100_000,  # lists in lists
-        b"\xdd\xff\xff\xff\xff",  # a list of 4 billion, of which none follows
+        b"\xdd\xff\xff\xff\xff",  # a list of 4 billion, and none follows
         b"\xc1",
         b"",
         b"\xa2\xff\xfe",  # text that is no text
