@@ -1,4 +1,4 @@
-"""How products are made: accelerators round the factors of float32 ones unless asked not to."""
+"""The precision of products: accelerators round float32 factors unless asked not to."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What of a rendered conversation is not the policy's own words.
+"""The parts of a rendered conversation that are not the policy's own words.
 
 The policy's turns are put in as stand-ins: a word that occurs nowhere else. A rendered text then
 falls into what the template writes before the first turn, between the end of a turn and the

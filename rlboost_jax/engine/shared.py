@@ -1,4 +1,4 @@
-"""An engine on a device that is somebody else's too: it can be left fewer slots and less memory.
+"""An engine on a shared device: others can leave it fewer slots and less memory.
 
 Beyond what `Engine` promises:
 

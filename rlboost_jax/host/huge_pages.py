@@ -1,4 +1,4 @@
-"""Large pages for what a trainer allocates, which glibc is to be asked for as a process starts.
+"""Large pages for what a trainer allocates: glibc must be asked for them as a process starts.
 
 XLA on CPU takes memory from malloc for every intermediate result and gives it back, and glibc
 returns it to the system: every gradient of a model of 11 M parameters then met 400,000 page

@@ -1,4 +1,4 @@
-"""Places that go by a name which other users of the host know, too.
+"""Folders whose names other users of the host know, too.
 
 The first user to come may make `/tmp/run` or `/tmp/cache`; what lies there then is theirs: programs
 to be run, keys, a FIFO that nobody writes to. So whose a place is is looked at before it is used.

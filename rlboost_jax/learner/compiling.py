@@ -1,4 +1,4 @@
-"""A program that is compiled is a sign of life, however long that takes."""
+"""Compiling a program is a sign of life, however long it takes."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What stands at AWS for a run besides its instances: a launch template and a parameter.
+"""What a run has at AWS besides its instances: a launch template and a parameter.
 
 The parameter holds the credentials of servers, encrypted (SSM, SecureString): a role
 that may describe instances reads their user data, and only one that may read the parameter joins.

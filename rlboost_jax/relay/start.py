@@ -1,4 +1,4 @@
-"""Nothing that this process prints waits for its reader.
+"""Start a relay, so that printing never waits for a reader.
 
 A terminal under Ctrl-S, a pipe that nobody empties, an ssh session that hangs, a disk that does not
 answer: a write to any of them may never return, in Python and in libraries that write to

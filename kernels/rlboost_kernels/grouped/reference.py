@@ -1,4 +1,4 @@
-"""What the products of groups of rows are, one group after the other; rows of none come to 0."""
+"""Products of groups of rows, one group after the other; rows of no group come to 0."""
 
 import jax.numpy as jnp
 from jax import Array, lax

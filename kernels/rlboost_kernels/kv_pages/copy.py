@@ -1,4 +1,4 @@
-"""Copies of pages within a pool: what a sequence gets of the page where it leaves another one's."""
+"""Copies of pages within a pool, for a sequence that parts from another one inside a page."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Who sees whom in a packed row, as two numbers a token.
+"""Which tokens each token of a packed row sees, as two numbers a token.
 
 Sequences lie one after another in a row, so what a token sees is an interval that ends with itself
 and what sees a token is one that begins with it. Either end never decreases along a row: the keys

@@ -1,4 +1,4 @@
-"""The noise of a sampled token: one uniform number from what the token is, not when it is drawn.
+"""The noise of a sampled token: one uniform number that depends on its name, not on its time.
 
     u = uniform(fold_in(fold_in(fold_in(key(seed), step), sample), position))
 

@@ -1,4 +1,4 @@
-"""Random numbers of the whole process, kept apart for those who draw from them.
+"""A state of the process's random numbers for each episode that draws from them.
 
 Games that call `random.random()` share one generator with all that runs in their process. Within
 `of` they find the state they left, whatever has been drawn since, and one at a time does.

@@ -1,4 +1,4 @@
-"""What of a run is on disk, to go on from.
+"""What a run keeps on disk to resume from.
 
 `writing`: `Checkpoints` keeps them beside the steps. `reading`: what they hold, and what is wrong
 with damaged ones, by `leaf_digests`. `fallback`: which one a run goes on from. `best`, `base`,

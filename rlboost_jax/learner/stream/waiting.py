@@ -1,4 +1,4 @@
-"""A trainer that waits for a fleet gets on while that generates, however slowly."""
+"""A trainer that waits for its fleet counts as alive while the fleet generates, however slowly."""
 
 from collections.abc import Callable
 

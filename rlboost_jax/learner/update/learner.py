@@ -1,4 +1,4 @@
-"""What the updates of a run are made with, and what it says of trajectories before any of them."""
+"""What makes the updates of a run, and checks trajectories before them."""
 
 import math
 from collections.abc import Sequence

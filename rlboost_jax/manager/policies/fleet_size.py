@@ -1,4 +1,4 @@
-"""How many preemptible instances are worth their money, and when one is not for a while.
+"""How many preemptible instances are worth their price, and when to pause one for a while.
 
 A step with n instances takes S(n) and costs D(n) dollars: reserved devices and instances for as
 long as each is paid for, and what it costs to send these the weights. An hour is worth v dollars

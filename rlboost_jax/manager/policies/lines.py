@@ -1,4 +1,4 @@
-"""How long a server may be silent, by how quick and how sure the line to it was so far.
+"""How long a server may be silent, given the delays and losses of its line so far.
 
 What a lossy line shows to a stream is not its losses but TCP's pauses: a packet is sent again after
 a time-out, which doubles with each loss in a row, and all that follows it waits. So a packet that

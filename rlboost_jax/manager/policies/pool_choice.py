@@ -1,4 +1,4 @@
-"""From which pool each missing instance is asked for, and which cost more than they bring.
+"""Which pool to ask for a missing instance, and which instances cost more than they bring.
 
 An instance of a pool costs its price for the time that it works, starts and starts again, and
 brings its speed. What a second of work of the usual speed costs there is its *merit*: the lower the

@@ -1,4 +1,4 @@
-"""Whether a response that was answered goes back to where it was: pure functions.
+"""Whether an answered response goes back to the server that has its pages: pure functions.
 
 While an environment thinks, a response has no slot; its keys and values stay in free pages of the
 engine that it left, until those pages are needed. Engines use the pages first that have been free

@@ -1,4 +1,4 @@
-"""What is asked of each of several pools, and what of theirs is let go: `policies.pool_choice`."""
+"""Instances asked of each of several pools, and let go: see `policies.pool_choice`."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What of a manager outlives it: noted in its journal as it changes, and given back to its owners.
+"""What outlives a manager: noted in its journal as it changes, and restored to its owners.
 
 Who is connected is not part of it: servers and the trainer dial again. Tokens, steps and
 versions are noted where they change (`Outbox.keep`); here are the counts and totals.

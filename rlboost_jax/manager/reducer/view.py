@@ -1,4 +1,4 @@
-"""What a manager knows, to be read and not to be changed."""
+"""What a manager knows, read-only."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,5 +1,4 @@
-"""Effects in their turn: each after all that must be in the journal before it, and after those
-before it."""
+"""Effects in order: each waits until the journal has its entries, and for the effects before it."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is shown all events of a manager, besides what they call for."""
+"""Observers of a manager: they see all its events and change nothing."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ from rlboost_jax.manager.service.tracing import StepTracer
 
 
 def watches_of(stack: ExitStack, workdir: Path, *, step: int, remove_old: RemoveOld) -> Watch:
-    """Those of a run; the stack closes them.
+    """The observers of a run; the stack closes them.
 
     Args:
         step: that is profiled; 0: none.
@@ -27,7 +27,7 @@ def watches_of(stack: ExitStack, workdir: Path, *, step: int, remove_old: Remove
 
 
 def all_of(*watches: Watch) -> Watch:
-    """One that shows them all what it is shown."""
+    """An observer that passes everything on to several."""
 
     def watch(event: Event, actions: Sequence[Action], began: float, ended: float) -> None:
         for each in watches:

@@ -1,4 +1,4 @@
-"""A rollout server as the manager knows it: one stream, and what is known of who is there.
+"""A rollout server as the manager knows it: one stream, and what is known of its server.
 
 Each subject is a record with its own verbs; what concerns two of them, or what the roster's index
 has to hear of, goes through the instance.

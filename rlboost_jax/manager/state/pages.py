@@ -1,4 +1,4 @@
-"""What an engine has pages for, as far as the manager can tell: see `policies/returning.py`."""
+"""What an engine still has pages of, by the manager's count: see `policies/returning.py`."""
 
 from typing import NamedTuple
 

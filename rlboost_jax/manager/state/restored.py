@@ -1,4 +1,4 @@
-"""What a journal tells of a batch's tokens, done again.
+"""A batch's tokens, restored from the journal.
 
 Whatever does not fit the tokens that are here is left out: those before it were lost with a part
 of the journal, and are made again.

@@ -1,4 +1,4 @@
-"""A file of lines that another process appends to, or puts another file in the place of."""
+"""A file of lines that another process appends to or replaces."""
 
 import json
 import os

@@ -1,1 +1,1 @@
-"""A server whose device is somebody else's too: what that one is left, and when we may run."""
+"""A server that shares its device: how much of it the server may use, and when it may run."""

@@ -1,4 +1,4 @@
-"""When an engine may run whose device is somebody else's too."""
+"""When an engine on a shared device may run."""
 
 from typing import Any, Final, Protocol
 

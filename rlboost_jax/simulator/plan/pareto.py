@@ -1,4 +1,4 @@
-"""Choices that nobody would pass over: none other is as good in both, and better in one."""
+"""The Pareto front: no other choice is as good in both figures and better in one."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Which mixes to simulate, until those that nobody would pass over are known.
+"""Which mixes to simulate, until the Pareto front is known.
 
 Every mix has a bound for each seed. Its mean over seeds, with what was simulated in place of
 bounds, is no more than its mean will be. So a mix is ruled out, for certain, as soon as a mix whose

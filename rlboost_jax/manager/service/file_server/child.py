@@ -1,4 +1,4 @@
-"""How a process begins that the manager starts to serve files or the page."""
+"""The start of a process that serves files, or the page, for the manager."""
 
 import argparse
 import asyncio
