@@ -205,7 +205,7 @@ def test_snapshots_are_written_while_checkpoints_are_saved(tmp_path):
 
 @pytest.mark.parametrize("lacks", [True, False])
 def test_what_the_host_lacks_is_no_traceback_of_orbax(tmp_path: Path, lacks: bool) -> None:
-    """Its threads log what they raise, and the same error is raised where the tree is waited for."""
+    """Its threads log what they raise; the same is raised where the tree is waited for."""
     (tmp_path / "tree").mkdir()
     orbax_files.begin(tmp_path / "tree", {"x": np.zeros(1)})()
     heard: list[logging.LogRecord] = []
