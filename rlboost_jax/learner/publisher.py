@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.spans import Recorder
@@ -122,7 +123,8 @@ class Publisher:
                     self._changed.notify_all()
                 self._store.prune({*range(item.oldest, version + 1), *self._in_use()})
             except Exception as error:  # whatever it is, the training loop must hear of it
-                failure = SnapshotNotWritten(f"version {version} could not be published: {error}")
+                reason = exhausted(error) or str(error)
+                failure = SnapshotNotWritten(f"version {version} could not be published: {reason}")
                 failure.__cause__ = error
                 with self._changed:
                     self._error = failure

@@ -69,7 +69,7 @@ from rlboost_jax.manager.service.run_files import (
     recorded,
     trainer_folder,
 )
-from rlboost_jax.manager.service.shortage import say_shortages
+from rlboost_jax.manager.service.shortage import meet_shortages
 from rlboost_jax.manager.service.watches import watches_of
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.observe.events import EventsWriter
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         run, run_id = read_run_config(workdir), read_run_id(workdir)
         with only_manager(workdir):
             return asyncio.run(serve(workdir, run, run_id))
-    except (Mistake, AlreadyManaged, OSError) as error:
+    except (Mistake, AlreadyManaged, OSError, MemoryError) as error:
         if line := exhausted(error):
             print(line, file=sys.stderr)
             return BROKEN
@@ -122,7 +122,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         OSError: the address cannot be listened on.
     """
     loop, dates = asyncio.get_running_loop(), Dates()
-    say_shortages(loop)
+    meet_shortages(loop, lambda error: driver.fail(error))
     with contextlib.ExitStack() as stack:
         events = stack.enter_context(EventsWriter(workdir))
 

@@ -73,7 +73,7 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
     """Serve until asked to leave; returns the exit code.
 
     0: it was asked to; `CANNOT_SERVE`; `FAILED_EXIT_CODE`: the device failed, ran out of memory,
-    or gives what are no numbers.
+    or gives what are no numbers, or the host lacks something.
     """
     args = arguments(argv)
     try:
@@ -104,14 +104,12 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         line = "; ".join(str(error).splitlines())
         print(f"rollout server at {args.manager}: {line}", file=sys.stderr, flush=True)
         return CANNOT_SERVE
-    except OSError as error:
+    except (OSError, RuntimeError, MemoryError) as error:  # also "can't start new thread"
         line = exhausted(error)
+        if not line and isinstance(error, NonFiniteLogits | jax.errors.JaxRuntimeError):
+            line = " ".join(f"{type(error).__name__}: {error}".split())
         if not line:
             raise
-        print(f"rollout server at {args.manager}: failed: {line}", file=sys.stderr, flush=True)
-        return FAILED_EXIT_CODE
-    except (NonFiniteLogits, jax.errors.JaxRuntimeError, MemoryError) as error:
-        line = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"rollout server at {args.manager}: failed: {line}", file=sys.stderr, flush=True)
         return FAILED_EXIT_CODE
     print(f"leaving: {reason}", flush=True)

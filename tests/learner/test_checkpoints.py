@@ -1,12 +1,15 @@
+import logging
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from rlboost_jax.learner.checkpoints import orbax_files
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
 from rlboost_jax.learner.checkpoints.reading import CheckpointBroken, CheckpointNotFound
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
@@ -198,3 +201,21 @@ def test_snapshots_are_written_while_checkpoints_are_saved(tmp_path):
             checkpoints.save(step, tree, {})
     writer.join()
     assert store.versions == (23, 24)
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_what_the_host_lacks_is_no_traceback_of_orbax(tmp_path: Path, lacks: bool) -> None:
+    """Its threads log what they raise; the same is raised where the tree is waited for."""
+    (tmp_path / "tree").mkdir()
+    orbax_files.begin(tmp_path / "tree", {"x": np.zeros(1)})()
+    heard: list[logging.LogRecord] = []
+    logger, handler = logging.getLogger("absl"), logging.Handler()
+    handler.emit = heard.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        raise OSError("RESOURCE_EXHAUSTED: No space left on device" if lacks else "torn")
+    except OSError:
+        logger.exception("raised an exception")
+    finally:
+        logger.removeHandler(handler)
+    assert len(heard) == (not lacks)

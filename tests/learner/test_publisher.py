@@ -1,5 +1,7 @@
 """The publisher's thread against a store that writes when the test lets it."""
 
+import errno
+import os
 import threading
 
 import pytest
@@ -13,8 +15,8 @@ from tests.patience import PATIENCE_SECONDS
 class Store(SnapshotStore):
     """Each write waits for `go`; versions of `broken` cannot be written."""
 
-    def __init__(self, broken=()):
-        self.broken = broken
+    def __init__(self, broken=(), error=None):
+        self.broken, self.error = broken, error or OSError("no space left")
         self.begun = threading.Semaphore(0)
         self.go = threading.Semaphore(0)
         self.written, self.pruned = [], []
@@ -23,7 +25,7 @@ class Store(SnapshotStore):
         self.begun.release()
         assert self.go.acquire(timeout=PATIENCE_SECONDS)
         if version in self.broken:
-            raise OSError("no space left")
+            raise self.error
         self.written.append((version, host_params, params_digest))
         return Manifest(
             version=version, directory="", params_digest=params_digest, files=(), leaves=()
@@ -108,6 +110,23 @@ def test_the_end_waits_for_what_is_being_written_only():
     desk.store.go.release(2)
     desk.publisher.close()
     assert desk.announced in ([0], [0, 1]), "version 1 if the writer had come to it"
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "no space (or no inode) is left"),
+        (RuntimeError("can't start new thread"), "raise `ulimit -u` or pids.max"),
+    ],
+)
+def test_what_the_host_lacks_is_said(error: Exception, said: str) -> None:
+    desk = Desk(Store(broken={1}, error=error))
+    desk.submit(1)
+    desk.store.go.release()
+    assert desk.heard.wait(PATIENCE_SECONDS)
+    (line,) = desk.reported
+    assert said in line and line.endswith("then the same command goes on")
+    desk.publisher.close()
 
 
 def test_a_version_that_cannot_be_written_stops_the_run_at_the_next():

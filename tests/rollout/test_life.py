@@ -204,3 +204,22 @@ def test_impossible_seconds_are_refused_on_the_command_line(capsys, seconds):
     with pytest.raises(SystemExit):
         server.main(["--manager=x", "--join=x", f"--notice_seconds={seconds}"])
     assert "--notice_seconds" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [(RuntimeError("can't start new thread"), "ulimit -u"), (MemoryError(), "memory")],
+)
+def test_what_a_host_lacks_is_one_line(
+    error: Exception,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def lacking(folder: object) -> object:
+        raise error
+
+    monkeypatch.setattr(server, "read_credentials", lacking)
+    assert server.main(["--manager=host:1", "--join=/nowhere"]) == server.FAILED_EXIT_CODE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rollout server at host:1: failed: ") and said in line

@@ -328,9 +328,12 @@ def _nothing_idle(world: World) -> None:
     """A rollout waits only while no eligible instance has room."""
     manager = world.manager
     assert manager is not None
-    for batch in () if manager.over else manager.view.open.values():
+    newest = manager.owners.versions.newest
+    for number, batch in () if manager.over else manager.view.open.items():
         if not batch.num_waiting:
             continue
+        if newest is not None and newest.version > number:
+            continue  # its update is out, and that it is trained is about to be said again
         reserved, remote = map(list, manager.view.eligible(batch))
         oldest = batch is manager.view.batch
         if oldest:

@@ -1,11 +1,12 @@
 """Trees of arrays in Orbax's format, in folders that are there already.
 
 Only Orbax's handler is used, neither its manager nor its checkpointers: where a checkpoint lies,
-when it counts and what becomes of older ones is said in `checkpoints.py`, and by no wall clock.
+when it counts and what becomes of older ones is said in `writing.py`, and by no wall clock.
 What is written here Orbax's own readers take, too.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,22 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
+from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.models.params import Params
 
 CHUNK_BYTES = 2**26  # of an array on disk: a process that needs a part reads little else
+
+
+class _Explained(logging.Filter):
+    """Drops the tracebacks of Orbax's threads where the host lacks something: the same error is
+    raised where the tree is waited for, and said in a line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return error is None or not exhausted(error)
+
+
+_EXPLAINED = _Explained()
 
 
 def begin(folder: Path, tree: Any) -> Callable[[], None]:
@@ -31,6 +45,7 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
     arguments = ocp.args.PyTreeSave(
         tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
     )
+    logging.getLogger("absl").addFilter(_EXPLAINED)  # once, however often
     futures = asyncio.run(_handler().async_save(folder, args=arguments))
 
     def wait() -> None:
