@@ -115,9 +115,9 @@ def _first_reward_gone(run: RunConfig, rows: Sequence[Row], beginning: _Beginnin
     name = run.rewards.functions[0].shown_as
     what = f"fell from {before:.3g} to {now[-1]:.3g}" if before else "gave every response 0"
     return (
-        f"reward/{name}, which accuracy is measured by, {what}, while the others still pay; look at "
-        "the responses in samples.jsonl, and let the other rewards.functions weigh less, or pay "
-        "nothing where this one gives 0"
+        f"reward/{name}, which accuracy is measured by, {what}, while the others still pay; look "
+        "at the responses in samples.jsonl, and let the other rewards.functions weigh less, or "
+        "pay nothing where this one gives 0"
     )
 
 
