@@ -173,6 +173,11 @@ WRONG = [
     ),
     ({"task.name": "reversal"}, "8", ["engine.max_prompt_tokens", "task.max_length"]),
     ({"evaluation.num_prompts": 257}, "257", ["evaluation.num_prompts", "task.num_heldout"]),
+    (
+        {"algorithm.name": "ppo", "rewards.functions": ({"name": "my:best", "per": "group"},)},
+        "1",
+        ["rewards.functions[0]", "algorithm.group_size"],
+    ),
     ({"algorithm.group_size": 911, "learner.prompts_per_step": 6}, "911", ["algorithm.group_size"]),
     (
         {"algorithm.group_size": 32, "learner.prompts_per_step": 16_398},
