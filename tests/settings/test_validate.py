@@ -173,11 +173,6 @@ WRONG = [
     ),
     ({"task.name": "reversal"}, "8", ["engine.max_prompt_tokens", "task.max_length"]),
     ({"evaluation.num_prompts": 257}, "257", ["evaluation.num_prompts", "task.num_heldout"]),
-    (
-        {"algorithm.name": "ppo", "rewards.functions": ({"name": "my:best", "per": "group"},)},
-        "1",
-        ["rewards.functions[0]", "algorithm.group_size"],
-    ),
     ({"algorithm.group_size": 911, "learner.prompts_per_step": 6}, "911", ["algorithm.group_size"]),
     (
         {"algorithm.group_size": 32, "learner.prompts_per_step": 16_398},
@@ -238,6 +233,15 @@ def test_a_mistake_is_a_line_with_value_and_fields(
     first = mistakes(changes)[0]
     assert value in first
     assert all(field in first for field in fields), first
+
+
+def test_a_group_of_one_is_not_judged_as_a_group() -> None:
+    """Every response would be the best of its group. PPO's groups are of one."""
+    grouped = {"rewards.functions": ({"name": "my:best", "per": "group"},)}
+    said = "rewards.functions[0] 'my:best' has per 'group'"
+    assert any(said in line for line in mistakes({**grouped, "algorithm.name": "ppo"}))
+    both = {**grouped, "algorithm.name": "ppo", "algorithm.group_size": 2}
+    assert not any(said in line for line in mistakes(both))
 
 
 def test_the_limits_themselves_pass() -> None:
