@@ -1,10 +1,12 @@
-"""python -m rlboost_jax.page --workdir=W: a run in a browser, finished or not.
+"""Show a run in a browser, finished or not.
+
+    rlboost page --workdir=RUN
 
 While a manager of the run lives it serves the page itself, and this says where. Else this process
-serves it until it is interrupted, to who has the address in `<W>/page/url`, or, with --socket, at
-a Unix socket that nobody but its owner can open:
+serves it until it is interrupted, to whoever has the address in `RUN/page/url`, or, with --socket,
+at a Unix socket that nobody but its owner can open:
 
-    ssh -L 8080:W/page/socket HOST        # then http://localhost:8080
+    ssh -L 8080:RUN/page/socket HOST        # then http://localhost:8080
 """
 
 import asyncio
@@ -44,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workdir", type=Path, required=True, help="folder of a run")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="to listen on; 0: a free one")
-    parser.add_argument("--socket", action="store_true", help="listen at <W>/page/socket only")
+    parser.add_argument("--socket", action="store_true", help="listen at RUN/page/socket only")
     given = parser.parse_args(arguments)
     workdir = given.workdir.absolute()
     try:

@@ -46,6 +46,14 @@ def parser(command: str, description: str | None) -> CommandParser:
     return _parser(f"rlboost {command}", description)
 
 
+def address(text: str) -> str:
+    """HOST:PORT, as the type of an option; of IPv6 [HOST]:PORT."""
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 10.0.0.5:8476")
+    return text
+
+
 def take_none(module: str, description: str | None) -> None:
     """For a module that is run with no options, which makes a page of docs/."""
     _parser(f"python -m {module}", description).parse_args()
@@ -65,7 +73,7 @@ def help_of_flags(command: str, description: str | None, found: "Iterable[flags.
         if flag.boolean:
             options.add_argument(f"--{flag.name}", action="store_true", help=text)
             continue
-        if isinstance(flag.default, int | str) and flag.name != "config":
+        if flag.default not in (None, "") and flag.name != "config":
             text = f"{text.rstrip('.')}; default {flag.default}"
         options.add_argument(f"--{flag.name}", help=text)
     return options.format_help()

@@ -5,6 +5,7 @@ those of the whole run.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rlboost_jax.settings.run import RunConfig
@@ -13,7 +14,17 @@ STEPS: Final = 3  # in a row, before anything is said
 ALL: Final = 0.999  # of the responses
 COLLAPSED: Final = 0.01  # of the entropy that the run began with: it then always says the same
 
+FELL: Final = 0.1  # of what the first reward function gave at first
+
 Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Beginning:
+    """Means of a run's first steps; None: not known."""
+
+    entropy: float | None  # nats per token
+    first_reward: float | None  # what the first of several reward functions gave
 
 
 class Signs:
@@ -27,20 +38,24 @@ class Signs:
         self._run = run
         self._rows: list[Row] = []
         self._said: set[str] = set()
-        self._entropy: float | None = None  # that the run began with, nats per token
+        self._beginning: _Beginning | None = None
         for row in rows:
             self.after(row)
 
     def after(self, row: Row) -> list[str]:
         """The lines of a step that is done."""
         self._rows = [*self._rows[-(STEPS - 1) :], row]
-        if self._entropy is None and len(self._rows) >= STEPS:
-            self._entropy = _mean(self._rows, "entropy")
+        if len(self._rows) < STEPS:
+            return []
+        beginning = self._beginning = self._beginning or _Beginning(
+            entropy=_mean(self._rows, "entropy"),
+            first_reward=_mean(self._rows, _first_reward(self._run)),
+        )
         lines = []
-        for name, sign in _SIGNS.items() if len(self._rows) == STEPS else ():
+        for name, sign in _SIGNS.items():
             if name in self._said:
                 continue
-            if line := sign(self._run, self._rows, self._entropy or 0.0):
+            if line := sign(self._run, self._rows, beginning):
                 self._said.add(name)
                 lines.append(f"warning: steps {self._rows[0]['step']} to {row['step']}: {line}")
         return lines
@@ -52,7 +67,7 @@ def signs(run: RunConfig, rows: Iterable[Row]) -> list[str]:
     return [line for row in rows for line in looked.after(row)]
 
 
-def _equal_rewards(run: RunConfig, rows: Sequence[Row], entropy: float) -> str:
+def _equal_rewards(run: RunConfig, rows: Sequence[Row], beginning: _Beginning) -> str:
     if any(row.get("reward_std") != 0 for row in rows):
         return ""
     means = {row["reward_mean"] for row in rows}
@@ -67,7 +82,7 @@ def _equal_rewards(run: RunConfig, rows: Sequence[Row], entropy: float) -> str:
     return f"every reward was {means.pop():.3g}, so that nothing is learnt; {look}"
 
 
-def _cut_off(run: RunConfig, rows: Sequence[Row], entropy: float) -> str:
+def _cut_off(run: RunConfig, rows: Sequence[Row], beginning: _Beginning) -> str:
     if any((row.get("truncated_fraction") or 0.0) < ALL for row in rows):
         return ""
     return (
@@ -77,7 +92,8 @@ def _cut_off(run: RunConfig, rows: Sequence[Row], entropy: float) -> str:
     )
 
 
-def _collapsed(run: RunConfig, rows: Sequence[Row], entropy: float) -> str:
+def _collapsed(run: RunConfig, rows: Sequence[Row], beginning: _Beginning) -> str:
+    entropy = beginning.entropy or 0.0
     now = [row.get("entropy") for row in rows]
     if any(value is None or value >= COLLAPSED * entropy for value in now):
         return ""
@@ -88,11 +104,37 @@ def _collapsed(run: RunConfig, rows: Sequence[Row], entropy: float) -> str:
     )
 
 
-_SIGNS: Final[Mapping[str, Callable[[RunConfig, Sequence[Row], float], str]]] = {
+def _first_reward_gone(run: RunConfig, rows: Sequence[Row], beginning: _Beginning) -> str:
+    """The policy pleases the other functions alone: the reward need not fall, nor be equal."""
+    now = [row.get(_first_reward(run)) for row in rows]
+    before = max(beginning.first_reward or 0.0, 0.0)
+    fell = all(value is not None and 0 <= value < FELL * before for value in now)
+    never = not any(value != 0 for value in now) and any(row["reward_mean"] != 0 for row in rows)
+    if not (fell or never):
+        return ""
+    name = run.rewards.functions[0].shown_as
+    what = f"fell from {before:.3g} to {now[-1]:.3g}" if before else "gave every response 0"
+    return (
+        f"reward/{name}, which accuracy is measured by, {what}, while the others still pay; look "
+        "at the responses in samples.jsonl, and let the other rewards.functions weigh less, or "
+        "pay nothing where this one gives 0"
+    )
+
+
+_SIGNS: Final[Mapping[str, Callable[[RunConfig, Sequence[Row], _Beginning], str]]] = {
+    "first reward gone": _first_reward_gone,
     "equal rewards": _equal_rewards,
     "cut off": _cut_off,
     "collapsed": _collapsed,
 }
+
+
+def _first_reward(run: RunConfig) -> str:
+    """Its key in a row, which only runs with several functions have."""
+    functions = run.rewards.functions
+    if len(functions) < 2 or run.environment.name:  # whose own reward says what is right
+        return ""
+    return f"reward/{functions[0].shown_as}"
 
 
 def _mean(rows: Sequence[Row], key: str) -> float | None:

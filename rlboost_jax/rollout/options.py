@@ -25,7 +25,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     """Those of a command line; leaves with exit code 2 where they are wrong."""
     parser = usage.parser("rollout", DESCRIPTION)
     parser.add_argument(
-        "--manager", required=True, metavar="HOST:PORT", help="`address` in the run's manager.json"
+        "--manager",
+        required=True,
+        type=usage.address,
+        metavar="HOST:PORT",
+        help="`address` in the run's manager.json",
     )
     parser.add_argument(
         "--join",
@@ -36,7 +40,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--weights",
-        default="",
+        type=usage.address,
         metavar="HOST:PORT",
         help="where weights are served, if not at the manager's host and the port it names",
     )
@@ -47,7 +51,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--patience_seconds",
         type=float,
         default=ANSWER_SECONDS,
-        help="how long to try a manager that does not answer",
+        help=f"how long to try a manager that does not answer; default {ANSWER_SECONDS:g}",
     )
     parser.add_argument(
         "--compiled",
@@ -86,7 +90,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         default=POOL_SIZES,
         help="with it, that the page pool can have: the whole, half of it, and so on",
     )
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    given.weights = given.weights or ""  # as a default argparse would take it for an address
+    return given
 
 
 def _seconds(text: str) -> float:

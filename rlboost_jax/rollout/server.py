@@ -133,6 +133,7 @@ async def fetch_settings(manager: Endpoint, patience_seconds: float) -> tuple[Ru
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_seconds
+    said = False  # what is wrong
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
     async with aiohttp.ClientSession(headers=manager.headers, timeout=timeout) as session:
         while True:
@@ -148,11 +149,15 @@ async def fetch_settings(manager: Endpoint, patience_seconds: float) -> tuple[Ru
                     port = port_said(response.headers.get(FILES_PORT, ""))
                     break
             except aiohttp.InvalidURL:
-                raise CannotServe("--manager must read HOST:PORT") from None
+                raise CannotServe("--manager must be HOST:PORT") from None
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
                 explanation = explain(error)
+                problem = explanation or dial_problem(error, manager.address)
                 if loop.time() >= deadline:
-                    raise CannotServe(explanation or dial_problem(error, manager.address)) from None
+                    raise CannotServe(problem) from None
+                if not said:
+                    print(f"{problem}; trying for {patience_seconds:g} s", flush=True)
+                    said = True
                 await asyncio.sleep(FIRST_BACKOFF_SECONDS)
             except ValueError:
                 raise CannotServe("/config is not JSON; is this a rlboost-jax manager?") from None

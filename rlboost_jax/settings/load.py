@@ -235,7 +235,7 @@ def _read(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         lost = durable.is_lost(error)
         remedy = REMEDY if lost else "give the workdir of a run"
-        raise ConfigError(f"cannot read {path}: {error}; {remedy}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}; {remedy}") from error
     except ValueError as error:  # not UTF-8, or not JSON
         size = path.stat().st_size
         raise ConfigError(f"{path} is damaged ({size} bytes: {error}); {REMEDY}") from error

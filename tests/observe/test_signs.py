@@ -59,6 +59,36 @@ def test_a_collapse_is_measured_against_the_beginning() -> None:
     assert signs(RUN, [row(step, entropy=0.001) for step in range(10)]) == []
 
 
+SEVERAL = base.get_config()
+SEVERAL.task.name = "dataset"
+SEVERAL.data.source = "questions.jsonl"
+SEVERAL.data.prompt_column = "question"
+SEVERAL.data.tokenizer = "bytes"
+SEVERAL.model.vocab_size = 258
+SEVERAL.warmup.max_updates = 0
+SEVERAL.rewards.functions = ({"name": "math", "label": "right"}, {"name": "my:short"})
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ([0.3] * 3 + [0.02] * 4, "steps 3 to 5: reward/right, .* fell from 0.3 to 0.02"),
+        ([0.0] * 7, "steps 0 to 2: reward/right, .* gave every response 0"),
+        ([0.3] * 3 + [0.04] * 4, ""),  # worse, but it is not gone
+        ([0.3] * 3 + [0.0, 0.0, 0.1] * 3, ""),
+        ([-0.3] * 3 + [-0.01] * 4, ""),  # a penalty that is avoided
+    ],
+)
+def test_a_policy_that_pleases_the_other_rewards_only(first: list[float], said: str) -> None:
+    pleasing = [
+        row(step, reward_mean=value + 0.1, **{"reward/right": value, "reward/my:short": 0.1})
+        for step, value in enumerate(first)
+    ]
+    lines = signs(run_config(SEVERAL), pleasing)
+    assert len(lines) == bool(said)
+    assert not said or re.search(said, lines[0])
+
+
 def test_a_run_that_goes_on_does_not_repeat_itself() -> None:
     bad = rows(10, reward_mean=0.5, reward_std=0.0)
     again = Signs(RUN, bad[:6])

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from configs import tiny
+from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.manager.service.authority import server_tls
 from rlboost_jax.qualification.host import HERE, Host
@@ -109,11 +110,32 @@ def test_the_plan_of_memory_is_reported(capsys):
     assert str(engine.memory) in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:x", "nowhere.invalid:1"])
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere.invalid:1"])
 def test_no_manager_there(fakes, join, capsys, address):
     options = ["--patience_seconds=0"]
     line = run(fakes, join, capsys, unknown_key, *options, address=address)
     assert address in line and ("manager.json" in line or "HOST:PORT" in line)
+
+
+@pytest.mark.parametrize("option", ["--manager", "--weights"])
+@pytest.mark.parametrize("text", ["127.0.0.1", "127.0.0.1:x", ":8476", "host:0", "host:65536", ""])
+def test_an_address_without_host_or_port(capsys, option, text):
+    given = {"--manager": "127.0.0.1:9", option: text}
+    with pytest.raises(SystemExit) as left:
+        server.main([f"{name}={value}" for name, value in given.items()])
+    line = capsys.readouterr().err
+    assert left.value.code == server.CANNOT_SERVE
+    assert line.startswith(f"error: argument {option}: {text!r} is not HOST:PORT")
+    assert line.count("\n") == 1
+
+
+def test_a_manager_that_does_not_answer_yet_is_named_at_once(join, capsys):
+    """Before the patience is over, which nobody should spend before a silent terminal."""
+    manager = Endpoint(address="127.0.0.1:9", credentials=read_credentials(join))
+    with pytest.raises(server.CannotServe):
+        asyncio.run(server.fetch_settings(manager, 1.0))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "nothing listens at 127.0.0.1:9" in line and line.endswith("; trying for 1 s")
 
 
 def test_imports_are_kept_small():

@@ -235,6 +235,15 @@ def test_a_mistake_is_a_line_with_value_and_fields(
     assert all(field in first for field in fields), first
 
 
+def test_a_group_of_one_is_not_judged_as_a_group() -> None:
+    """Every response would be the best of its group. PPO's groups are of one."""
+    grouped = {"rewards.functions": ({"name": "my:best", "per": "group"},)}
+    said = "rewards.functions[0] 'my:best' has per 'group'"
+    assert any(said in line for line in mistakes({**grouped, "algorithm.name": "ppo"}))
+    both = {**grouped, "algorithm.name": "ppo", "algorithm.group_size": 2}
+    assert not any(said in line for line in mistakes(both))
+
+
 def test_the_limits_themselves_pass() -> None:
     run_config(
         changed(

@@ -30,6 +30,13 @@ def _advantage(config: RunConfig) -> Iterator[str]:
             "algorithm.group_size is 1; algorithm.dynamic_sampling keeps prompts whose responses "
             "have different rewards: choose 2 or more, or set it to False"
         )
+    for index, function in enumerate(config.rewards.functions):
+        if algorithm.group_size == 1 and function.per == "group":
+            yield (
+                f"rewards.functions[{index}] {function.shown_as!r} has per 'group' and would judge "
+                "each response alone, since algorithm.group_size is 1: choose 2 or more, or leave "
+                "per out"
+            )
 
 
 def _turns(config: RunConfig) -> Iterator[str]:
