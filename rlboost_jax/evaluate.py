@@ -48,6 +48,9 @@ def evaluate(
     Raises:
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
+    workdir = Path(workdir)
+    run = _changed(read_run_config(workdir), changes)  # before what takes seconds to import
+
     from rlboost_jax import compile_cache
     from rlboost_jax.environments.opening import exercises_of
     from rlboost_jax.learner.checkpoints.base import read_policy
@@ -57,8 +60,6 @@ def evaluate(
     from rlboost_jax.qualification.start import reader_run
     from rlboost_jax.rollout.instance import engine_of
 
-    workdir = Path(workdir)
-    run = _changed(read_run_config(workdir), changes)
     run = reader_run(run, say=logging.info)  # before the first device is touched
     folder = workdir / (FOLDER if best else "checkpoints")
     if best:

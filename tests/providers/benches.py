@@ -4,6 +4,7 @@ A provider that is added gets a bench here, and all of test_contract.py with it.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -93,10 +94,24 @@ class LocalBench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._opened: list[LocalProvider] = []
 
     def open(self) -> LocalProvider:
         program = (sys.executable, "-c", SERVERS, str(self.folder))
-        return LocalProvider(rendezvous(self.folder), price_per_hour=1.0, zygote=program)
+        provider = LocalProvider(rendezvous(self.folder), price_per_hour=1.0, zygote=program)
+        self._opened.append(provider)
+        return provider
+
+    def close(self) -> None:
+        """What a test that failed has left running."""
+        for provider in self._opened:
+            process = provider._forks._process
+            pids = [server.pid for server in provider._servers.values() if server.pid]
+            if process is not None and process.returncode is None:
+                pids.append(process.pid)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     async def lose(self, provider: Provider) -> None:
         """The process that it forks from sees the end of its commands, and leaves."""

@@ -202,7 +202,7 @@ def test_flags_go_before_settings():
 @pytest.mark.parametrize("seconds", ["-1", "nan", "inf", "86401", "x"])
 def test_impossible_seconds_are_refused_on_the_command_line(capsys, seconds):
     with pytest.raises(SystemExit):
-        server.main(["--manager=x", "--join=x", f"--notice_seconds={seconds}"])
+        server.main(["--manager=x:1", "--join=x", f"--notice_seconds={seconds}"])
     assert "--notice_seconds" in capsys.readouterr().err.splitlines()[-1]
 
 
