@@ -63,7 +63,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state", tag_field="t
     victims: int = 0  # rollouts handed back for this order
     tokens: int = 0  # that these have, to be run anew elsewhere
     freed_bytes: int = 0
-    dispatches: int = 0  # that ended between the order and the answer
+    dispatches: int = 0  # that ended before it was carried out
     seconds: float = 0.0
 
 

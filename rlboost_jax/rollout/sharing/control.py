@@ -166,14 +166,12 @@ class Sharing:
             if budget.granted == before.granted and budget.frozen == before.frozen:
                 return self.state
             assert self._worker is not None
-            began, dispatches = self._clock(), self.pace.dispatches
-            resized = await asyncio.wrap_future(
-                self._worker.resize(partial(self._resize, budget=budget, reason=reason))
-            )
+            began = self._clock()
+            resize = partial(self._resize, budget=budget, reason=reason)
+            done, before_it = self.pace.asked(partial(self._worker.resize, resize))
+            resized, by_then = await asyncio.wrap_future(done)
             self._applied = state = self._state(
-                resized,
-                dispatches=self.pace.dispatches - dispatches,
-                seconds=self._clock() - began,
+                resized, dispatches=by_then - before_it, seconds=self._clock() - began
             )
         self._say(
             f"shared: {state.slots} of {state.most_slots} slots, pages of {state.pool_bytes:,} of "
@@ -184,11 +182,14 @@ class Sharing:
 
     def _resize(
         self, engine: SharedEngine, *, budget: Budget, reason: str
-    ) -> tuple[Resized, Capacity]:
-        """In the engine's thread."""
+    ) -> tuple[tuple[Resized, int], Capacity]:
+        """In the engine's thread; with the dispatches that had ended by then.
+
+        The event loop may hear of it only after the next ones.
+        """
         granted = budget.granted
         resized = engine.resize(granted.slots, granted.pool_bytes // self._page_bytes)
-        return resized, Capacity(
+        return (resized, self.pace.dispatches), Capacity(
             slots=resized.slots,
             cache_tokens=resized.num_pages * self._page_tokens,
             request_ids=pack_ids(resized.released),

@@ -7,13 +7,15 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from rlboost_jax.engine.costs import Costs
 from rlboost_jax.engine.scheduler import Allowance
 from rlboost_jax.engine.shared import Wants
 from rlboost_jax.rollout.sharing.slack import Due, Latencies, Shape, allowance, most_idle, slack
 from rlboost_jax.rollout.sharing.turns import AGAIN_SECONDS
+
+T = TypeVar("T")
 
 STARVED_SECONDS: Final = 5.0  # without room for any program: what is held is handed back
 
@@ -83,6 +85,14 @@ class Pace:
             self._starved()
         return AGAIN_SECONDS
 
+    def asked(self, ask: Callable[[], T]) -> tuple[T, int]:
+        """What `ask` returns, and the dispatches that had ended: none ends in between.
+
+        So at most one more ends before the engine's thread does what it is asked for here.
+        """
+        with self._lock:
+            return ask(), self.dispatches
+
     def ended(self, *, mixed: bool, rows: int, steps: int, seconds: float) -> None:
         """A program has, after so many seconds.
 
@@ -90,7 +100,8 @@ class Pace:
             rows: rollouts in it.
             steps: decode steps that it did.
         """
-        self.dispatches += 1
+        with self._lock:
+            self.dispatches += 1
         if mixed:
             self._costs = self._costs.mixed_took(seconds)
             return

@@ -4,6 +4,7 @@ import asyncio
 import os
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -165,6 +166,28 @@ def test_an_order_waits_for_one_dispatch_and_says_what_became_of_it(
             said = await here.said(Capacity)
             assert (said.slots, said.cache_tokens) == (1, 4 * PAGE_TOKENS)
             assert messages.unpack_ids(said.request_ids).tolist() == [2, 3] and said.frozen
+            gate.release(100)
+
+    asyncio.run(run())
+
+
+def test_what_ends_before_the_loop_hears_of_it_is_not_counted(
+    place: Callable[..., Place], fakes: Any
+) -> None:
+    """The engine goes on at once, however long the event loop is held up."""
+    gate = threading.Semaphore(0)
+
+    async def run() -> None:
+        async with place(steps=1, gate=gate).serving() as here:
+            here.worker.submit([fakes.request(1, tokens=50)], "d1")
+            tenant = await here.tenant()
+            answer = asyncio.create_task(tenant.ask(BudgetOrder(slots=2)))
+            while here.worker._commands.empty():
+                await asyncio.sleep(0)
+            gate.release(20)
+            while here.worker.sampled < 20:  # the loop stands still
+                time.sleep(0.001)
+            assert (await answer).dispatches <= 1
             gate.release(100)
 
     asyncio.run(run())
