@@ -180,12 +180,13 @@ def test_what_ends_before_the_loop_hears_of_it_is_not_counted(
     async def run() -> None:
         async with place(steps=1, gate=gate).serving() as here:
             here.worker.submit([fakes.request(1, tokens=50)], "d1")
+            await here.said(TokenBatch)  # in flight
             tenant = await here.tenant()
             answer = asyncio.create_task(tenant.ask(BudgetOrder(slots=2)))
             while here.worker._commands.empty():
                 await asyncio.sleep(0)
             gate.release(20)
-            while here.worker.sampled < 20:  # the loop stands still
+            while here.worker.sampled < 20 and not here.worker.failure.done():  # the loop waits
                 time.sleep(0.001)
             assert (await answer).dispatches <= 1
             gate.release(100)
