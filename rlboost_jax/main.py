@@ -194,7 +194,7 @@ def _world() -> "World | None":
 
 def _supervise(workdir: str, relay: Relay | None) -> int:
     """Give this process's own command, less the supervision, until it is done."""
-    from rlboost_jax.supervise import Supervisor
+    from rlboost_jax.learner.supervisor import Supervisor
 
     command = [sys.executable, "-m", "rlboost_jax.main", *sys.argv[1:], "--nosupervise"]
     supervisor = Supervisor(

@@ -20,9 +20,8 @@ PACKAGE = ROOT / "rlboost_jax"
 # A module may import from its own layer and from those below. Top-level modules that are not
 # named here, and every `__main__`, are entry points.
 LAYERS = (
-    {"sequences", "settings", "messages", "pytree", "compile_cache", "backoff", "closing"}
-    | {"credentials", "relay", "usage", "configs", "host", "storage", "supervision"}
-    | {"device_orders", "health"},
+    {"sequences", "settings", "messages", "compile_cache", "backoff", "closing", "credentials"}
+    | {"relay", "usage", "configs", "host", "storage", "supervision"},
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager", "providers", "qualification", "chat", "environments"},
     {"learner", "rollout", "simulator"},
@@ -254,7 +253,7 @@ def test_a_server_imports_little(name: str) -> None:
     ("module", "absent"),
     [
         ("rlboost_jax.manager.__main__", {"jax", "flax", "grain", "orbax"}),
-        ("rlboost_jax.supervise", {"jax", "flax", "grain", "orbax"}),
+        ("rlboost_jax.learner.supervisor", {"jax", "flax", "grain", "orbax"}),
         # flax imports optax by itself
         ("rlboost_jax.rollout.__main__", HEAVY_FOR_SERVERS - {"optax"} | {"torch", "transformers"}),
     ],
