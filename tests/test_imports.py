@@ -316,6 +316,28 @@ def test_packages_import_nothing_by_themselves(name: str) -> None:
     assert not imported(MODULES[name])
 
 
+IN_PACKAGES = [
+    path
+    for folder in (PACKAGE, ROOT / "kernels" / "rlboost_kernels")
+    for path in sorted(folder.rglob("__init__.py"))
+    if path.parent != PACKAGE / "configs"  # its modules lie in `configs/`
+]
+
+
+@pytest.mark.parametrize("path", IN_PACKAGES, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_a_package_says_what_is_in_it(path: Path) -> None:
+    """In its docstring: what it names is a module of it, or is defined in one."""
+    text = ast.get_docstring(tree_of(path))
+    assert text, "a reader looks here first"
+    inside = {other.stem for other in path.parent.glob("*.py")}
+    inside |= {other.parent.name for other in path.parent.glob("*/__init__.py")}
+    for module in path.parent.rglob("*.py"):
+        for node in tree_of(module).body:
+            inside |= {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+            inside |= {getattr(node, "name", "")}
+    assert not {name for name in re.findall(r"`(\w+)`", text)} - inside
+
+
 def test_every_package_is_in_a_layer() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert packages <= set().union(*LAYERS)

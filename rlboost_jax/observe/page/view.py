@@ -31,7 +31,6 @@ LOOKS: Final = 16  # of one poll, at files that are long already
 NEWS: Final = frozenset(
     ("joined", "ready", "notice", "lost", "drained", "rejected", "quarantined", "resumed")
 ) | {"manager", "ended", "journal", "file_server", "page", "ordered", "budget"}
-TROUBLE: Final = frozenset(("quarantined", "journal", "file_server", "page"))
 
 
 class RunView:
