@@ -316,6 +316,16 @@ def test_packages_import_nothing_by_themselves(name: str) -> None:
     assert not imported(MODULES[name])
 
 
+def test_a_module_at_the_top_is_an_entry_point_or_serves_several_packages() -> None:
+    """What one package uses belongs in it."""
+    for name, path in MODULES.items():
+        if path.parent != PACKAGE or path.name == "__init__.py":
+            continue
+        users = {unit(other) for other in MODULES if name in own_imports(other)}
+        runs = 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+        assert runs or len(users) >= 3, f"{name} is used by {sorted(users)}"
+
+
 IN_PACKAGES = [
     path
     for folder in (PACKAGE, ROOT / "kernels" / "rlboost_kernels")
