@@ -53,7 +53,9 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         ),
         "fleet": Command("rlboost_jax.fleet", "find servers that runs have left, and end them"),
         "logs": Command("rlboost_jax.logs", "what a run's servers have printed, wherever they ran"),
-        "health": Command("rlboost_jax.health", "whether the server in this container is at work"),
+        "health": Command(
+            "rlboost_jax.rollout.health", "whether the server in this container is at work"
+        ),
         "wheelhouse": Command("rlboost_jax.wheelhouse", "wheels for hosts without the package"),
         "compile": Command("rlboost_jax.precompile", "compile for servers of another kind"),
         "completion": Command("rlboost_jax.completion", "completion for bash, zsh or fish"),

@@ -13,7 +13,7 @@ import jax
 import jaxlib
 from jax._src import compilation_cache  # what it compresses with has no public name
 
-from rlboost_jax.host.own_places import own_folder
+from rlboost_jax.host.private_paths import own_folder
 
 DEFAULT_FOLDER = "~/.cache/rlboost_jax"
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from rlboost_jax import usage
 from rlboost_jax.manager.service.run_files import join_folder
-from rlboost_jax.manager.service.said_files import FOLDER
+from rlboost_jax.manager.service.server_logs import FOLDER
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.choice import open_launcher

@@ -97,7 +97,7 @@ def train(
     run = run_config(config)  # before anything heavy is imported
     check_usable(workdir, run)  # so is most of what Workdir would refuse
     with seldom_collected():
-        from rlboost_jax.learner.in_notebook import run_shown
+        from rlboost_jax.learner.notebook import run_shown
         from rlboost_jax.learner.processes.world import ALONE
 
     return run_shown(run, workdir, world or ALONE, fork=fork)
@@ -130,7 +130,7 @@ def main(argv: list[str]) -> None:
         world = _world()
         several = world is not None and world.count > 1
         if world is not None and not world.leads:
-            from rlboost_jax.learner.processes.following import follow_training
+            from rlboost_jax.learner.processes.follower import follow_training
 
             follow_training(run_config(_CONFIG.value), _WORKDIR.value, world)
             return
@@ -194,7 +194,7 @@ def _world() -> "World | None":
 
 def _supervise(workdir: str, relay: Relay | None) -> int:
     """Give this process's own command, less the supervision, until it is done."""
-    from rlboost_jax.supervise import Supervisor
+    from rlboost_jax.learner.supervisor import Supervisor
 
     command = [sys.executable, "-m", "rlboost_jax.main", *sys.argv[1:], "--nosupervise"]
     supervisor = Supervisor(

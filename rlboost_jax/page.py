@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rlboost_jax import usage
 from rlboost_jax.credentials import CredentialsUnusable
-from rlboost_jax.host.own_places import own_folder
+from rlboost_jax.host.private_paths import own_folder
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.addresses import for_other_hosts, names
 from rlboost_jax.manager.service.file_server.process import listening_socket

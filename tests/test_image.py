@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.commands import COMMANDS
-from rlboost_jax.health import VARIABLE
+from rlboost_jax.rollout.health import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "Dockerfile").read_text()

@@ -20,9 +20,8 @@ PACKAGE = ROOT / "rlboost_jax"
 # A module may import from its own layer and from those below. Top-level modules that are not
 # named here, and every `__main__`, are entry points.
 LAYERS = (
-    {"sequences", "settings", "messages", "pytree", "compile_cache", "backoff", "closing"}
-    | {"credentials", "relay", "usage", "configs", "host", "storage", "supervision"}
-    | {"device_orders", "health"},
+    {"sequences", "settings", "messages", "compile_cache", "backoff", "closing", "credentials"}
+    | {"relay", "usage", "configs", "host", "storage", "supervision"},
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager", "providers", "qualification", "chat", "environments"},
     {"learner", "rollout", "simulator"},
@@ -254,7 +253,7 @@ def test_a_server_imports_little(name: str) -> None:
     ("module", "absent"),
     [
         ("rlboost_jax.manager.__main__", {"jax", "flax", "grain", "orbax"}),
-        ("rlboost_jax.supervise", {"jax", "flax", "grain", "orbax"}),
+        ("rlboost_jax.learner.supervisor", {"jax", "flax", "grain", "orbax"}),
         # flax imports optax by itself
         ("rlboost_jax.rollout.__main__", HEAVY_FOR_SERVERS - {"optax"} | {"torch", "transformers"}),
     ],
@@ -315,6 +314,38 @@ def test_every_import_is_a_declared_dependency() -> None:
 @pytest.mark.parametrize("name", [n for n, path in MODULES.items() if path.name == "__init__.py"])
 def test_packages_import_nothing_by_themselves(name: str) -> None:
     assert not imported(MODULES[name])
+
+
+def test_a_module_at_the_top_is_an_entry_point_or_serves_several_packages() -> None:
+    """What one package uses belongs in it."""
+    for name, path in MODULES.items():
+        if path.parent != PACKAGE or path.name == "__init__.py":
+            continue
+        users = {unit(other) for other in MODULES if name in own_imports(other)}
+        runs = 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+        assert runs or len(users) >= 3, f"{name} is used by {sorted(users)}"
+
+
+IN_PACKAGES = [
+    path
+    for folder in (PACKAGE, ROOT / "kernels" / "rlboost_kernels")
+    for path in sorted(folder.rglob("__init__.py"))
+    if path.parent != PACKAGE / "configs"  # its modules lie in `configs/`
+]
+
+
+@pytest.mark.parametrize("path", IN_PACKAGES, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_a_package_says_what_is_in_it(path: Path) -> None:
+    """In its docstring: what it names is a module of it, or is defined in one."""
+    text = ast.get_docstring(tree_of(path))
+    assert text, "a reader looks here first"
+    inside = {other.stem for other in path.parent.glob("*.py")}
+    inside |= {other.parent.name for other in path.parent.glob("*/__init__.py")}
+    for module in path.parent.rglob("*.py"):
+        for node in tree_of(module).body:
+            inside |= {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+            inside |= {getattr(node, "name", "")}
+    assert not {name for name in re.findall(r"`(\w+)`", text)} - inside
 
 
 def test_every_package_is_in_a_layer() -> None:

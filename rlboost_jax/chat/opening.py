@@ -5,15 +5,15 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rlboost_jax.chat import conversation as errors
+from rlboost_jax.chat.byte_conversation import ByteConversation
 from rlboost_jax.chat.conversation import Conversation, Tools
 from rlboost_jax.chat.formats.choice import detected, parser_of, unsupported
-from rlboost_jax.chat.habits import ASKS, Template, examined
-from rlboost_jax.chat.octets import ByteConversation
-from rlboost_jax.chat.proof import Proof, proved
-from rlboost_jax.chat.reading import TurnReader
 from rlboost_jax.chat.rendering import Renderer
-from rlboost_jax.chat.templated import TemplateConversation
+from rlboost_jax.chat.template_check import Proof, proved
+from rlboost_jax.chat.template_conversation import TemplateConversation
+from rlboost_jax.chat.template_probe import ASKS, Template, examined
 from rlboost_jax.chat.thinking import is_open, marks_of
+from rlboost_jax.chat.turn_reader import TurnReader
 from rlboost_jax.data.tokenizers import (
     ByteTokenizer,
     ChatRefused,

@@ -20,7 +20,7 @@ class LostTurn(ChatRefused):
 
 
 class Habits(NamedTuple):
-    """What a template writes around the policy's turns, found out by `chat/habits.py`.
+    """What a template writes around the policy's turns, found out by `chat/template_probe.py`.
 
     Attributes:
         header: before each turn, in what came before as in what is to come.

@@ -95,8 +95,8 @@ def check_belongs(tokenizer: Tokenizer, data: DataConfig, source: str) -> None:
 class ByteTokenizer:
     """The bytes of UTF-8 are tokens 0 to 255; a beginning mark starts each prompt.
 
-    The marks of roles are for conversations only (`chat/octets.py`): a run without them needs
-    no more than `vocab_size` entries.
+    The marks of roles are for conversations only (`chat/byte_conversation.py`): a run without them
+    needs no more than `vocab_size` entries.
     """
 
     BEGIN: Final = 256

@@ -215,7 +215,7 @@ class Engine:
         self.device_state.assert_row_invariance()
 
     def lend_pages(self) -> PagePool:
-        """A fresh account of all pages, for `verbs.py`; what was in them is forgotten.
+        """A fresh account of all pages, for `jetstream.py`; what was in them is forgotten.
 
         Until its last use this engine must be given no rollouts.
 

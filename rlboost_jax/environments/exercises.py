@@ -21,7 +21,7 @@ from rlboost_jax.data.prompts import side_by_side
 from rlboost_jax.data.questions import Question
 from rlboost_jax.data.tasks import EPOCH
 from rlboost_jax.environments.episodes import EpisodeService
-from rlboost_jax.rewards.gathered import when_all
+from rlboost_jax.rewards.futures import when_all
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET

@@ -17,7 +17,7 @@ from rlboost_jax.gateway.app import make_app
 from rlboost_jax.gateway.backend import Backend
 from rlboost_jax.gateway.limits import GatewayLimits
 from rlboost_jax.gateway.sessions import Sessions
-from rlboost_jax.host.own_places import own_folder
+from rlboost_jax.host.private_paths import own_folder
 from rlboost_jax.manager.service.addresses import for_other_hosts, names
 from rlboost_jax.manager.service.file_server.process import listening_socket
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from rlboost_jax.closing import ClosingThread
-from rlboost_jax.device_orders import (
+from rlboost_jax.engine.costs import Costs
+from rlboost_jax.rollout.sharing.protocol import (
     MAX_DUES,
     BudgetOrder,
     OrderRefused,
@@ -24,7 +25,6 @@ from rlboost_jax.device_orders import (
     decode_answer,
     encode_line,
 )
-from rlboost_jax.engine.costs import Costs
 from rlboost_jax.settings.errors import ConfigError
 
 _ANSWER_SECONDS: Final = 10.0

@@ -25,14 +25,14 @@ from rlboost_jax.learner.episodes.samples import sample_rows, samples_due
 from rlboost_jax.learner.episodes.trajectory import trajectories_digest
 from rlboost_jax.learner.evaluation.measurement import Score
 from rlboost_jax.learner.evaluation.scoring import Scoring
-from rlboost_jax.learner.open_batch import OpenBatch
-from rlboost_jax.learner.rows import (
+from rlboost_jax.learner.metrics import (
     episode_metrics,
     lag_metrics,
     policy_metrics,
     report_metrics,
     score_metrics,
 )
+from rlboost_jax.learner.open_batch import OpenBatch
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.stream.driver import drive, drive_measurement
 from rlboost_jax.learner.stream.intake import MeasuredIntake

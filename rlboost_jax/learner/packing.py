@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
 from rlboost_jax.learner.episodes.trajectory import Trajectory
-from rlboost_jax.pytree import pytree
+from rlboost_jax.learner.pytree import pytree
 from rlboost_jax.sequences.sequence import Sequence as Tokens
 from rlboost_jax.settings.algorithm import LossAggregation
 from rlboost_jax.settings.errors import Mistake

@@ -12,7 +12,7 @@ from rlboost_jax.learner.episodes.assembly import Judge, by_response
 from rlboost_jax.learner.episodes.environment import EpisodesLike
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
-from rlboost_jax.learner.processes.leading import Followers
+from rlboost_jax.learner.processes.leader import Followers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.learner import Learner

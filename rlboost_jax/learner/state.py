@@ -10,10 +10,10 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
+from rlboost_jax.learner.pytree import pytree
 from rlboost_jax.models.adapters import trained_part
 from rlboost_jax.models.params import Params, abstract_params
 from rlboost_jax.models.sharding import laid_out, param_shardings, replicated
-from rlboost_jax.pytree import pytree
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.model import ModelConfig

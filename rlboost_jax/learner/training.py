@@ -21,9 +21,9 @@ from rlboost_jax.learner.setup.makers import Makers, plan_of
 from rlboost_jax.learner.setup.opening import Opening
 from rlboost_jax.observe.alert_process import start_alerts
 from rlboost_jax.observe.cost import Forecast
+from rlboost_jax.observe.diagnostics import Diagnostics
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
-from rlboost_jax.observe.signs import Signs
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.settings.load import Origin
 from rlboost_jax.settings.run import RunConfig
@@ -89,7 +89,7 @@ def _session(
         start_alerts(run.observe.alerts, opened.workdir.path)
         steps = loop(opened.session)
         before = read_metrics(path)
-        forecast, looked = Forecast(plan.run.num_steps, before), Signs(plan.run, before)
+        forecast, looked = Forecast(plan.run.num_steps, before), Diagnostics(plan.run, before)
         until = opened.session.until
         for step in range(opened.first, until or plan.run.num_steps):
             opened.profile.at(step)

@@ -29,7 +29,7 @@ from aiohttp import web
 from rlboost_jax import usage
 from rlboost_jax.host import processes
 from rlboost_jax.host.exhaustion import exhausted
-from rlboost_jax.host.own_places import own_folder
+from rlboost_jax.host.private_paths import own_folder
 from rlboost_jax.manager.events import (
     Record,
     Shutdown,
@@ -45,15 +45,15 @@ from rlboost_jax.manager.service.addresses import (
     settings_of,
 )
 from rlboost_jax.manager.service.app import make_app
-from rlboost_jax.manager.service.dates import Dates
 from rlboost_jax.manager.service.disk_writer import DiskWriter
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.file_server.orders import Setup
 from rlboost_jax.manager.service.file_server.process import FileServer, listening_socket
 from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
-from rlboost_jax.manager.service.heap import keep_small
 from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.service.malloc import keep_small
 from rlboost_jax.manager.service.market import market, priced
+from rlboost_jax.manager.service.observers import watches_of
 from rlboost_jax.manager.service.page.process import page_of
 from rlboost_jax.manager.service.replay import parts_of
 from rlboost_jax.manager.service.run_files import (
@@ -70,7 +70,7 @@ from rlboost_jax.manager.service.run_files import (
     trainer_folder,
 )
 from rlboost_jax.manager.service.shortage import meet_shortages
-from rlboost_jax.manager.service.watches import watches_of
+from rlboost_jax.manager.service.wall_clock import WallClock
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.providers.base import Rendezvous
@@ -121,7 +121,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
     Raises:
         OSError: the address cannot be listened on.
     """
-    loop, dates = asyncio.get_running_loop(), Dates()
+    loop, dates = asyncio.get_running_loop(), WallClock()
     meet_shortages(loop, lambda error: driver.fail(error))
     with contextlib.ExitStack() as stack:
         events = stack.enter_context(EventsWriter(workdir))

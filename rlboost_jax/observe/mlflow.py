@@ -47,7 +47,7 @@ class Client(Protocol):
 
 
 class MlflowTracker:
-    """Raises whatever MLflow does: no server, no right, no room; to be used behind `Aside`.
+    """Raises whatever MLflow does: no server, no right, no room; used behind `IsolatedTracker`.
 
     Args:
         run_id: of the workdir.

@@ -14,6 +14,7 @@ from string import Template
 from typing import Any, Final
 
 from rlboost_jax.observe.cost import comparison
+from rlboost_jax.observe.diagnostics import diagnose
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.observe.history import history_lines
 from rlboost_jax.observe.metrics import read_metrics
@@ -24,7 +25,6 @@ from rlboost_jax.observe.page.stream import FLEET_CAPTION, life_values
 from rlboost_jax.observe.pools import pool_lines
 from rlboost_jax.observe.sample_table import sample_groups
 from rlboost_jax.observe.samples import read_samples
-from rlboost_jax.observe.signs import signs
 from rlboost_jax.observe.summary import Summary, duration, headline, read_summary, summarize
 from rlboost_jax.observe.timeline import lives
 from rlboost_jax.settings.load import read_run_config
@@ -80,7 +80,7 @@ def report_page(
         name=html.escape(name),
         headline=html.escape(headline(summary)),
         tiles="\n".join(_tile(*tile) for tile in _tiles(config, summary)),
-        warnings="".join(f"<p class='warning'>{html.escape(s)}</p>" for s in signs(config, rows))
+        warnings="".join(f"<p class='warning'>{html.escape(s)}</p>" for s in diagnose(config, rows))
         + "".join(
             f"<p class='change'>{html.escape(s)}</p>" for s in (*history, *pool_lines(events))
         ),

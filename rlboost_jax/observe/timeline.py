@@ -119,21 +119,6 @@ class Course:
         self._closed.append(replace(life, end=end, ending=ending, reason=reason))
 
 
-def ready_counts(everyone: Iterable[Life]) -> list[tuple[float, int]]:
-    """(seconds, preemptible instances fit for work from then on), in order of time."""
-    changes: dict[float, int] = {0.0: 0}
-    for life in everyone:
-        if life.ready is not None and not life.reserved:
-            changes[life.ready] = changes.get(life.ready, 0) + 1
-            if life.ending:
-                changes[life.end] = changes.get(life.end, 0) - 1
-    count, course = 0, []
-    for seconds, change in sorted(changes.items()):
-        count += change
-        course.append((seconds, count))
-    return course
-
-
 def _on_lanes(everyone: Iterable[Life]) -> Iterable[Life]:
     free_from: list[float] = []  # of each lane
     for life in everyone:

@@ -7,7 +7,7 @@ traces in another fails at times in Python 3.11.
 from collections.abc import Callable
 from pathlib import Path
 
-from rlboost_jax.observe.aside import Aside
+from rlboost_jax.observe.isolated_tracker import IsolatedTracker
 from rlboost_jax.observe.tracker import Tracker
 from rlboost_jax.settings.run import RunConfig
 
@@ -36,7 +36,7 @@ def chosen_trackers(
     trackers: list[Tracker] = []
     for name in run.observe.trackers:
         try:
-            trackers.append(Aside(name, makers[name](), note=note))
+            trackers.append(IsolatedTracker(name, makers[name](), note=note))
         except Exception as error:  # a broken installation, in whatever way
             note(f"{name} is left out, the run goes on: {type(error).__name__}: {error}")
     return trackers

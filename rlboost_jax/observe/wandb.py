@@ -25,7 +25,7 @@ LAST_STEP: Final = "last_step"  # in the folder: the newest step that was logged
 
 
 class WandbTracker:
-    """Raises whatever wandb does: no key, no service, no room; to be used behind `Aside`.
+    """Raises whatever wandb does: no key, no service, no room; used behind `IsolatedTracker`.
 
     Args:
         run_id: of the workdir.

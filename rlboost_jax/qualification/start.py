@@ -2,7 +2,7 @@
 
 For learners see `learner_start.py`. Of engines, `engine.attention = "auto"` becomes the fastest
 candidate that is right here. Without a GPU it stays "auto": nothing is tried, no process is
-started. To be called before this process asks JAX for its devices, see `apart.py`.
+started. To be called before this process asks JAX for its devices, see `child_process.py`.
 
 In a deterministic run the choice is made once, at its first start, and is written into its
 `config.json`: later starts and all servers run that one or not at all, since another would give

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from rlboost_jax.qualification import apart, cache
+from rlboost_jax.qualification import cache, child_process
 from rlboost_jax.qualification.choice import worth_keeping
 from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.problems import problem_of
@@ -34,7 +34,7 @@ def verdict_of(
         shape=values,
         invariant=invariant,
         candidates=problem_of(problem, values).names,
-        seconds=apart.TRIAL_SECONDS,
+        seconds=child_process.TRIAL_SECONDS,
         on_cpu=on_cpu,
     )
     facts = host.facts() if folder is not None else None

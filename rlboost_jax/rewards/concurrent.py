@@ -1,7 +1,8 @@
 """The calls of one function that wait side by side, asked by the trainer.
 
-One thread keeps a worker (`at_once.py`) busy with as many jobs as the function's `max_concurrent`
-says. Whatever happens to the worker, each job's future is done exactly once, as in `pool.py`.
+One thread keeps a worker (`concurrent_worker.py`) busy with as many jobs as the function's
+`max_concurrent` says. Whatever happens to the worker, each job's future is done exactly once, as
+in `pool.py`.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from rlboost_jax.rewards.concurrent import ConcurrentPool
 from rlboost_jax.rewards.frames import Found, Job, Outcome, Response, Setup
-from rlboost_jax.rewards.gathered import seen, when_all
+from rlboost_jax.rewards.futures import seen, when_all
 from rlboost_jax.rewards.pool import START_SECONDS, RewardPool
 from rlboost_jax.rewards.sandbox import MEMORY_MB, SECONDS
 from rlboost_jax.rewards.service import RewardService

@@ -1,6 +1,6 @@
 """Programs of the policy, run in a process that can do nothing but compute.
 
-What contains them is in `contained.py`, which also finds out whether it does.
+What contains them is in `sandbox_child.py`, which also finds out whether it does.
 """
 
 import json
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from rlboost_jax.rewards import contained
+from rlboost_jax.rewards import sandbox_child
 
 SECONDS: Final = 6.0  # for all tests of a program, unless its reward says otherwise
 MEMORY_MB: Final = 512  # the same
 OUTPUT_BYTES: Final = 256 * 2**10  # most that a program may print
 _TROUBLE_BYTES: Final = 4096  # of standard error that are looked at
-_SCRIPT: Final = Path(contained.__file__)
+_SCRIPT: Final = Path(sandbox_child.__file__)
 _NAMES: Final = {
     "network": "the network",
     "processes": "other processes",
@@ -61,8 +61,8 @@ def run_contained(
     secret could pretend to.
 
     Args:
-        required: do not run it where something of `contained.py` does not hold here.
-        script: `contained.py`.
+        required: do not run it where something of `sandbox_child.py` does not hold here.
+        script: `sandbox_child.py`.
         most_bytes: of memory that this process may have.
 
     Raises:
@@ -116,8 +116,8 @@ def run_contained(
         text = output.read(OUTPUT_BYTES).decode(errors="replace")
         report.seek(0)
         reported = report.read(_TROUBLE_BYTES)
-        started = reported == contained.STARTED
-        if code == contained.NOT_CONTAINED and not started:
+        started = reported == sandbox_child.STARTED
+        if code == sandbox_child.NOT_CONTAINED and not started:
             names = reported.decode(errors="replace").split(", ")
             raise NotContained(
                 f"a program would reach {' and '.join(_NAMES.get(n, n) for n in names)} "

@@ -4,7 +4,7 @@
 then forks for every job, a response or a group of them: a crash, a hang, endless allocation or a
 changed global costs that job only, and no call can see what the one before has left behind, so
 that results depend on neither the order nor the number of workers. It has no thread of its own.
-Jobs that wait side by side are `at_once.py`'s.
+Jobs that wait side by side are `concurrent_worker.py`'s.
 """
 
 import gc
@@ -15,7 +15,6 @@ from typing import NoReturn
 
 import msgspec
 
-from rlboost_jax.rewards.at_once import serve
 from rlboost_jax.rewards.calls import (
     NO_OUTCOME,
     PR_SET_CHILD_SUBREAPER,
@@ -26,6 +25,7 @@ from rlboost_jax.rewards.calls import (
     prctl,
     took_longer,
 )
+from rlboost_jax.rewards.concurrent_worker import serve
 from rlboost_jax.rewards.frames import (
     Found,
     FrameTooLong,

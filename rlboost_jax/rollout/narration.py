@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, assert_never
 
-from rlboost_jax.health import touch
+from rlboost_jax.rollout.health import touch
 
 LOOK_SECONDS: Final = 1.0
 SAY_SECONDS: Final = 60.0  # between two lines while it works

@@ -20,7 +20,7 @@ import aiohttp
 import jax
 import msgspec
 
-from rlboost_jax import compile_cache, health
+from rlboost_jax import compile_cache
 from rlboost_jax.credentials import (
     COPY_AGAIN,
     FILES_PORT,
@@ -42,6 +42,7 @@ from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.providers.base import NONCE_VARIABLE
 from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.start import server_run
+from rlboost_jax.rollout import health
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.dialing import dial_problem
 from rlboost_jax.rollout.files import file_server, port_said

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import settings_of
 
@@ -48,16 +47,6 @@ def foreign(before: RunConfig, now: RunConfig) -> tuple[Difference, ...]:
     """Those that a run which has begun cannot have."""
     changeable = {each.name for each in settings_of(RunConfig) if each.may_change != "never"}
     return tuple(each for each in differences(before, now) if each.name not in changeable)
-
-
-def check_changes(before: RunConfig, now: RunConfig) -> None:
-    """Raise ConfigError where a setting that may change has a value that the run cannot have."""
-    if now.algorithm.has_reference and not before.algorithm.has_reference:
-        raise ConfigError(
-            f"algorithm.kl_coefficient is {now.algorithm.kl_coefficient}; the run began with 0 and "
-            "kept no starting model to compare with: --fork=RUN@STEP begins one that does, from a "
-            "checkpoint"
-        )
 
 
 def recorded(

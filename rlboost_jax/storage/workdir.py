@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from rlboost_jax.host.own_places import NO_LOCKS, open_private, own_folder
+from rlboost_jax.host.private_paths import NO_LOCKS, open_private, own_folder
 from rlboost_jax.settings.changes import Change, differences, foreign, recorded
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import (

@@ -21,7 +21,7 @@ import tensorstore as ts
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry, Manifest
 from rlboost_jax.weights.download import RETRIES, Retries, copy_file, download_file
-from rlboost_jax.weights.kept import KeptLeaves, put_leaf
+from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf
 from rlboost_jax.weights.names import WeightsError, check_names
 from rlboost_jax.weights.seal import check_seal
 from rlboost_jax.weights.serve import weights_url
@@ -62,7 +62,7 @@ class Puller:
     ):
         self._source, self._manager, self._folder = source, manager, folder
         self._weights, self._port, self._retries = weights, 0, retries
-        self._kept = KeptLeaves()
+        self._kept = LeafCache()
 
     def reach(self, port: int) -> None:
         """Weights are served at this port of the host where the manager is reached; 0: at the

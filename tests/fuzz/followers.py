@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
-from rlboost_jax.learner.processes.door import NAME, Door, knock, new_key, tls_of
+from rlboost_jax.learner.processes.handshake import NAME, Handshakes, dial, new_key, tls_of
 from tests.fuzz.mutators import Mutator
 from tests.patience import PATIENCE_SECONDS
 
@@ -67,8 +67,10 @@ def _decoded(mutants: Mutator, tried: Counter[str]) -> None:
 
 def _attacked(mutants: Mutator, random: Random, tried: Counter[str]) -> None:
     key = new_key()
-    with Door(socket.create_server(("127.0.0.1", 0)), key, handshake_seconds=60.0) as door:
-        address = door._listener.getsockname()
+    with Handshakes(
+        socket.create_server(("127.0.0.1", 0)), key, handshake_seconds=60.0
+    ) as handshakes:
+        address = handshakes._listener.getsockname()
         strangers = [_stranger(address, mutants, random, tried) for _ in range(STRANGERS)]
         tls = tls_of(key, listens=False)
         for _ in range(3):  # who has the key, and says anything
@@ -80,13 +82,13 @@ def _attacked(mutants: Mutator, random: Random, tried: Counter[str]) -> None:
             tried["with the key"] += 1
         inside: queue.SimpleQueue[Channel] = queue.SimpleQueue()
         honest = threading.Thread(
-            target=lambda: inside.put(knock(address, tls, ["honest"], PATIENCE_SECONDS)),
+            target=lambda: inside.put(dial(address, tls, ["honest"], PATIENCE_SECONDS)),
             daemon=True,
         )
         honest.start()
         said: object = None
         while said != ["honest", 1]:
-            said, channel = door.arrived(PATIENCE_SECONDS)
+            said, channel = handshakes.arrived(PATIENCE_SECONDS)
             with contextlib.suppress(PeerGone):
                 channel.send(True)
         inside.get(timeout=PATIENCE_SECONDS).close()

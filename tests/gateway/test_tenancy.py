@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.device_orders import Promise
 from rlboost_jax.engine.costs import Costs
 from rlboost_jax.gateway.tenancy import Owed, Tenancy, dues
+from rlboost_jax.rollout.sharing.protocol import Promise
 from rlboost_jax.settings.errors import ConfigError
 from tests.patience import PATIENCE_SECONDS
 

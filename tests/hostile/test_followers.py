@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from rlboost_jax.learner.processes.channel import Channel
-from rlboost_jax.learner.processes.door import Door, Key, knock, new_key, tls_of
-from rlboost_jax.learner.processes.leading import PURPOSES, _accepted
+from rlboost_jax.learner.processes.handshake import Handshakes, Key, dial, new_key, tls_of
+from rlboost_jax.learner.processes.leader import PURPOSES, _accepted
 from rlboost_jax.learner.processes.world import World
 from tests.hostile.nobody import needs_root, start
 from tests.patience import PATIENCE_SECONDS
@@ -56,9 +56,11 @@ def key() -> Key:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_the_followers_come_in_all_the_same(key: Key, attack: str) -> None:
     """And who has not the key hears no more than that its handshake is none."""
-    door = Door(socket.create_server(("127.0.0.1", 0)), key, handshake_seconds=PATIENCE_SECONDS)
-    with door:
-        address = door._listener.getsockname()
+    handshakes = Handshakes(
+        socket.create_server(("127.0.0.1", 0)), key, handshake_seconds=PATIENCE_SECONDS
+    )
+    with handshakes:
+        address = handshakes._listener.getsockname()
         attacker = start(PROGRAM.replace("{attack}", ATTACKS[attack]), address[1])
         try:
             assert attacker.stdout is not None and attacker.stderr is not None
@@ -67,11 +69,11 @@ def test_the_followers_come_in_all_the_same(key: Key, attack: str) -> None:
 
             def follow() -> None:
                 tls = tls_of(key, listens=False)
-                mine.extend(knock(address, tls, [p, 1], PATIENCE_SECONDS) for p in PURPOSES)
+                mine.extend(dial(address, tls, [p, 1], PATIENCE_SECONDS) for p in PURPOSES)
 
             following = threading.Thread(target=follow, daemon=True)
             following.start()
-            ours = _accepted(door, LEADER)
+            ours = _accepted(handshakes, LEADER)
             following.join(PATIENCE_SECONDS)
             heard, errors = attacker.communicate(timeout=PATIENCE_SECONDS)
             assert attacker.returncode == 0, errors

@@ -10,7 +10,7 @@ import pytest
 
 from configs import tiny
 from rlboost_jax import compile_cache
-from rlboost_jax.host.own_places import NotOurs, foreign, own_folder
+from rlboost_jax.host.private_paths import NotOurs, foreign, own_folder
 from rlboost_jax.manager.service.run_files import only_manager
 from rlboost_jax.qualification import cache
 from rlboost_jax.qualification.records import Trial, Verdict

@@ -22,7 +22,7 @@ from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.packing import by_sample
-from rlboost_jax.learner.processes.leading import Followers
+from rlboost_jax.learner.processes.leader import Followers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import abstract_state, init_state

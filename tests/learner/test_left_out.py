@@ -11,8 +11,8 @@ import pytest
 from rlboost_jax.algorithms.advantages import group_advantages
 from rlboost_jax.learner.episodes.estimates import Estimates
 from rlboost_jax.learner.episodes.trajectory import Group
+from rlboost_jax.learner.metrics import episode_metrics, policy_metrics
 from rlboost_jax.learner.packing import pack, update_divisor
-from rlboost_jax.learner.rows import episode_metrics, policy_metrics
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
@@ -20,8 +20,8 @@ from rlboost_jax.rewards.verdict import Account, CallMade
 from rlboost_jax.settings.presets import PRESETS
 from tests.learner.test_batch_update import batch_of, build, updated
 from tests.learner.test_estimates import MOST, STOP, trajectory
+from tests.learner.test_metrics import FIGURES
 from tests.learner.test_policy import everything
-from tests.learner.test_rows import FIGURES
 
 __all__ = ["build"]  # a fixture
 REWARDS = (1.0, 0.0, 0.25, 0.5)

@@ -21,7 +21,7 @@ from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
 from rlboost_jax.learner.loop import TrainingLoop
-from rlboost_jax.learner.processes.leading import Followers
+from rlboost_jax.learner.processes.leader import Followers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import init_state

@@ -15,8 +15,8 @@ from rlboost_jax.learner.setup import preparation
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest
-from rlboost_jax.observe.aside import Aside
 from rlboost_jax.observe.console import Console
+from rlboost_jax.observe.isolated_tracker import IsolatedTracker
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.summary import headline
 from rlboost_jax.qualification.host import Host
@@ -233,7 +233,7 @@ def test_a_last_version_that_cannot_be_written_is_reported_and_the_run_is_comple
 
 def tracked_by(board):
     """Makes a tracker beside the run's own, in a thread, as `chosen_trackers` does."""
-    return lambda *_, note, **__: [Aside("tensorboard", lambda: board, note=note)]
+    return lambda *_, note, **__: [IsolatedTracker("tensorboard", lambda: board, note=note)]
 
 
 def test_a_tracker_that_fails_is_reported_once_and_the_run_is_complete(run, tmp_path, capsys):

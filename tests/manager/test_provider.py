@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlboost_jax.manager.events import MachineAdded, MachineRemoved, Shutdown
-from rlboost_jax.manager.reducer.staffing import GRACE_SECONDS
+from rlboost_jax.manager.reducer.provisioning import GRACE_SECONDS
 from tests.manager.conftest import Open
 from tests.providers.fake import Cloud, FakeProvider, Machine
 

@@ -18,7 +18,7 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.journal import RunOver
 from rlboost_jax.manager.reducer.manager import ORPHANED
-from rlboost_jax.manager.reducer.staffing import GRACE_SECONDS
+from rlboost_jax.manager.reducer.provisioning import GRACE_SECONDS
 from rlboost_jax.providers.base import Exited, Granted, Refused
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import RUN, begin_batch, nonce_of, request, settings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.learner.in_notebook import run_shown
+from rlboost_jax.learner.notebook import run_shown
 from rlboost_jax.learner.processes.world import ALONE
 from rlboost_jax.observe.metrics import metrics_row
 from rlboost_jax.observe.notebook import InterruptedCell, NotebookConsole, kernels_display

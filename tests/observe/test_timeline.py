@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.observe.timeline import lives, ready_counts
+from rlboost_jax.observe.timeline import lives
 
 
 def event(time: float, kind: str, instance: str = "", **detail: Any) -> dict[str, Any]:
@@ -89,7 +89,6 @@ def test_no_ghosts_of_a_manager_that_died() -> None:
         ("c", 1, 5, "gone"),
         ("c", 52, 60, ""),
     ]
-    assert ready_counts(found)[-1] == (5, 1)
 
 
 def test_another_process_of_the_same_name_is_another_life() -> None:
@@ -151,10 +150,12 @@ def test_no_two_share_a_lane_at_once_and_none_is_wasted(events: list[dict[str, A
 
 
 @given(fleets())
-def test_ready_counts_by_hand(events: list[dict[str, Any]]) -> None:
-    origin = events[0]["time"] if events else 0.0
-    for seconds, count in ready_counts(lives(events)):
+def test_lives_say_how_many_instances_were_ready_at_any_time(events: list[dict[str, Any]]) -> None:
+    origin, found = events[0]["time"] if events else 0.0, lives(events)
+    for seconds in {moment for life in found for moment in (life.ready, life.end)} - {None}:
         so_far = [e for e in events if e["time"] - origin <= seconds]
         ready = {e["instance"] for e in so_far if e["kind"] == "ready"}
         gone = {e["instance"] for e in so_far if e["kind"] in ("lost", "drained")}
+        standing = [life for life in found if not (life.ending and life.end <= seconds)]
+        count = sum(x.ready is not None and x.ready <= seconds for x in standing if not x.reserved)
         assert count == len(ready - gone)

@@ -21,7 +21,7 @@ from jax._src import distributed  # the coordinator's client has no public name
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.learner.processes.bulletin import WAIT_MILLISECONDS
-from rlboost_jax.learner.processes.following import follow_training
+from rlboost_jax.learner.processes.follower import follow_training
 from rlboost_jax.learner.processes.world import ALONE, World, join
 from rlboost_jax.learner.setup.opening import Makers
 from rlboost_jax.learner.setup.preparation import programs

@@ -14,8 +14,8 @@ from rlboost_kernels.problems import Arguments
 
 from configs import base
 from rlboost_jax.qualification import engine_attention
-from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
+from rlboost_jax.qualification.child_process import verdict_of
 from rlboost_jax.qualification.engine_attention import EngineAttentionShape, problem, shape_of
 from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec

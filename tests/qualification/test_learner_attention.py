@@ -13,8 +13,8 @@ from configs import base
 from rlboost_jax.models.attention import attend_dense
 from rlboost_jax.models.chunked_attention import Form
 from rlboost_jax.qualification import learner_attention
-from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
+from rlboost_jax.qualification.child_process import verdict_of
 from rlboost_jax.qualification.learner_attention import (
     PLAIN,
     LearnerAttentionShape,

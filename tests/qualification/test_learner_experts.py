@@ -10,8 +10,8 @@ import pytest
 from rlboost_kernels.grouped import mosaic_gpu
 
 from configs import base
-from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error, tried
+from rlboost_jax.qualification.child_process import verdict_of
 from rlboost_jax.qualification.learner_experts import PLAIN, ExpertsShape, problem, shape_of
 from rlboost_jax.qualification.problem import Problem
 from rlboost_jax.qualification.records import Spec

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.rewards import contained, sandbox
+from rlboost_jax.rewards import sandbox, sandbox_child
 from rlboost_jax.rewards.sandbox import NotContained, NotStarted, run_contained
 from tests.patience import PATIENCE_SECONDS
 
@@ -78,19 +78,19 @@ def test_threads_are_bounded(first):
     """Whatever is tried before, under the limit of memory that lets 10,000 of them be."""
     try_first = f"try: {first}\nexcept (OSError, ValueError): pass" if first else ""
     done = ran(BOMB.format(first=try_first))
-    assert done.completed and 0 < int(done.output) < contained.MAX_TASKS
+    assert done.completed and 0 < int(done.output) < sandbox_child.MAX_TASKS
 
 
 def test_another_program_takes_none_of_them():
     """Each is counted by itself."""
     for _ in range(3):
-        assert int(ran(BOMB.format(first="")).output) == contained.MAX_TASKS - 1
+        assert int(ran(BOMB.format(first="")).output) == sandbox_child.MAX_TASKS - 1
 
 
 def test_threads_that_nobody_counts_are_not_made(tmp_path):
     """A container's root without the right to be somebody else."""
-    source = Path(contained.__file__).read_text()
-    weak = tmp_path / "contained.py"
+    source = Path(sandbox_child.__file__).read_text()
+    weak = tmp_path / "sandbox_child.py"
     weak.write_text(source.replace("counted = _become_countable()", "counted = False"))
     done = ran(BOMB.format(first=""), script=weak)
     assert (done.completed, done.output) == (True, "0\n")
@@ -145,13 +145,13 @@ for name, arguments in CALLS:
 
 def test_every_call_of_the_list_is_refused():
     """By the filter: with these arguments most would fail for another reason without it."""
-    column, _ = contained._MACHINES[platform.machine()]
+    column, _ = sandbox_child._MACHINES[platform.machine()]
     calls = [
         (name, (numbers[column], -1, 0, 0, 0, 0, 0))
-        for name, numbers in contained.DENIED.items()
+        for name, numbers in sandbox_child.DENIED.items()
         if numbers[column] is not None
     ]
-    for numbers, argument, values in contained.DENIED_WITH:
+    for numbers, argument, values in sandbox_child.DENIED_WITH:
         for value in values:
             place = [-1] * argument + [value]
             calls.append((f"{numbers[column]} of {value}", (numbers[column], *place, 0, 0)))
@@ -194,7 +194,7 @@ def test_the_numbers_are_those_of_the_kernels_headers(column, header):
         pytest.skip("the kernel's headers are not installed")
     lines = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text())
     known = {name: int(number) for name, number in lines}
-    for name, numbers in contained.DENIED.items():
+    for name, numbers in sandbox_child.DENIED.items():
         if name in known:
             assert numbers[column] == known[name], name
         elif max(known.values()) >= (numbers[column] or 0):  # else newer than the headers
@@ -269,8 +269,8 @@ def test_a_service_on_this_host_is_out_of_reach():
 
 def test_where_it_cannot_be_contained_it_does_not_run(tmp_path):
     """The very script, on a host whose kernel has none of it."""
-    source = Path(contained.__file__).read_text()
-    weak = tmp_path / "contained.py"
+    source = Path(sandbox_child.__file__).read_text()
+    weak = tmp_path / "sandbox_child.py"
     weak.write_text(source.replace("def main()", "contain = lambda limits: None\n\ndef main()"))
     with pytest.raises(NotContained, match=r"the network and other processes and the host's files"):
         ran("print('ran')", script=weak)
@@ -281,9 +281,9 @@ def test_where_it_cannot_be_contained_it_does_not_run(tmp_path):
 @pytest.mark.parametrize("name", ["kill", "socket", "clone"])
 def test_the_filter_of_system_calls_does_not_lean_on_landlock(name, tmp_path):
     """Whose older versions know nothing of signals and sockets."""
-    source = Path(contained.__file__).read_text()
+    source = Path(sandbox_child.__file__).read_text()
     source = source.replace("    _landlock(", "    (lambda places: None)(")
-    weak = tmp_path / "contained.py"
+    weak = tmp_path / "sandbox_child.py"
     weak.write_text(source)
     with pytest.raises(NotContained, match=r"would reach the host's files on this host"):
         ran("pass", script=weak)
@@ -300,8 +300,8 @@ def test_the_filter_of_system_calls_does_not_lean_on_landlock(name, tmp_path):
 
 def test_each_guard_stands_alone(tmp_path):
     """With the filter of system calls alone, or Landlock alone, the rest is reported."""
-    source = Path(contained.__file__).read_text()
-    weak = tmp_path / "contained.py"
+    source = Path(sandbox_child.__file__).read_text()
+    weak = tmp_path / "sandbox_child.py"
     weak.write_text(source.replace("    _landlock(", "    (lambda places: None)("))
     with pytest.raises(NotContained, match=r"would reach the host's files on this host"):
         ran("pass", script=weak)
@@ -320,7 +320,7 @@ def test_a_process_that_does_not_come_to_run_it_says_nothing_of_the_program(
     """It is the host's fault or the configuration's, and must not be taken for a wrong answer."""
     options = {}
     if script:
-        options["script"] = tmp_path / "contained.py"
+        options["script"] = tmp_path / "sandbox_child.py"
         options["script"].write_text(script)
     with pytest.raises(NotStarted, match=f"did not come to run it: {why}"):
         ran("pass", seconds=seconds, **options)
@@ -345,7 +345,7 @@ for file in range(64):
 
 
 @pytest.mark.parametrize("texts", [[b"network"], [b"started"], [b""]])
-@pytest.mark.parametrize("code", [contained.NOT_CONTAINED, 1])
+@pytest.mark.parametrize("code", [sandbox_child.NOT_CONTAINED, 1])
 def test_a_program_cannot_say_that_it_was_not_contained_or_not_started(texts, code):
     """Which would end the run."""
     program = WRITE_ALL.replace("TEXTS", repr(texts)) + f"os._exit({code})"
@@ -353,9 +353,9 @@ def test_a_program_cannot_say_that_it_was_not_contained_or_not_started(texts, co
 
 
 def test_only_the_report_says_that_it_started(tmp_path):
-    (tmp_path / "contained.py").write_text("import os\nfor f in 1, 2: os.write(f, b'started')")
+    (tmp_path / "sandbox_child.py").write_text("import os\nfor f in 1, 2: os.write(f, b'started')")
     with pytest.raises(NotStarted, match="exit code 0"):
-        ran("pass", script=tmp_path / "contained.py")
+        ran("pass", script=tmp_path / "sandbox_child.py")
 
 
 DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\nDone."

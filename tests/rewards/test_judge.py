@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.rewards.frames import Outcome
-from rlboost_jax.rewards.gathered import when_all
+from rlboost_jax.rewards.futures import when_all
 from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.pool import START_SECONDS, RewardWorkersLost
 from rlboost_jax.rewards.verdict import Answered

@@ -10,8 +10,8 @@ from rlboost_jax import messages as m
 from rlboost_jax.manager import journal, outbox
 from rlboost_jax.manager.journal import Answered, BatchOpened, BatchResumed, Collected, Redone
 from rlboost_jax.manager.policies.lines import Line
-from rlboost_jax.manager.reducer import directions
-from rlboost_jax.manager.reducer.directions import Directions
+from rlboost_jax.manager.reducer import announcements
+from rlboost_jax.manager.reducer.announcements import Announcements
 from rlboost_jax.manager.reducer.doubts import Doubts
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
@@ -113,12 +113,12 @@ def neighbours_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def older_work_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer version is announced to all at once, whatever they hold."""
-    monkeypatch.setattr(Directions, "_older", lambda self: {})
+    monkeypatch.setattr(Announcements, "_older", lambda self: {})
 
 
 def nobody_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who works on a later batch stays there, though nobody is left for an older one."""
-    real = directions.choose_versions
+    real = announcements.choose_versions
 
     def choose_versions(demands: Any, holders: Any) -> list[int | None]:
         chosen = real(demands, holders)
@@ -127,7 +127,7 @@ def nobody_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
             for holder, place in zip(holders, chosen, strict=True)
         ]
 
-    monkeypatch.setattr(directions, "choose_versions", choose_versions)
+    monkeypatch.setattr(announcements, "choose_versions", choose_versions)
 
 
 def only_the_newest_recovered(monkeypatch: pytest.MonkeyPatch) -> None:

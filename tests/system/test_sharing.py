@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlboost_jax.device_orders import BudgetOrder, State, decode_answer, encode_line
+from rlboost_jax.rollout.sharing.protocol import BudgetOrder, State, decode_answer, encode_line
 from tests.system.harness import PATIENT, SHORT, running
 
 pytestmark = pytest.mark.system

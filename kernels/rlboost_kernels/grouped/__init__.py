@@ -1,0 +1,1 @@
+"""Products of groups of rows, each with its own matrix: `api` chooses, `reference` defines."""

@@ -1,0 +1,1 @@
+"""Attention over packed rows, with gradients: `reference` defines it, `triton` is for GPUs."""

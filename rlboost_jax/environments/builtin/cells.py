@@ -1,8 +1,8 @@
 """Run the last of several cells of Python, after those before it, as a notebook does.
 
-A program of its own for `python_tool.py`, in the process that `rewards/contained.py` makes; nobody
-imports it. It reads the cells as JSON from standard input. What those before the last print is
-dropped. Of the last all that is printed stays, then the value of its last expression, or the
+A program of its own for `python_tool.py`, in the process that `rewards/sandbox_child.py` makes;
+nobody imports it. It reads the cells as JSON from standard input. What those before the last print
+is dropped. Of the last all that is printed stays, then the value of its last expression, or the
 traceback of what it raised, with exit code `RAISED`.
 """
 

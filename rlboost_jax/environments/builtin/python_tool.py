@@ -6,8 +6,8 @@ a cell sees follows from the turns alone, and an environment that is lost and ma
 more than them. Cells of one turn run side by side and do not see each other. A cell that raises or
 takes too much leaves nothing behind.
 
-What contains a cell is `rewards/contained.py`: no network, no files but the interpreter's, no other
-process, limits of memory, time and output.
+What contains a cell is `rewards/sandbox_child.py`: no network, no files but the interpreter's, no
+other process, limits of memory, time and output.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What the processes of a trainer say to each other: framed messages over TLS (`door.py`).
+"""What the processes of a trainer say to each other: framed messages over TLS (`handshake.py`).
 
 A frame is its length in 8 bytes and a MessagePack value, in which NumPy arrays travel as
 extensions in NumPy's own format. Nothing else can be in one, and so nothing can be run by it.

@@ -1,11 +1,12 @@
 """The processes of one trainer, on one or several reserved hosts: `jax.distributed`.
 
 Process 0 leads: it alone talks to the manager, writes files for people and decides. The others
-follow its orders (`leading.py`, `following.py`), so that all run the same programs in the
+follow its orders (`leader.py`, `follower.py`), so that all run the same programs in the
 same order. Rollout servers are no part of this.
 
 Hosts of one trainer trust the network between them, as `jax.distributed` and the collectives of
-accelerators do: neither encrypts. What we say over it ourselves is for who has the key (`door.py`).
+accelerators do: neither encrypts. What we say over it ourselves is for who has the key
+(`handshake.py`).
 """
 
 import json

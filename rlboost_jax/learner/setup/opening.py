@@ -29,7 +29,7 @@ from rlboost_jax.learner.fleet.life import sending_home, showing_fleet
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.learner.fleet.reserved import ReservedEngines, devices_of_slices
-from rlboost_jax.learner.processes.leading import Followers, invite
+from rlboost_jax.learner.processes.leader import Followers, invite
 from rlboost_jax.learner.processes.world import World, settled
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session

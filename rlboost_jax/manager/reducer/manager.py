@@ -98,19 +98,19 @@ class Manager:
         parts, owners, trainer = self.parts, self.owners, self.parts.trainer
         changed = self._take(event, now)
         changed |= parts.servers.expire(now)
-        changed |= parts.staffing.carry_out_removal()
-        parts.staffing.abandon_absent(now)
-        parts.staffing.keep_to_budget(now)
+        changed |= parts.provisioning.carry_out_removal()
+        parts.provisioning.abandon_absent(now)
+        parts.provisioning.keep_to_budget(now)
         if changed or now >= self._wake_at():
             batches = list(owners.ledger.open.values())
             if batches:
                 parts.dispatch.settle(batches, now)
-            parts.directions.settle()
+            parts.announcements.settle()
             parts.tail.settle(batches, now)
             if not trainer.ended:
                 parts.exchange.settle(now)
-                parts.staffing.start(parts.tail.resting, now, anew=parts.tail.returning)
-            owners.roster.account(batches, parts.staffing.starting_hourly, now)
+                parts.provisioning.start(parts.tail.resting, now, anew=parts.tail.returning)
+            owners.roster.account(batches, parts.provisioning.starting_hourly, now)
             owners.pools.account(now)
             parts.reports.account(owners.ledger.active, now)
         if owners.outbox.trainer is not None and now >= self._status_at:
@@ -157,19 +157,19 @@ class Manager:
             case providers.Listed(name, nonce):
                 owners.fleet.found(name, nonce)
             case providers.Granted():
-                parts.staffing.granted(event)
+                parts.provisioning.granted(event)
             case providers.Started():
                 return False  # what matters is when it joins
             case providers.Withdrawn():
                 parts.servers.withdraw(event, now)
             case providers.Refused() | providers.Exited():
-                parts.staffing.ended(event, now)
+                parts.provisioning.ended(event, now)
             case Priced(pool, price_per_hour):
-                parts.staffing.priced(pool, price_per_hour)
+                parts.provisioning.priced(pool, price_per_hour)
             case MachineAdded(machine):
                 owners.fleet.lend(machine)
             case MachineRemoved():
-                parts.staffing.removed(event)
+                parts.provisioning.removed(event)
             case Stalled(seconds):
                 owners.roster.forgive(seconds, now)
                 parts.trainer.forgive(seconds)
@@ -195,4 +195,4 @@ class Manager:
         """When work or the fleet is to be settled again though nothing has happened."""
         parts, batch = self.parts, self.owners.ledger.active
         window = math.inf if batch is None else parts.dispatch.wake_at(batch)
-        return min(window, parts.staffing.wake_at(parts.tail.resting), parts.tail.back_at)
+        return min(window, parts.provisioning.wake_at(parts.tail.resting), parts.tail.back_at)

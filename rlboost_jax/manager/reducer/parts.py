@@ -4,21 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
+from rlboost_jax.manager.reducer.announcements import Announcements
 from rlboost_jax.manager.reducer.answers import Answers
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
-from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.exchange import Exchange
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.lessons import Lessons
 from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.reducer.provisioning import Provisioning
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.recovery import Recovery
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.servers import Servers
 from rlboost_jax.manager.reducer.sizing import Sizing
-from rlboost_jax.manager.reducer.staffing import Staffing
 from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.reducer.tail import Tail
 from rlboost_jax.manager.reducer.trainer import Trainer
@@ -45,13 +45,13 @@ class Parts:
         self.profile = ThroughputProfile()
         self.placements = choices.placements(settings, owners)
         self.seeding = SeedingWindow(settings, owners, self.placements, plans)
-        self.directions = Directions(owners, self.seeding)
+        self.announcements = Announcements(owners, self.seeding)
         self.dispatch = choices.dispatch(
             settings, owners, self.placements, self.seeding, self.profile, plans
         )
         self.intake = Intake(settings, owners, self.profile, model)
         self.servers = Servers(
-            settings, owners, self.placements, self.seeding, self.intake, self.directions
+            settings, owners, self.placements, self.seeding, self.intake, self.announcements
         )
         self.purchases = Purchases(settings, owners)
         self.sizing = Sizing(settings, owners, self.purchases)
@@ -59,7 +59,7 @@ class Parts:
             owners.roster, self.seeding, self.dispatch, self.profile, plans, self.sizing
         )
         self.control = choices.control(settings, owners.roster)
-        self.staffing = Staffing(settings, owners, self.control, self.purchases)
+        self.provisioning = Provisioning(settings, owners, self.control, self.purchases)
         self.exchange = Exchange(
             settings, owners, self.purchases, self.servers, self.sizing, self.control
         )
@@ -69,7 +69,7 @@ class Parts:
             owners,
             self.placements,
             self.seeding,
-            self.directions,
+            self.announcements,
             self.servers,
             self.control,
             self.lessons,

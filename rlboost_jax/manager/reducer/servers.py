@@ -7,7 +7,7 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 import math
 
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
-from rlboost_jax.manager.reducer.directions import Directions
+from rlboost_jax.manager.reducer.announcements import Announcements
 from rlboost_jax.manager.reducer.drains import Drains
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.introductions import introduction, welcome
@@ -50,7 +50,7 @@ class Servers:
         placements: Placements,
         seeding: SeedingWindow,
         intake: Intake,
-        directions: Directions,
+        announcements: Announcements,
     ) -> None:
         self._settings = settings
         self._outbox = owners.outbox
@@ -61,7 +61,7 @@ class Servers:
         self._placements = placements
         self._seeding = seeding
         self._intake = intake
-        self._directions = directions
+        self._announcements = announcements
         self._drains = Drains(settings, owners, placements)
         self._renewals = Renewals(owners)
         self._returns = Returns(settings, placements)
@@ -273,7 +273,7 @@ class Servers:
                 reason = self._roster.mismatch(other.hello)
                 self._outbox.send(other.stream, Leave(reason=reason))
                 self.lose(other, reason, now, kind="rejected")
-        self._directions.welcome(instance)
+        self._announcements.welcome(instance)
         if server is not None and server.withdrawal is not None:
             self._withdraw(instance, *server.withdrawal, now)
 
@@ -329,7 +329,7 @@ class Servers:
         stale = [r for r in instance.held.values() if not instance.parameters.are(r.batch.begin)]
         self._placements.release(instance, stale, now)
         if not instance.reserved:
-            self._directions.fetched(instance, message)
+            self._announcements.fetched(instance, message)
             self._outbox.record(
                 "pulled",
                 instance.name,

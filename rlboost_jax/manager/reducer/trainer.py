@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 
 from rlboost_jax.manager.journal import RunOver
+from rlboost_jax.manager.reducer.announcements import Announcements
 from rlboost_jax.manager.reducer.answers import Answers
 from rlboost_jax.manager.reducer.batch_checks import ProtocolError, check_begin, check_extension
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
-from rlboost_jax.manager.reducer.directions import Directions
 from rlboost_jax.manager.reducer.doubts import Doubts
 from rlboost_jax.manager.reducer.lessons import Lessons
 from rlboost_jax.manager.reducer.placements import Placements
@@ -46,7 +46,7 @@ class Trainer:
         owners: Owners,
         placements: Placements,
         seeding: SeedingWindow,
-        directions: Directions,
+        announcements: Announcements,
         servers: Servers,
         control: WindowControl,
         lessons: Lessons,
@@ -61,7 +61,7 @@ class Trainer:
         self._versions = owners.versions
         self._placements = placements
         self._seeding = seeding
-        self._directions = directions
+        self._announcements = announcements
         self._servers = servers
         self._control = control
         self._lessons = lessons
@@ -81,7 +81,7 @@ class Trainer:
             raise ProtocolError(f"{type(message).__name__} before TrainerHello")
         match message:
             case Publish():
-                self._directions.publish(message.manifest)
+                self._announcements.publish(message.manifest)
             case BeginBatch():
                 self._begin(message, now)
             case ExtendBatch():

@@ -42,9 +42,9 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.service.ordered_effects import OrderedEffects
 from rlboost_jax.manager.service.peer import Peer
 from rlboost_jax.manager.service.replay import replay
-from rlboost_jax.manager.service.turns import Turns
 from rlboost_jax.messages import BeginBatch, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
 from rlboost_jax.providers.base import Provider
 
@@ -92,7 +92,7 @@ class Driver:
         self._server_queue_bytes = server_queue_bytes
         self._trainer_queue_bytes = trainer_queue_bytes(route_bytes)
         self._keep, self._watch, self._serve = keep, watch, serve
-        self._turns = Turns(lambda: self.now())
+        self._effects = OrderedEffects(lambda: self.now())
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
         self._provider: Provider | None = None
@@ -256,12 +256,12 @@ class Driver:
         for action in actions:
             match action:
                 case Append(entries):
-                    self._turns.begin()
+                    self._effects.begin()
                     self._keep(entries, self._through)
                 case Send(stream, Renewed() as answer):
                     self.send(stream, busy_now(answer))
                 case _:
-                    self._turns.take(partial(self._perform, action))
+                    self._effects.take(partial(self._perform, action))
 
     def _through(self, problem: str) -> None:
         """The oldest `Append` that was begun is written, or could not be."""
@@ -270,21 +270,21 @@ class Driver:
             if problem:
                 log.error("the journal cannot be written: %s", problem)
                 self._record(self._date(), Record("journal", -1, "", {"reason": problem}))
-            self._turns.through()
+            self._effects.through()
         except Exception as error:
             self.fail(error)
             raise
 
     def _excuse(self, now: float) -> None:
         """Nobody owes an answer to what the disk keeps back."""
-        waited = self._turns.kept_back(STALL_SECONDS)
+        waited = self._effects.kept_back(STALL_SECONDS)
         if waited and not self._closing:
             self._handle(DiskWaited(waited), now)
 
     async def _settled(self) -> None:
         """Returns when all actions so far are carried out."""
         settled = asyncio.Event()
-        self._turns.take(settled.set)
+        self._effects.take(settled.set)
         await settled.wait()
 
     def _perform(self, action: Action) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from rlboost_jax.credentials import TOKEN_FILE
 from rlboost_jax.host import processes
-from rlboost_jax.host.own_places import NO_LOCKS, open_private
+from rlboost_jax.host.private_paths import NO_LOCKS, open_private
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.storage import durable
 

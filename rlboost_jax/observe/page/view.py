@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from rlboost_jax.observe import events, metrics, samples
+from rlboost_jax.observe.diagnostics import Diagnostics
 from rlboost_jax.observe.page.points import Points
 from rlboost_jax.observe.page.sample_index import SampleIndex
 from rlboost_jax.observe.page.tail import Tail, decoded
-from rlboost_jax.observe.signs import Signs
 from rlboost_jax.observe.timeline import Course, Life
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.run import RunConfig
@@ -31,7 +31,6 @@ LOOKS: Final = 16  # of one poll, at files that are long already
 NEWS: Final = frozenset(
     ("joined", "ready", "notice", "lost", "drained", "rejected", "quarantined", "resumed")
 ) | {"manager", "ended", "journal", "file_server", "page", "ordered", "budget"}
-TROUBLE: Final = frozenset(("quarantined", "journal", "file_server", "page"))
 
 
 class RunView:
@@ -111,7 +110,7 @@ class RunView:
         self.sums: Counter[str] = Counter()
         self.last: Mapping[str, Any] = {}
         self.warnings: list[str] = []
-        self._signs = Signs(self.config) if self.config is not None else None
+        self._diagnostics = Diagnostics(self.config) if self.config is not None else None
 
     def _forget_events(self) -> None:
         self.course: Course | None = None
@@ -139,8 +138,8 @@ class RunView:
             value = row.get(key)
             if isinstance(value, int | float):
                 self.sums[key] += value  # type: ignore[assignment]  # of dollars, too
-        if self._signs is not None:
-            self.warnings += self._signs.after(row)
+        if self._diagnostics is not None:
+            self.warnings += self._diagnostics.after(row)
 
     def _poll_events(self) -> bool:
         replaced = self._events.replaced

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from rlboost_jax.device_orders import BudgetOrder, State
 from rlboost_jax.engine.shared import Resized, SharedEngine
 from rlboost_jax.messages import Capacity, pack_ids
 from rlboost_jax.rollout.sharing.budget import (
@@ -27,6 +26,7 @@ from rlboost_jax.rollout.sharing.budget import (
     whole,
 )
 from rlboost_jax.rollout.sharing.pace import Pace
+from rlboost_jax.rollout.sharing.protocol import BudgetOrder, State
 from rlboost_jax.rollout.sharing.slack import Due, Latencies, Shape
 from rlboost_jax.rollout.worker import Worker
 

@@ -18,7 +18,8 @@ from typing import Final, assert_never
 
 import msgspec
 
-from rlboost_jax.device_orders import (
+from rlboost_jax.rollout.sharing.control import Sharing
+from rlboost_jax.rollout.sharing.protocol import (
     MAX_LINE_BYTES,
     Answer,
     BudgetOrder,
@@ -29,7 +30,6 @@ from rlboost_jax.device_orders import (
     decode_order,
     encode_line,
 )
-from rlboost_jax.rollout.sharing.control import Sharing
 from rlboost_jax.rollout.sharing.slack import Due, Latencies
 from rlboost_jax.settings.errors import Mistake
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from rlboost_jax.learner.processes.following import OtherFolder, accept
-from rlboost_jax.learner.processes.leading import FollowerLost, invite
+from rlboost_jax.learner.processes.follower import OtherFolder, accept
+from rlboost_jax.learner.processes.leader import FollowerLost, invite
 from rlboost_jax.learner.processes.world import World
 from rlboost_jax.supervision import exits
 from tests.patience import PATIENCE_SECONDS

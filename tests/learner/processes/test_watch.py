@@ -6,7 +6,7 @@ import pytest
 
 from rlboost_jax.learner.guards import NotFinite
 from rlboost_jax.learner.processes.channel import PeerGone
-from rlboost_jax.learner.processes.leading import FollowerLost
+from rlboost_jax.learner.processes.leader import FollowerLost
 from rlboost_jax.learner.processes.watch import Peers, Watch
 from rlboost_jax.learner.publisher import SnapshotNotWritten
 from rlboost_jax.settings.errors import ConfigError

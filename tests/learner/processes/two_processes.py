@@ -22,8 +22,8 @@ from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
-from rlboost_jax.learner.processes.following import accept
-from rlboost_jax.learner.processes.leading import Followers, invite
+from rlboost_jax.learner.processes.follower import accept
+from rlboost_jax.learner.processes.leader import Followers, invite
 from rlboost_jax.learner.processes.watch import PeerEnded
 from rlboost_jax.learner.processes.world import World, agreed, check_mesh, join
 from rlboost_jax.learner.update.batch import BatchUpdate

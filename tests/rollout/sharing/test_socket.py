@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 
 from rlboost_jax import messages
-from rlboost_jax.device_orders import (
+from rlboost_jax.engine.shared import Resized, Wants
+from rlboost_jax.messages import Capacity, Released, TokenBatch
+from rlboost_jax.rollout.sharing import socket as budget_socket
+from rlboost_jax.rollout.sharing.control import Sharing
+from rlboost_jax.rollout.sharing.protocol import (
     MAX_LINE_BYTES,
     BudgetOrder,
     OrderRefused,
@@ -25,10 +29,6 @@ from rlboost_jax.device_orders import (
     decode_answer,
     encode_line,
 )
-from rlboost_jax.engine.shared import Resized, Wants
-from rlboost_jax.messages import Capacity, Released, TokenBatch
-from rlboost_jax.rollout.sharing import socket as budget_socket
-from rlboost_jax.rollout.sharing.control import Sharing
 from rlboost_jax.rollout.sharing.socket import SocketUnusable, check_place, tenants_heard
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.sequences.identities import Version

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 from rlboost_jax.host import processes
-from rlboost_jax.manager.service.heap import keep_small
+from rlboost_jax.manager.service.malloc import keep_small
 
 
 def run_child(

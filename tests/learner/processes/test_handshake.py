@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
-from rlboost_jax.learner.processes.door import NAME, Door, Key, knock, new_key, tls_of
-from rlboost_jax.learner.processes.leading import PURPOSES, _accepted
+from rlboost_jax.learner.processes.handshake import NAME, Handshakes, Key, dial, new_key, tls_of
+from rlboost_jax.learner.processes.leader import PURPOSES, _accepted
 from rlboost_jax.learner.processes.world import World
 from tests.patience import PATIENCE_SECONDS
 
@@ -26,26 +26,26 @@ def key() -> Key:
 
 
 @contextmanager
-def at(door: Door) -> Iterator[tuple[str, int]]:
-    with door:
-        yield door._listener.getsockname()[:2]
+def at(handshakes: Handshakes) -> Iterator[tuple[str, int]]:
+    with handshakes:
+        yield handshakes._listener.getsockname()[:2]
 
 
-def listening(key: Key, **limits: float) -> Door:
-    return Door(socket.create_server(("127.0.0.1", 0)), key, **limits)  # type: ignore[arg-type]
+def listening(key: Key, **limits: float) -> Handshakes:
+    return Handshakes(socket.create_server(("127.0.0.1", 0)), key, **limits)  # type: ignore[arg-type]
 
 
-def all_come_in(door: Door, address: tuple[str, int], key: Key) -> None:
+def all_come_in(handshakes: Handshakes, address: tuple[str, int], key: Key) -> None:
     """An honest follower, from its first connection to the last."""
     theirs: queue.SimpleQueue[dict[str, Channel]] = queue.SimpleQueue()
 
     def follow() -> None:
         tls = tls_of(key, listens=False)
-        theirs.put({p: knock(address, tls, [p, 1], PATIENCE_SECONDS) for p in PURPOSES})
+        theirs.put({p: dial(address, tls, [p, 1], PATIENCE_SECONDS) for p in PURPOSES})
 
     following = threading.Thread(target=follow, daemon=True)
     following.start()
-    ours = _accepted(door, LEADER)
+    ours = _accepted(handshakes, LEADER)
     there = theirs.get(timeout=PATIENCE_SECONDS)
     for purpose in PURPOSES:
         (here,) = ours[purpose]
@@ -59,37 +59,37 @@ def all_come_in(door: Door, address: tuple[str, int], key: Key) -> None:
 def test_who_is_silent_keeps_nobody_out(key: Key) -> None:
     """However long it may be so."""
     with ExitStack() as stack:
-        door = listening(key, handshake_seconds=NEVER)
-        address = stack.enter_context(at(door))
+        handshakes = listening(key, handshake_seconds=NEVER)
+        address = stack.enter_context(at(handshakes))
         for _ in range(20):
             stack.enter_context(socket.create_connection(address))
-        all_come_in(door, address, key)
+        all_come_in(handshakes, address, key)
 
 
 def test_of_a_crowd_the_longest_there_go_first(key: Key) -> None:
     with ExitStack() as stack:
-        door = listening(key, handshake_seconds=NEVER, max_newcomers=4)
-        address = stack.enter_context(at(door))
+        handshakes = listening(key, handshake_seconds=NEVER, max_newcomers=4)
+        address = stack.enter_context(at(handshakes))
         crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(10)]
         for silent in crowd[:6]:
             silent.settimeout(PATIENCE_SECONDS)
             assert silent.recv(1) == b"", "it was hung up on"
-        all_come_in(door, address, key)
+        all_come_in(handshakes, address, key)
 
 
 def test_who_arrives_as_it_closes_is_not_left_behind(key: Key) -> None:
     """Nobody gets between the look at whether it is closed and the arrival."""
     held: list[bool] = []
-    door = listening(key, handshake_seconds=PATIENCE_SECONDS)
+    handshakes = listening(key, handshake_seconds=PATIENCE_SECONDS)
 
     class Arrivals(queue.Queue[tuple[object, Channel]]):
         def put(self, item: tuple[object, Channel], *more: object, **options: object) -> None:
-            held.append(door._lock.locked())
+            held.append(handshakes._lock.locked())
             super().put(item)
 
-    door._arrived = Arrivals()
-    with at(door) as address:
-        all_come_in(door, address, key)
+    handshakes._arrived = Arrivals()
+    with at(handshakes) as address:
+        all_come_in(handshakes, address, key)
     assert held and all(held)
 
 
@@ -108,57 +108,57 @@ def test_who_says_nothing_is_hung_up_on(key: Key) -> None:
     [b"\0" * 8, b"\0\0\0\0\xff\xff\xff\xff", b"\0\0\0\0\0\x0f\x42\x40" + b"\x91" * 1_000_000, b"x"],
 )
 def test_a_frame_in_plain_is_not_looked_at(key: Key, said: bytes) -> None:
-    door = listening(key)
-    with at(door) as address:
+    handshakes = listening(key)
+    with at(handshakes) as address:
         stranger = socket.create_connection(address, PATIENCE_SECONDS)
         with stranger, suppress(OSError):  # hung up on already
             stranger.sendall(said)
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(65536):
                 pass
-        all_come_in(door, address, key)
+        all_come_in(handshakes, address, key)
 
 
 @pytest.mark.parametrize("shown", ["nothing", "its own"])
 def test_another_key_opens_nothing(key: Key, shown: str) -> None:
-    door = listening(key)
-    with at(door) as address:
+    handshakes = listening(key)
+    with at(handshakes) as address:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if shown == "its own":
             tls = tls_of(new_key(), listens=False)
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
         with pytest.raises(OSError):
-            knock(address, tls, ["orders", 1], 0.0)
-        all_come_in(door, address, key)
+            dial(address, tls, ["orders", 1], 0.0)
+        all_come_in(handshakes, address, key)
 
 
 @pytest.mark.parametrize(
     "word", [["orders", 2], ["orders", 0], ["order", 1], ["orders"], [], [[], {}], [None, "x"]]
 )
 def test_who_has_the_key_and_talks_nonsense_is_hung_up_on(key: Key, word: list[object]) -> None:
-    door = listening(key)
-    with at(door) as address:
+    handshakes = listening(key)
+    with at(handshakes) as address:
         tls = tls_of(key, listens=False)
 
         def nonsense() -> None:
             with pytest.raises(OSError):
-                knock(address, tls, word, 0.0)
+                dial(address, tls, word, 0.0)
 
         talking = threading.Thread(target=nonsense, daemon=True)
         talking.start()
-        all_come_in(door, address, key)
+        all_come_in(handshakes, address, key)
         talking.join(PATIENCE_SECONDS)
 
 
 def test_who_was_not_heard_out_comes_again(key: Key) -> None:
     """Its last attempt counts, in whatever order they are heard: it has let go of the others."""
-    door = listening(key)
-    with at(door) as address:
+    handshakes = listening(key)
+    with at(handshakes) as address:
         tls = tls_of(key, listens=False)
         plain = socket.create_connection(address)
         with tls.wrap_socket(plain, server_hostname=NAME) as first:
             first.sendall(b"\0\0\0\0\0\0\0\x0a\x93\xa6orders\x01\x00")
-            all_come_in(door, address, key)
+            all_come_in(handshakes, address, key)
 
 
 def test_a_follower_says_nothing_to_who_has_not_the_key(key: Key) -> None:
@@ -175,24 +175,24 @@ def test_a_follower_says_nothing_to_who_has_not_the_key(key: Key) -> None:
         pretending.start()
         with pytest.raises(ssl.SSLCertVerificationError):
             address = listener.getsockname()
-            knock(address, tls_of(key, listens=False), ["orders", 1], PATIENCE_SECONDS)
+            dial(address, tls_of(key, listens=False), ["orders", 1], PATIENCE_SECONDS)
         pretending.join(PATIENCE_SECONDS)
     assert heard == []
 
 
 def test_both_sides_talk_at_once(key: Key) -> None:
     """With arrays that no buffer holds: each side sends and receives in two threads."""
-    door, tls = listening(key), tls_of(key, listens=False)
+    handshakes, tls = listening(key), tls_of(key, listens=False)
     arrays = [np.full(200_000 + i, i, np.int64) for i in range(8)]
-    with at(door) as address:
+    with at(handshakes) as address:
         dialled: list[Channel] = []
 
         def dial() -> None:
-            dialled.append(knock(address, tls, ["x"], PATIENCE_SECONDS))
+            dialled.append(dial(address, tls, ["x"], PATIENCE_SECONDS))
 
         dialling = threading.Thread(target=dial, daemon=True)
         dialling.start()
-        _, here = door.arrived(PATIENCE_SECONDS)
+        _, here = handshakes.arrived(PATIENCE_SECONDS)
         here.send(True)
         dialling.join(PATIENCE_SECONDS)
         (there,) = dialled

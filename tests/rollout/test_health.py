@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax import health
+from rlboost_jax.rollout import health
 
 
 def test_it_is_at_work_for_a_minute_after_a_sign(

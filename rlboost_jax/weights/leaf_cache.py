@@ -20,7 +20,7 @@ class _Kept:
     array: np.ndarray
 
 
-class KeptLeaves:
+class LeafCache:
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}  # by name of the leaf
 

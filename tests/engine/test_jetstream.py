@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.jetstream import SlotEngine
 from rlboost_jax.engine.pages import OutOfPages
 from rlboost_jax.engine.requests import RequestRejected
-from rlboost_jax.engine.verbs import SlotEngine
 from rlboost_jax.messages import GenerateRequest
 
 Build = Callable[..., Engine]

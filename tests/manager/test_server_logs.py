@@ -11,7 +11,7 @@ from rlboost_jax.manager.events import (
     Send,
     ServerGone,
 )
-from rlboost_jax.manager.service.said_files import FULL, SaidFiles
+from rlboost_jax.manager.service.server_logs import FULL, ServerLogs
 from rlboost_jax.providers.base import Exited
 from rlboost_jax.providers.logs import remove_old_logs
 from tests.manager.desk import Desk
@@ -20,13 +20,13 @@ from tests.manager.fakes import hello, nonce_of
 WELCOME = dict(renew_seconds=0.3, orphan_seconds=1.0)
 
 
-def shown(files: SaidFiles, stream: int, name: str) -> None:
+def shown(files: ServerLogs, stream: int, name: str) -> None:
     answer = Send(stream, m.Welcome(instance=name, **WELCOME))
     files(FromServer(stream, hello(instance=name)), [answer], 0.0, 0.0)
 
 
 def test_each_servers_lines_are_in_its_own_file(tmp_path: Path) -> None:
-    files = SaidFiles(tmp_path, remove_old_logs)
+    files = ServerLogs(tmp_path, remove_old_logs)
     shown(files, 1, "a")
     shown(files, 2, "b")
     files(FromServer(1, m.Said(lines=("one", "two"))), [], 0.0, 0.0)
@@ -41,7 +41,7 @@ def test_each_servers_lines_are_in_its_own_file(tmp_path: Path) -> None:
 
 
 def test_a_file_keeps_the_newest_lines_within_its_bound(tmp_path: Path) -> None:
-    files = SaidFiles(tmp_path, remove_old_logs, max_bytes=1_000)
+    files = ServerLogs(tmp_path, remove_old_logs, max_bytes=1_000)
     shown(files, 1, "a")
     for number in range(500):
         files(FromServer(1, m.Said(lines=(f"line {number}",))), [], 0.0, 0.0)

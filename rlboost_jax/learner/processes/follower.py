@@ -22,8 +22,8 @@ from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.processes import orders
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.learner.processes.digest import shared_digest
-from rlboost_jax.learner.processes.door import Key, knock, tls_of
-from rlboost_jax.learner.processes.leading import PURPOSES
+from rlboost_jax.learner.processes.handshake import Key, dial, tls_of
+from rlboost_jax.learner.processes.leader import PURPOSES
 from rlboost_jax.learner.processes.watch import PeerEnded, Peers
 from rlboost_jax.learner.processes.world import (
     JOIN_SECONDS,
@@ -206,7 +206,7 @@ def accept(world: World, workdir: Path, tell: Tell = tell_all) -> Leader:
     try:
         for purpose in PURPOSES:
             address = (word["host"], word["port"])
-            channels[purpose] = knock(address, tls, [purpose, world.index], float(JOIN_SECONDS))
+            channels[purpose] = dial(address, tls, [purpose, world.index], float(JOIN_SECONDS))
     except OSError as error:
         where = f"{word['host']}:{word['port']}"
         raise LeaderLost(f"process 0 is not at {where}: {error}", exits.BROKEN) from error

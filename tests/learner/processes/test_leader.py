@@ -1,7 +1,7 @@
 """What process 0 hears from the others, without any of them."""
 
 from rlboost_jax.learner.processes.channel import Channel
-from rlboost_jax.learner.processes.leading import Followers
+from rlboost_jax.learner.processes.leader import Followers
 from rlboost_jax.learner.processes.world import World
 from rlboost_jax.supervision import exits
 

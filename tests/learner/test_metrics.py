@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 
 from rlboost_jax.learner.episodes.trajectory import Trajectory
-from rlboost_jax.learner.rows import policy_metrics
+from rlboost_jax.learner.metrics import policy_metrics
 from rlboost_jax.sequences.sequence import Sequence
 
 STOP = 1

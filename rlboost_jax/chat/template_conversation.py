@@ -22,11 +22,11 @@ from rlboost_jax.chat.conversation import (
     Tools,
     UnstableTemplate,
 )
-from rlboost_jax.chat.habits import Template
-from rlboost_jax.chat.reading import TurnReader
 from rlboost_jax.chat.rendering import uncut
 from rlboost_jax.chat.skeleton import LostTurn, difference, stand_ins, stop_after, unused_word
+from rlboost_jax.chat.template_probe import Template
 from rlboost_jax.chat.thinking import Marks, Thinking
+from rlboost_jax.chat.turn_reader import TurnReader
 from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.settings import environment

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.observe.aside import Aside
+from rlboost_jax.observe.isolated_tracker import IsolatedTracker
 from rlboost_jax.observe.summary import summarize
 from rlboost_jax.observe.tracker import Tracker, Trackers
 from tests.observe.conftest import sample
@@ -46,7 +46,7 @@ def tell(tracker: Tracker | Trackers) -> None:
 
 def test_it_is_shown_everything_in_order_in_one_thread_of_its_own() -> None:
     shown, notes = Recorder(), list[str]()
-    tell(Aside("board", lambda: shown, note=notes.append))
+    tell(IsolatedTracker("board", lambda: shown, note=notes.append))
     assert shown.log == [("samples", 1), ("step", 20), "finish", "close"]
     assert shown.threads == {"board"} and not notes
 
@@ -69,7 +69,9 @@ def test_a_failure_is_said_once_and_it_is_closed_and_shown_nothing_more(
 
     if where != "make":
         setattr(shown, where, fail)
-    tracker = Aside("board", fail if where == "make" else lambda: shown, note=notes.append)
+    tracker = IsolatedTracker(
+        "board", fail if where == "make" else lambda: shown, note=notes.append
+    )
     tell(tracker)
     tell(tracker)
     reason = " ".join(str(error).split())
@@ -93,7 +95,7 @@ def test_the_end_of_the_run_waits_for_the_closing_of_one_that_failed() -> None:
         shown.log.append("closed")
 
     shown.step, shown.close = fail, close  # type: ignore[method-assign]
-    tracker = Aside("board", lambda: shown, note=lambda _: failed.set())
+    tracker = IsolatedTracker("board", lambda: shown, note=lambda _: failed.set())
     join = tracker._thread.join
 
     def joined(timeout: float) -> None:
@@ -110,7 +112,7 @@ def test_the_end_of_the_run_waits_for_the_closing_of_one_that_failed() -> None:
 def test_of_two_reasons_at_once_one_is_said() -> None:
     """That it failed, by its thread, and that it is behind, by the run's."""
     notes = list[str]()
-    tracker = Aside("board", Recorder, note=notes.append)
+    tracker = IsolatedTracker("board", Recorder, note=notes.append)
     both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
     class Asked(threading.Event):
@@ -159,7 +161,7 @@ def hanging(shown: Recorder) -> tuple[Callable[[], Tracker], threading.Event]:
 def test_one_that_hangs_delays_nobody() -> None:
     shown, notes = Recorder(), list[str]()
     make, released = hanging(shown)
-    tracker = Aside("board", make, note=notes.append, close_seconds=0.01, most_waiting=5)
+    tracker = IsolatedTracker("board", make, note=notes.append, close_seconds=0.01, most_waiting=5)
     for step in range(20):
         tracker.step({"step": step})
     assert notes == ["board is left out from here on, the run goes on: it is 5 calls behind"]
@@ -172,7 +174,7 @@ def test_one_that_hangs_delays_nobody() -> None:
 def test_the_end_of_the_run_waits_for_it_for_so_long_only() -> None:
     shown, notes = Recorder(), list[str]()
     make, released = hanging(shown)
-    tracker = Aside("board", make, note=notes.append, close_seconds=0.01)
+    tracker = IsolatedTracker("board", make, note=notes.append, close_seconds=0.01)
     tracker.step({"step": 0})
     tracker.close()
     assert len(notes) == 1 and "it was not done 0.01 s after the end" in notes[0]

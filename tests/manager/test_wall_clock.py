@@ -5,8 +5,8 @@ from typing import Any
 
 from rlboost_jax.manager.events import Record, Shutdown
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.service.dates import Dates
 from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.wall_clock import WallClock
 from tests.manager.fakes import settings
 
 YEAR = 365 * 86_400.0
@@ -14,7 +14,7 @@ YEAR = 365 * 86_400.0
 
 def test_what_passed_between_two_dates_is_what_passed() -> None:
     steady, wall = 100.0, 2e9
-    dates = Dates(lambda: steady, lambda: wall)
+    dates = WallClock(lambda: steady, lambda: wall)
     assert dates.now() == 2e9
     for step, jump in ((1.0, YEAR), (2.0, -3 * YEAR), (0.5, 0.0)):
         before = dates.now()
@@ -24,7 +24,7 @@ def test_what_passed_between_two_dates_is_what_passed() -> None:
 
 def test_events_bear_such_dates(run: Any, tmp_path: Path) -> None:
     wall = iter([2e9, 2e9 + YEAR, 2e9 - YEAR])
-    dates = Dates(lambda: 7.0, lambda: next(wall))
+    dates = WallClock(lambda: 7.0, lambda: next(wall))
     seen: list[float] = []
 
     def record(date: float, line: Record) -> None:

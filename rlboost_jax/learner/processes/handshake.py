@@ -1,10 +1,10 @@
-"""Who may come in where process 0 listens for the others: those that have the key of this start.
+"""The listener of process 0: a connection must show the key of this start to be heard.
 
 Process 0 makes a key and a certificate for each start and has a collective take both to the other
 processes. Both sides show that certificate and trust nothing else, so that nobody else says more
-than half a handshake: not a byte of theirs is taken for a frame. Each who knocks is heard in a
-thread of its own, for seconds, and of too many the longest there goes first: it takes more than
-open connections to keep the others out.
+than half a handshake: not a byte of theirs is taken for a frame. Each connection is heard in
+a thread of its own, for seconds; of too many the oldest is closed first: it takes more than open
+connections to keep the others out.
 """
 
 import contextlib
@@ -82,8 +82,8 @@ def tls_of(key: Key, *, listens: bool) -> ssl.SSLContext:
     return context
 
 
-class Door:
-    """A context manager; from its start on connections are taken, until its end.
+class Handshakes:
+    """Takes connections from the start of its context to the end.
 
     Args:
         listener: closed at the end.
@@ -106,8 +106,8 @@ class Door:
         self._newcomers: OrderedDict[int, ssl.SSLSocket] = OrderedDict()  # by number
         self._closed = False
 
-    def __enter__(self) -> "Door":
-        threading.Thread(target=self._accept, name="door", daemon=True).start()
+    def __enter__(self) -> "Handshakes":
+        threading.Thread(target=self._accept, name="handshakes", daemon=True).start()
         return self
 
     def __exit__(
@@ -183,9 +183,7 @@ class Door:
         channel.close()
 
 
-def knock(
-    address: tuple[str, int], tls: ssl.SSLContext, word: list[Any], seconds: float
-) -> Channel:
+def dial(address: tuple[str, int], tls: ssl.SSLContext, word: list[Any], seconds: float) -> Channel:
     """A connection to process 0, which has taken it in.
 
     It is dialled again for as long as it ends before that: where there is a crowd, process 0

@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
-from rlboost_jax import supervise
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
-from rlboost_jax.manager.service.run_files import read_record
-from rlboost_jax.settings.load import run_config, write_run_config
-from rlboost_jax.supervise import (
+from rlboost_jax.learner.supervisor import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     History,
@@ -25,6 +22,8 @@ from rlboost_jax.supervise import (
     after_end,
     progress_of,
 )
+from rlboost_jax.manager.service.run_files import read_record
+from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.supervision import exits
 from tests.patience import PATIENCE_SECONDS
 
@@ -138,18 +137,16 @@ def supervised(trainer: list[str], *ends: str, max_restarts: int = 3) -> tuple[i
     """(exit code, number of starts, what people were shown)."""
     workdir, notes = Path(trainer[-1]), []
     code = Supervisor(
-        [*trainer, *ends], workdir, max_restarts=max_restarts, note=notes.append
+        [*trainer, *ends],
+        workdir,
+        max_restarts=max_restarts,
+        first_pause_seconds=0.05,
+        note=notes.append,
     ).run()
     return code, len((workdir / "starts").read_text().split()), notes
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(supervise, "LOOK_SECONDS", 0.01)
-
-
-def test_it_goes_on_until_the_trainer_is_done(trainer, hurried):
+def test_it_goes_on_until_the_trainer_is_done(trainer):
     code, starts, notes = supervised(trainer, "step", "1", "kill", "0")
     assert (code, starts) == (0, 4)
     assert notes == [
@@ -159,11 +156,11 @@ def test_it_goes_on_until_the_trainer_is_done(trainer, hurried):
     ]
 
 
-def test_it_ends_with_the_code_of_a_mistake(trainer, hurried):
+def test_it_ends_with_the_code_of_a_mistake(trainer):
     assert supervised(trainer, "step", "2")[:2] == (2, 2)
 
 
-def test_it_gives_up(trainer, hurried):
+def test_it_gives_up(trainer):
     code, starts, notes = supervised(trainer, "kill", "kill", "kill", max_restarts=1)
     assert (code, starts) == (KILLED, 2)
     assert "2 times without a new step or checkpoint (--max_restarts=1)" in notes[-1]
@@ -179,11 +176,9 @@ def child(
     source = (
         "import signal, sys; from pathlib import Path; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a nohup of ours is no theirs
-        "from rlboost_jax import supervise; from rlboost_jax.supervise import Supervisor; "
-        f"supervise.FIRST_PAUSE_SECONDS = {pause_seconds}; "
-        f"supervise.LONGEST_PAUSE_SECONDS = {max(pause_seconds, LONGEST_PAUSE_SECONDS)}; "
+        "from rlboost_jax.learner.supervisor import Supervisor; "
         f"sys.exit(Supervisor({list(command)!r}, Path({str(workdir)!r}), "
-        f"max_restarts={max_restarts}).run())"
+        f"max_restarts={max_restarts}, first_pause_seconds={pause_seconds}).run())"
     )
     return subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True)
 
@@ -280,7 +275,7 @@ STANDING = """
 
 
 @pytest.mark.parametrize("how", ["waiting", "no SIGTERM", "stopped"])
-def test_one_that_stands_still_says_where_and_is_started_again(tmp_path, how, hurried):
+def test_one_that_stands_still_says_where_and_is_started_again(tmp_path, how):
     """And one that is slow and gets on is left alone."""
     program, workdir, notes = tmp_path / "trainer.py", tmp_path / "run", []
     program.write_text(textwrap.dedent(STANDING))
@@ -291,6 +286,7 @@ def test_one_that_stands_still_says_where_and_is_started_again(tmp_path, how, hu
         max_restarts=30,  # a machine may be too busy for the bound below
         stall_seconds=1.0,
         watch_seconds=0.05,
+        first_pause_seconds=0.05,
         leave_seconds=0.2,
         note=notes.append,
     ).run()

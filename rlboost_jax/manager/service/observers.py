@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlboost_jax.manager.events import Action, Event
 from rlboost_jax.manager.service.driver import Watch
-from rlboost_jax.manager.service.said_files import RemoveOld, SaidFiles
+from rlboost_jax.manager.service.server_logs import RemoveOld, ServerLogs
 from rlboost_jax.manager.service.tracing import StepTracer
 
 
@@ -15,9 +15,9 @@ def watches_of(stack: ExitStack, workdir: Path, *, step: int, remove_old: Remove
 
     Args:
         step: that is profiled; 0: none.
-        remove_old: see `SaidFiles`.
+        remove_old: see `ServerLogs`.
     """
-    said = SaidFiles(workdir, remove_old)
+    said = ServerLogs(workdir, remove_old)
     stack.callback(said.close)
     if not step:
         return said

@@ -6,7 +6,7 @@ from collections.abc import Callable
 Effect = Callable[[], object]
 
 
-class Turns:
+class OrderedEffects:
     """
     Args:
         now: seconds.

@@ -16,7 +16,7 @@ REASON_LETTERS: Final = 300
 Call = Callable[[Tracker], None]
 
 
-class Aside:
+class IsolatedTracker:
     """A tracker behind a queue. Nothing here raises, and nothing but `close` waits for it.
 
     Whatever it raises, from being made to being closed, is said once; it is closed, then, and

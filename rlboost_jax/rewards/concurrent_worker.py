@@ -56,7 +56,7 @@ class _Running:
 
 def serve(requests: int, replies: int, setup: Setup, calls: Sequence[Call]) -> None:
     """Judge what comes, until the other side closes. The setup has one function."""
-    worker = _AtOnce(replies, setup, calls)
+    worker = _ConcurrentWorker(replies, setup, calls)
     incoming = Incoming(Job)
     try:
         while True:
@@ -76,7 +76,7 @@ def serve(requests: int, replies: int, setup: Setup, calls: Sequence[Call]) -> N
         end_orphans()
 
 
-class _AtOnce:
+class _ConcurrentWorker:
     def __init__(self, replies: int, setup: Setup, calls: Sequence[Call]) -> None:
         os.set_blocking(replies, False)  # who judges does not wait for who is judged for
         self._replies, self._setup, self._calls = replies, setup, calls

@@ -24,7 +24,7 @@ from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.processes import orders
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.learner.processes.digest import shared_digest
-from rlboost_jax.learner.processes.door import Door, new_key
+from rlboost_jax.learner.processes.handshake import Handshakes, new_key
 from rlboost_jax.learner.processes.watch import PeerEnded, Peers
 from rlboost_jax.learner.processes.world import ALONE, JOIN_SECONDS, Tell, World, tell_all
 from rlboost_jax.learner.stream.step_stream import Doubt
@@ -33,7 +33,7 @@ from rlboost_jax.models.params import Params, params_digest
 from rlboost_jax.supervision import exits
 from rlboost_jax.weights.shares import Read, shares_of
 
-BACKLOG: Final = 128  # connections that knock at once, strangers' included
+BACKLOG: Final = 128  # connections that dial at once, strangers' included
 PURPOSES: Final = ("orders", "shares", "watch")  # of a follower's connections
 
 T = TypeVar("T")
@@ -163,9 +163,9 @@ def invite(world: World, workdir: Path, tell: Tell = tell_all) -> Followers:
         stack.callback(proof.unlink, missing_ok=True)
         listener = socket.create_server((_listens_on(host), 0), backlog=BACKLOG)
         port = listener.getsockname()[1]
-        with Door(listener, key) as door:
+        with Handshakes(listener, key) as handshakes:
             tell({"host": host, "port": port, "key": asdict(key), "proof": proof.name})
-            channels = _accepted(door, world)
+            channels = _accepted(handshakes, world)
         with contextlib.ExitStack() as failing:
             followers = failing.enter_context(Followers(world, channels))
             for channel in channels["orders"]:
@@ -174,7 +174,7 @@ def invite(world: World, workdir: Path, tell: Tell = tell_all) -> Followers:
     return followers
 
 
-def _accepted(door: Door, world: World) -> dict[str, list[Channel]]:
+def _accepted(handshakes: Handshakes, world: World) -> dict[str, list[Channel]]:
     """A connection of each follower for each purpose.
 
     Raises:
@@ -186,7 +186,7 @@ def _accepted(door: Door, world: World) -> dict[str, list[Channel]]:
     attempts: dict[tuple[str, int], int] = {}  # of these, the one that counts
     while len(found) < len(expected):
         try:
-            said, channel = door.arrived(deadline - time.monotonic())
+            said, channel = handshakes.arrived(deadline - time.monotonic())
         except TimeoutError:
             for late in found.values():
                 late.close()

@@ -16,7 +16,7 @@ from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import Manifest, Ready
 
 
-class Directions:
+class Announcements:
     def __init__(self, owners: Owners, seeding: SeedingWindow) -> None:
         self._ledger = owners.ledger
         self._roster = owners.roster

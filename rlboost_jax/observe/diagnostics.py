@@ -27,7 +27,7 @@ class _Beginning:
     first_reward: float | None  # what the first of several reward functions gave
 
 
-class Signs:
+class Diagnostics:
     """Says each sign once, however long it lasts and however often the run is started.
 
     Args:
@@ -61,9 +61,9 @@ class Signs:
         return lines
 
 
-def signs(run: RunConfig, rows: Iterable[Row]) -> list[str]:
+def diagnose(run: RunConfig, rows: Iterable[Row]) -> list[str]:
     """Those of a run, in their order."""
-    looked = Signs(run)
+    looked = Diagnostics(run)
     return [line for row in rows for line in looked.after(row)]
 
 

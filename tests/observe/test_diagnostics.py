@@ -5,7 +5,7 @@ import re
 import pytest
 
 from configs import base
-from rlboost_jax.observe.signs import STEPS, Signs, signs
+from rlboost_jax.observe.diagnostics import STEPS, Diagnostics, diagnose
 from rlboost_jax.settings.load import run_config
 from tests.observe.conftest import row
 
@@ -22,7 +22,7 @@ def test_a_healthy_run_is_silent() -> None:
         row(step, entropy=0.019 + 0.46 * 0.9**step, truncated_fraction=0.6, reward_std=0.3)
         for step in range(60)
     ]
-    assert signs(RUN, learning) == []
+    assert diagnose(RUN, learning) == []
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_healthy_run_is_silent() -> None:
     ],
 )
 def test_each_is_said_once_after_some_steps(values: dict[str, object], said: str) -> None:
-    looked = Signs(RUN)
+    looked = Diagnostics(RUN)
     lines = [looked.after(each) for each in rows(3 * STEPS, **values)]
     assert [len(found) for found in lines] == [0] * (STEPS - 1) + [1] + [0] * (2 * STEPS)
     (line,) = lines[STEPS - 1]
@@ -44,19 +44,19 @@ def test_each_is_said_once_after_some_steps(values: dict[str, object], said: str
 def test_one_good_step_between_bad_ones_is_enough() -> None:
     bad = {"reward_mean": 0.0, "reward_std": 0.0}
     mixed = [row(step, **(bad if step % STEPS else {})) for step in range(30)]
-    assert signs(RUN, mixed) == []
+    assert diagnose(RUN, mixed) == []
 
 
 def test_rewards_that_are_equal_in_a_step_but_move_are_no_sign() -> None:
     moving = [row(step, reward_mean=0.1 * step, reward_std=0.0) for step in range(6)]
-    assert signs(RUN, moving) == []
+    assert diagnose(RUN, moving) == []
 
 
 def test_a_collapse_is_measured_against_the_beginning() -> None:
     fell = [row(step, entropy=1.0 if step < 5 else 0.001) for step in range(10)]
-    (line,) = signs(RUN, fell)
+    (line,) = diagnose(RUN, fell)
     assert "fell from 1 to 0.001" in line and "steps 5 to 7" in line
-    assert signs(RUN, [row(step, entropy=0.001) for step in range(10)]) == []
+    assert diagnose(RUN, [row(step, entropy=0.001) for step in range(10)]) == []
 
 
 SEVERAL = base.get_config()
@@ -84,14 +84,14 @@ def test_a_policy_that_pleases_the_other_rewards_only(first: list[float], said: 
         row(step, reward_mean=value + 0.1, **{"reward/right": value, "reward/my:short": 0.1})
         for step, value in enumerate(first)
     ]
-    lines = signs(run_config(SEVERAL), pleasing)
+    lines = diagnose(run_config(SEVERAL), pleasing)
     assert len(lines) == bool(said)
     assert not said or re.search(said, lines[0])
 
 
 def test_a_run_that_goes_on_does_not_repeat_itself() -> None:
     bad = rows(10, reward_mean=0.5, reward_std=0.0)
-    again = Signs(RUN, bad[:6])
+    again = Diagnostics(RUN, bad[:6])
     assert [again.after(each) for each in bad[6:]] == [[]] * 4
 
 
@@ -100,4 +100,4 @@ def test_rows_of_before_say_nothing_of_what_they_lack() -> None:
         {k: v for k, v in each.items() if k not in ("truncated_fraction", "entropy")}
         for each in rows(10)
     ]
-    assert signs(RUN, old) == []
+    assert diagnose(RUN, old) == []

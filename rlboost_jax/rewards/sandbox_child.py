@@ -1,8 +1,8 @@
 """Run a program that nobody has read, inside what Linux offers to contain it.
 
 A script of its own, of the standard library only, started by `sandbox.py` as
-`python -P -s -B contained.py HEADER REPORT`: two open files, by number. The first has the limits
-and the program as JSON; to the second goes what could not be dropped, or `STARTED`. Both are
+`python -P -s -B sandbox_child.py HEADER REPORT`: two open files, by number. The first has the
+limits and the program as JSON; to the second goes what could not be dropped, or `STARTED`. Both are
 closed before the first line of the program runs, and this process has dropped for good:
 
 - network: no socket can be made (seccomp), and where the kernel allows, there is no interface

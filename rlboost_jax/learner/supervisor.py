@@ -81,7 +81,12 @@ class History:
 
 
 def after_end(
-    history: History, code: int, reached: Progress, *, max_restarts: int
+    history: History,
+    code: int,
+    reached: Progress,
+    *,
+    max_restarts: int,
+    first_pause_seconds: float = FIRST_PAUSE_SECONDS,
 ) -> tuple[History, float | None]:
     """What to do about a trainer that has ended.
 
@@ -89,6 +94,7 @@ def after_end(
         code: one of `exits`.
         reached: by the run as it lies there now.
         max_restarts: how often in a row it may fail without progress and be started again.
+        first_pause_seconds: before a restart; it doubles with each start that came to nothing.
 
     Returns:
         the history with this end, and the seconds until the next start; None: it was the last.
@@ -99,10 +105,10 @@ def after_end(
     history = History(reached=reached.joined(before), fruitless=fruitless)
     if code in (exits.COMPLETE, exits.MISTAKE) or code in exits.ASKED or fruitless > max_restarts:
         return history, None
-    pause = backoff_seconds(
-        max(0, fruitless - 1), first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS
+    longest = max(first_pause_seconds, LONGEST_PAUSE_SECONDS)
+    return history, backoff_seconds(
+        max(0, fruitless - 1), first=first_pause_seconds, longest=longest
     )
-    return history, pause
 
 
 def progress_of(workdir: Path) -> Progress:
@@ -122,10 +128,11 @@ class Supervisor:
 
     Args:
         command: of the trainer, which works in `workdir`.
-        leads: the trainer has a manager; other processes of a trainer do not, see `processes.py`.
+        leads: the trainer has a manager; other processes of a trainer do not, see `processes/`.
         stall_seconds: how long it may show no progress; None: learnt, 0: for ever.
         process: its number, where a trainer has several.
         watch_seconds: between two looks at it.
+        first_pause_seconds: before a restart; it doubles with each start that came to nothing.
         leave_seconds: for one that stands still to end by itself.
         speaks_to: descriptors of its standard output and error; None: those of this process.
         note: shows a line to people.
@@ -141,6 +148,7 @@ class Supervisor:
         stall_seconds: float | None = None,
         process: int = 0,
         watch_seconds: float = WATCH_SECONDS,
+        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
         leave_seconds: float = LEAVE_SECONDS,
         speaks_to: tuple[int | None, int | None] = (None, None),
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
@@ -148,7 +156,7 @@ class Supervisor:
         self._command, self._workdir = command, workdir.absolute()
         self._max_restarts, self._leads, self._note = max_restarts, leads, note
         self._stall_seconds, self._watch_seconds = stall_seconds, watch_seconds
-        self._leave_seconds = leave_seconds
+        self._leave_seconds, self._first_pause_seconds = leave_seconds, first_pause_seconds
         self._stacks = stacks_path(self._workdir, process)
         self._patience = Patience()
         self._speaks_to = speaks_to
@@ -173,7 +181,11 @@ class Supervisor:
         while True:
             code = self._train()
             history, pause = after_end(
-                history, code, progress_of(self._workdir), max_restarts=self._max_restarts
+                history,
+                code,
+                progress_of(self._workdir),
+                max_restarts=self._max_restarts,
+                first_pause_seconds=self._first_pause_seconds,
             )
             if pause is None or self._asked:
                 self._end(code, history)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 
-class Dates:
+class WallClock:
     """
     Args:
         steady: seconds on a clock that nobody sets.

@@ -11,7 +11,7 @@ SOURCE = """
 import os
 from pathlib import Path
 
-from rlboost_jax.manager.service.heap import keep_small
+from rlboost_jax.manager.service.malloc import keep_small
 
 if {configured}:
     assert keep_small()

@@ -25,7 +25,7 @@ RemoveOld = Callable[[Path, Container[str]], None]
 log = logging.getLogger(__name__)
 
 
-class SaidFiles:
+class ServerLogs:
     """To be shown all events with their actions, see `driver.Watch`.
 
     Args:

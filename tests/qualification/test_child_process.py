@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from rlboost_jax.host.processes import start_time
-from rlboost_jax.qualification.apart import verdict_of
 from rlboost_jax.qualification.checks import row_error
+from rlboost_jax.qualification.child_process import verdict_of
 from rlboost_jax.qualification.choice import choose, described
 from rlboost_jax.qualification.records import Spec, Trial, Verdict
 from tests.patience import PATIENCE_SECONDS
@@ -154,7 +154,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     """Also with one that was killed, and while a candidate hangs."""
     report = tmp_path / "pid"
     program = (
-        "from tests.qualification.test_apart import tried\n"
+        "from tests.qualification.test_child_process import tried\n"
         f"tried('hangs', seconds={PATIENCE_SECONDS})"
     )
     environment = {**os.environ, "RLBOOST_HANGING_PID": str(report)}

@@ -16,7 +16,7 @@ from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Refused
 GRACE_SECONDS = 30.0  # beyond its notice, for a server that was terminated: more, and it hangs
 
 
-class Staffing:
+class Provisioning:
     """The provider's servers: as many as there are machines and as are worth having."""
 
     def __init__(
