@@ -3,6 +3,7 @@
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from rlboost_jax.learner.checkpoints.fallback import newest_sound
 from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints.writing import CheckpointNotWritten, Checkpoints
 from rlboost_jax.learner.processes.world import ALONE
-from rlboost_jax.storage import at_rest
+from rlboost_jax.storage import at_rest, durable
 
 SHAPES = {"params": {"w": (40, 3)}, "moments": [(40, 3), ()]}
 SHAPES_ARE = {"is_leaf": lambda node: isinstance(node, tuple)}
@@ -134,6 +135,52 @@ class Forgetful(Checkpoints):
         if step == 3:
             flipped(self.place(step).with_name(f"{step}.part") / "state" / "_METADATA", 0)
         super()._finish(step)
+
+
+def test_what_lies_before_a_checkpoint_lasts_before_it_counts(tmp_path, monkeypatch):
+    """Its own files, then the rows of the steps before it, then its name."""
+    order: list[tuple[str, Any]] = []
+
+    def noted(name: str) -> None:
+        call = getattr(durable, name)
+
+        def note(path: Path, *more: Any) -> None:
+            call(path, *more)
+            order.append((name, path.name))
+
+        monkeypatch.setattr(durable, name, note)
+
+    noted("sync_tree")
+    noted("replace")
+    with Checkpoints(
+        tmp_path,
+        keep=2,
+        before=lambda: order.append(("rows", tmp_path.name)),
+        on_durable=lambda step: order.append(("durable", step)),
+    ) as checkpoints:
+        checkpoints.save(1, state_of(1), {})
+    part = f"1{durable.PART}"
+    assert order[-4:] == [
+        ("sync_tree", part),
+        ("rows", tmp_path.name),
+        ("replace", part),
+        ("durable", 1),
+    ]
+
+
+def test_where_rows_cannot_be_kept_no_checkpoint_counts(tmp_path):
+    said: list[int] = []
+
+    def refuse() -> None:
+        raise OSError("no room for rows")
+
+    checkpoints = Checkpoints(tmp_path, keep=2, before=refuse, on_durable=said.append)
+    checkpoints.save(1, state_of(1), {})
+    with pytest.raises(OSError, match="no room for rows"):
+        checkpoints.wait()
+    checkpoints.save(2, state_of(2), {})  # what comes after it is left alone
+    checkpoints.close()
+    assert checkpoints.complete() == [] and not said
 
 
 def test_none_goes_before_a_newer_one_was_read_back(tmp_path):

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import textwrap
 import threading
 from pathlib import Path
 
@@ -118,6 +119,109 @@ def test_a_relay_that_is_killed_ends_nobody():
     process = speaking(source, stdout=subprocess.PIPE)
     process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
+
+
+def test_signals_for_those_who_print_are_none_for_the_relay():
+    """Nor does the terminal send it any: it is in a session of its own."""
+    source = """
+        from rlboost_jax.relay import start
+        relay = start._running[0]._process.pid
+        assert os.getsid(relay) == relay
+        print("before")
+        input()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(relay, number)
+        print("after")
+    """
+    process = speaking(textwrap.dedent(source), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"before\n"
+    output, _ = process.communicate(b"\n", timeout=PATIENCE_SECONDS)
+    assert output == b"after\n" and process.returncode == 0
+
+
+def test_a_relay_that_stands_still_keeps_nobody_from_ending():
+    source = """
+        from rlboost_jax.relay import start
+        relay = start._running[0]._process.pid
+        os.kill(relay, signal.SIGSTOP)
+        os.write(int(sys.argv[1]), str(relay).encode())
+        print("words")
+    """
+    reads, writes = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPEAK + textwrap.dedent(source), str(writes)],
+        stdout=subprocess.DEVNULL,
+        pass_fds=[writes],
+    )
+    os.close(writes)
+    relay = int(os.read(reads, 100))
+    os.close(reads)
+    try:
+        assert process.wait(PATIENCE_SECONDS) == 0
+    finally:
+        process.kill()
+        os.kill(relay, signal.SIGKILL)
+
+
+def test_whoever_ends_has_had_its_words_passed_on():
+    """What comes after it, such as a shell's prompt, comes behind them."""
+    source = """
+        from rlboost_jax.relay import start
+        start.LEAVE_SECONDS = 0.0
+        start._running[0]._seconds = float(sys.argv[2])
+        print("x" * 60_000)
+        finish()
+        waiting = fcntl.ioctl(int(sys.argv[1]), termios.FIONREAD, bytes(4))
+        sys.exit(0 if struct.unpack("i", waiting)[0] == 60_001 else 1)
+    """
+    reads, writes = os.pipe()
+    imports = "import fcntl, struct, termios\n"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", imports + SPEAK + textwrap.dedent(source)),
+            *(str(reads), str(PATIENCE_SECONDS)),
+        ],
+        stdout=writes,
+        pass_fds=[reads],
+    )
+    os.close(writes)
+    assert process.wait(PATIENCE_SECONDS) == 0
+    os.close(reads)
+
+
+def test_where_no_relay_can_be_started_words_go_straight():
+    source = """
+        import os, sys
+        from rlboost_jax.relay.start import speak_through_relay
+        sys.executable = os.devnull
+        print(speak_through_relay(), flush=True)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
+def test_a_target_that_would_not_wait_is_waited_for():
+    """Whoever has the same terminal may have made it so."""
+    (source, speaks), (hears, target) = os.pipe(), os.pipe()
+    os.set_blocking(target, False)
+    stream = Stream(source, target)
+    for number in range(NUMBERS):
+        os.write(speaks, f"{number:0999d}\n".encode())
+    os.close(speaks)
+    stream.reader.join(PATIENCE_SECONDS)
+    heard = b""
+    while len(heard) < 1000 * NUMBERS and select.select([hears], [], [], PATIENCE_SECONDS)[0]:
+        heard += os.read(hears, 2**16)
+    assert heard == b"".join(f"{number:0999d}\n".encode() for number in range(NUMBERS))
+    for each in (source, hears, target):
+        os.close(each)
 
 
 def test_a_disk_that_is_full_takes_what_fits(tmp_path):
