@@ -152,6 +152,16 @@ def test_beyond_the_last_connection_there_is_none(run: Run) -> None:
     run(story())
 
 
+def test_the_first_line_has_a_size(run: Run) -> None:
+    async def story() -> None:
+        async with listening(gate_of()) as port:
+            caller = await Caller.dial(port)
+            caller.writer.write(b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert b" 400 " in await caller.reader.readline()
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     "headers", [(b"X: " + b"x" * 5000,), tuple(b"X-%d: x" % i for i in range(50))]
 )

@@ -1,6 +1,7 @@
 """Processes whose words nobody reads, and what comes out where somebody does after all."""
 
 import fcntl
+import itertools
 import os
 import pty
 import re
@@ -12,10 +13,12 @@ import sys
 import termios
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from rlboost_jax.host.processes import start_time
 from rlboost_jax.relay.passing import Stream
 from tests.patience import PATIENCE_SECONDS
 
@@ -164,6 +167,31 @@ def test_a_relay_that_stands_still_keeps_nobody_from_ending():
         os.kill(relay, signal.SIGKILL)
 
 
+def test_a_relay_whose_words_nobody_takes_ends_with_its_process():
+    source = """
+        from rlboost_jax.relay import start
+        os.write(int(sys.argv[1]), str(start._running[0]._process.pid).encode())
+    """
+    reads, writes = os.pipe()
+    hears, target = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPEAK + textwrap.dedent(source) + SHOUT, str(writes)],
+        stdout=target,
+        pass_fds=[writes],
+    )
+    os.close(target)
+    os.close(writes)
+    relay = int(os.read(reads, 100))
+    assert process.wait(PATIENCE_SECONDS) == 0
+    taken = threading.Event()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while start_time(relay):  # it holds the pipe, which is full
+        assert time.monotonic() < deadline
+        taken.wait(0.01)
+    for each in (reads, hears):
+        os.close(each)
+
+
 def test_whoever_ends_has_had_its_words_passed_on():
     """What comes after it, such as a shell's prompt, comes behind them."""
     source = """
@@ -278,8 +306,9 @@ def test_reading_never_waits_for_writing_and_keeps_the_newest():
     (source, speaks), (hears, target) = os.pipe(), os.pipe()
     stream = Stream(source, target, most=2**17)
     os.set_blocking(target, True)
-    for number in range(NUMBERS):
-        os.write(speaks, f"{number:0999d}\n".encode())
+    text = b"".join(f"{number:0999d}\n".encode() for number in range(NUMBERS))
+    for at in range(0, len(text), 777):  # in pieces that end within lines
+        os.write(speaks, text[at : at + 777])
     os.close(speaks)
     stream.reader.join(PATIENCE_SECONDS)
     assert stream.ended and not stream.idle
@@ -292,5 +321,7 @@ def test_reading_never_waits_for_writing_and_keeps_the_newest():
     dropped = sum(int(m[1].replace(",", "")) for m in map(DROPPED.match, lines) if m)
     assert numbers == sorted(numbers) and numbers[-1] == NUMBERS - 1
     assert dropped and len(numbers) + dropped == NUMBERS
+    after = [line for mark, line in itertools.pairwise(lines) if DROPPED.match(mark)]
+    assert after and all(re.fullmatch(r"\d{999}", line) for line in after), "half a line is no use"
     for each in (source, hears, target):
         os.close(each)
