@@ -1,5 +1,7 @@
 """Which checkpoint a run goes on from when bits of the newest have changed."""
 
+import errno
+import os
 import random
 import shutil
 from pathlib import Path
@@ -9,8 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.checkpoints import leaf_digests
+from rlboost_jax.learner.checkpoints import leaf_digests, orbax_files
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
+from rlboost_jax.learner.checkpoints.folders import steps_in
 from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints.writing import CheckpointNotWritten, Checkpoints
 from rlboost_jax.learner.processes.world import ALONE
@@ -101,6 +104,16 @@ def test_another_model_is_no_damage(folder):
     with Checkpoints(folder, keep=3) as checkpoints, pytest.raises(CheckpointBroken):
         newest_sound(checkpoints, wider, ALONE, print)
     assert (folder / "3").exists()
+
+
+def test_a_host_that_can_read_nothing_now_breaks_no_checkpoint(folder, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(orbax_files, "read", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        resumed(folder)
+    assert steps_in(folder) == [1, 2, 3]
 
 
 def test_what_was_otherwise_in_memory_is_named_by_its_leaf(folder):
