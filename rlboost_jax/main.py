@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from rlboost_jax.host.exhaustion import exhausted
+from rlboost_jax.host.exhaustion import exhausted, passing
 from rlboost_jax.host.garbage import seldom_collected
 from rlboost_jax.observe.summary import Summary, headline
 from rlboost_jax.relay.start import Relay, speak_through_relay
@@ -137,8 +137,9 @@ def main(argv: list[str]) -> None:
         summary = train(_CONFIG.value, _WORKDIR.value, world, fork=_FORK.value)
     except Exception as error:
         # Errors of ours and of the system explain themselves; others are mistakes in the code.
+        # What this host lacks for a while is no mistake, whoever has met it.
         ours = type(error).__module__.startswith("rlboost_")
-        if not ours and (line := exhausted(error)):
+        if line := passing(error) if ours else exhausted(error):
             exits.leave(f"error: {line}", exits.BROKEN, at_once=several)
         if not (ours or isinstance(error, OSError)):
             if several:

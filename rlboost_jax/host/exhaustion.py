@@ -49,6 +49,11 @@ def exhausted(error: BaseException) -> str:
     return f"{_ADVICE[number]}{where}; then the same command goes on"
 
 
+def passing(error: BaseException) -> str:
+    """As `exhausted`; "" also where a file is lost for good, which its reader explains better."""
+    return "" if number_of(error) == errno.EIO else exhausted(error)
+
+
 def number_of(error: BaseException) -> int | None:
     """The system's number for it; None where an error is of something else."""
     return _found(error)[0]

@@ -1,11 +1,14 @@
 """How long a thread has run or waited for a processor, by the kernel's count."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from rlboost_jax.host.busy import busy_now, busy_seconds
+from rlboost_jax.host.busy import busy_now, busy_seconds, waited_seconds
 from rlboost_jax.messages import Renewed
 
 COUNTED = Path("/proc/thread-self/schedstat").exists()
@@ -32,6 +35,22 @@ def test_a_thread_that_waits_for_its_processor_is_busy() -> None:
     ran, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
     least = (int(ran) + int(waited)) / 1e9
     assert least <= busy_seconds()
+
+
+def test_a_process_that_had_no_processor_has_waited() -> None:
+    """Two on one processor, which both would run all the time; one that sleeps waits for none."""
+    spins = "import os; os.sched_setaffinity(0, {int(os.sys.argv[1])})\nwhile True: pass"
+    processor = str(min(os.sched_getaffinity(0)))
+    both = [subprocess.Popen([sys.executable, "-c", spins, processor]) for _ in range(2)]
+    try:
+        while not all(waited_seconds(each.pid) > SPIN_SECONDS for each in both):
+            assert all(each.poll() is None for each in both)
+            time.sleep(0.01)
+    finally:
+        for each in both:
+            each.kill()
+            each.wait()
+    assert waited_seconds(both[0].pid) == 0.0, "it has ended"
 
 
 def test_an_answer_says_how_busy_the_manager_was() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.host.exhaustion import exhausted
+from rlboost_jax.host.exhaustion import exhausted, passing
 from rlboost_jax.storage import durable
 from tests.workdirs import begun
 
@@ -68,6 +68,53 @@ def test_what_is_used_up_is_named(error: Exception, said: str) -> None:
 )
 def test_other_errors_are_no_matter_of_resources(error: Exception) -> None:
     assert exhausted(error) == ""
+
+
+def test_what_is_lost_for_good_does_not_pass() -> None:
+    assert passing(wrapped(of(errno.ESTALE))) == exhausted(of(errno.ESTALE))
+    assert passing(wrapped(of(errno.EIO))) == "" != exhausted(of(errno.EIO))
+
+
+# Reading config.json fails from here on.
+READING = """
+import errno, os, pathlib, runpy, sys
+number, read = int(sys.argv.pop(1)), pathlib.Path.read_text
+
+def read_text(path, *args, **options):
+    if path.name == "config.json":
+        raise OSError(number, os.strerror(number), str(path))
+    return read(path, *args, **options)
+
+pathlib.Path.read_text = read_text
+sys.argv[0] = "rlboost_jax.main"
+runpy.run_module("rlboost_jax.main", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (errno.ESTALE, 1, "mount it again"),
+        (errno.EMFILE, 1, "ulimit -n"),
+        (errno.EIO, 2, "bring it back"),
+    ],
+)
+def test_a_file_that_cannot_be_read_now_is_no_mistake(
+    tmp_path: Path, number: int, code: int, said: str
+) -> None:
+    """A supervisor starts the trainer again, unless the file is lost."""
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    (workdir / "config.json").write_text("{}")
+    command = [*COMMANDS["trainer"][1:-1], f"--workdir={workdir}"]
+    done = subprocess.run(
+        [sys.executable, "-c", READING, str(number), *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert (done.returncode, last.startswith("error: "), said in last) == (code, True, True), last
 
 
 @pytest.mark.parametrize("component", [pytest.param("trainer", marks=pytest.mark.soak), "manager"])

@@ -1,19 +1,23 @@
 """Which checkpoint a run goes on from when bits of the newest have changed."""
 
+import errno
+import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.checkpoints import leaf_digests
+from rlboost_jax.learner.checkpoints import leaf_digests, orbax_files
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
+from rlboost_jax.learner.checkpoints.folders import steps_in
 from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints.writing import CheckpointNotWritten, Checkpoints
 from rlboost_jax.learner.processes.world import ALONE
-from rlboost_jax.storage import at_rest
+from rlboost_jax.storage import at_rest, durable
 
 SHAPES = {"params": {"w": (40, 3)}, "moments": [(40, 3), ()]}
 SHAPES_ARE = {"is_leaf": lambda node: isinstance(node, tuple)}
@@ -102,6 +106,16 @@ def test_another_model_is_no_damage(folder):
     assert (folder / "3").exists()
 
 
+def test_a_host_that_can_read_nothing_now_breaks_no_checkpoint(folder, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(orbax_files, "read", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        resumed(folder)
+    assert steps_in(folder) == [1, 2, 3]
+
+
 def test_what_was_otherwise_in_memory_is_named_by_its_leaf(folder):
     """Files that are as they were written; one leaf in them is not what was saved."""
     place = folder / "3"
@@ -134,6 +148,52 @@ class Forgetful(Checkpoints):
         if step == 3:
             flipped(self.place(step).with_name(f"{step}.part") / "state" / "_METADATA", 0)
         super()._finish(step)
+
+
+def test_what_lies_before_a_checkpoint_lasts_before_it_counts(tmp_path, monkeypatch):
+    """Its own files, then the rows of the steps before it, then its name."""
+    order: list[tuple[str, Any]] = []
+
+    def noted(name: str) -> None:
+        call = getattr(durable, name)
+
+        def note(path: Path, *more: Any) -> None:
+            call(path, *more)
+            order.append((name, path.name))
+
+        monkeypatch.setattr(durable, name, note)
+
+    noted("sync_tree")
+    noted("replace")
+    with Checkpoints(
+        tmp_path,
+        keep=2,
+        before=lambda: order.append(("rows", tmp_path.name)),
+        on_durable=lambda step: order.append(("durable", step)),
+    ) as checkpoints:
+        checkpoints.save(1, state_of(1), {})
+    part = f"1{durable.PART}"
+    assert order[-4:] == [
+        ("sync_tree", part),
+        ("rows", tmp_path.name),
+        ("replace", part),
+        ("durable", 1),
+    ]
+
+
+def test_where_rows_cannot_be_kept_no_checkpoint_counts(tmp_path):
+    said: list[int] = []
+
+    def refuse() -> None:
+        raise OSError("no room for rows")
+
+    checkpoints = Checkpoints(tmp_path, keep=2, before=refuse, on_durable=said.append)
+    checkpoints.save(1, state_of(1), {})
+    with pytest.raises(OSError, match="no room for rows"):
+        checkpoints.wait()
+    checkpoints.save(2, state_of(2), {})  # what comes after it is left alone
+    checkpoints.close()
+    assert checkpoints.complete() == [] and not said
 
 
 def test_none_goes_before_a_newer_one_was_read_back(tmp_path):

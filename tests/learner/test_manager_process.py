@@ -1,5 +1,6 @@
 """Finding, starting and ending a real manager process."""
 
+import itertools
 import os
 import signal
 import socket
@@ -129,6 +130,23 @@ def test_one_that_stands_still_for_too_long_is_named(
             hasty.locate()
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def test_one_that_has_no_processor_is_waited_for(
+    workdir: Path, request: pytest.FixtureRequest
+) -> None:
+    """A busy host may take longer to let it begin than it may take to answer."""
+    clock = itertools.chain((0.0, 0.0), itertools.count(step=100.0))  # from its start on
+    process = Counted(
+        workdir,
+        "run",
+        answer_seconds=30.0,
+        clock=lambda: next(clock),
+        waited=lambda pid: 1e9,
+    )
+    request.addfinalizer(process.dismiss)
+    process.locate()
+    assert process.starts == 1 and process.questions > 1
 
 
 def test_one_that_another_trainer_has_just_started_is_waited_for(

@@ -1,6 +1,8 @@
 """The listening socket, met by peers that do not behave."""
 
 import asyncio
+import gzip
+import resource
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,7 +14,13 @@ from aiohttp import web
 
 from rlboost_jax.credentials import read_credentials
 from rlboost_jax.manager.service import authority
-from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
+from rlboost_jax.manager.service.gate import (
+    MAX_CONNECTIONS,
+    RUNNER_OPTIONS,
+    SPARE_FILES,
+    Gate,
+    max_connections,
+)
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
 
@@ -31,8 +39,12 @@ async def listening(
             gate.admit(request.protocol)
         return web.Response(text="answer")
 
+    async def size(request: web.Request) -> web.Response:
+        return web.Response(text=str(len(await request.read())))
+
     app = web.Application()
     app.router.add_get("/", answer)
+    app.router.add_post("/size", size)
     # Between two requests, longer than what is let pass here.
     options = {**RUNNER_OPTIONS, "keepalive_timeout": PATIENCE_SECONDS}
     runner = web.AppRunner(app, **options)
@@ -140,6 +152,16 @@ def test_beyond_the_last_connection_there_is_none(run: Run) -> None:
     run(story())
 
 
+def test_the_first_line_has_a_size(run: Run) -> None:
+    async def story() -> None:
+        async with listening(gate_of()) as port:
+            caller = await Caller.dial(port)
+            caller.writer.write(b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert b" 400 " in await caller.reader.readline()
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     "headers", [(b"X: " + b"x" * 5000,), tuple(b"X-%d: x" % i for i in range(50))]
 )
@@ -149,6 +171,45 @@ def test_headers_have_a_size(run: Run, headers: tuple[bytes, ...]) -> None:
             assert b" 400 " in await (await Caller.dial(port)).ask(*headers)
 
     run(story())
+
+
+def test_a_body_is_as_large_as_what_was_sent(run: Run) -> None:
+    """However much it would be inflated: nobody here reads bodies, and all have a bound."""
+    body = gzip.compress(bytes(10**6))
+
+    async def story() -> None:
+        async with listening(gate_of()) as port:
+            caller = await Caller.dial(port)
+            head = b"POST /size HTTP/1.1\r\nHost: h\r\nContent-Encoding: gzip\r\n"
+            caller.writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            await caller.reader.readuntil(b"\r\n\r\n")
+            assert await caller.reader.readexactly(len(str(len(body)))) == b"%d" % len(body)
+
+    run(story())
+
+
+ENOUGH = MAX_CONNECTIONS + SPARE_FILES
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "asked", "most"),
+    [
+        (1024, ENOUGH + 1, ENOUGH, MAX_CONNECTIONS),  # it may have more, and asks for that
+        (1024, resource.RLIM_INFINITY, ENOUGH, MAX_CONNECTIONS),
+        (1024, 4096, 4096, 4096 - SPARE_FILES),
+        (256, 256, 256, 256 - SPARE_FILES),
+        (ENOUGH + 1, ENOUGH + 1, None, MAX_CONNECTIONS),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, MAX_CONNECTIONS),
+    ],
+)
+def test_descriptors_are_left_for_all_that_is_no_connection(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, asked: int | None, most: int
+) -> None:
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append(limits))
+    assert max_connections() == most
+    assert set_to == ([] if asked is None else [(asked, hard)])
 
 
 @pytest.mark.parametrize(

@@ -306,3 +306,14 @@ def test_without_a_lag_a_segment_says_the_newest_version(tmp_path: Path) -> None
     found = read_segment(path.read_bytes()).entries
     versions = [entry.manifest.version for entry in found if isinstance(entry, Published)]
     assert versions == [1]
+
+
+def test_after_going_back_a_segment_stays_for_the_latest_step_in_it(tmp_path: Path) -> None:
+    """A trainer begins an older step anew while a later one is open still."""
+    journal = Journal(tmp_path, RUN)
+    journal.read()
+    journal.append([opened(1), run_state(1)])
+    journal.append([opened(0), collected(1), collected(0)])
+    journal.append([opened(2), Forgotten(committed=0)])
+    journal.close()
+    assert collected(1) in reread(tmp_path)[0]

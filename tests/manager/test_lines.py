@@ -247,6 +247,20 @@ def renewed(desk: Desk, at: float, round_trip: float) -> m.Renewed:
     return answer
 
 
+def test_one_that_is_merely_silent_has_its_whole_lease() -> None:
+    """An answer was on its way to it when it was heard last, which is nothing to go by."""
+    desk = joined()
+    for number in range(1, 65):
+        renewed(desk, 10.0 + number / 100, 0.01)
+    last = desk.now + RENEW
+    desk.now = last
+    desk.server(A, m.Renew(echo=last - 0.4, round_trip=0.01))
+    desk.tick(last + LEASE - 0.05)
+    assert not desk.closed()
+    desk.tick(last + LEASE + 0.01)
+    assert desk.closed() == {A: f"silent for {LEASE:g} s"}
+
+
 def test_a_stall_of_the_manager_is_no_fault_of_the_line() -> None:
     desk = joined()
     for number in range(1, 101):

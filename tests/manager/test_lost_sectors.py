@@ -117,3 +117,14 @@ def test_one_that_may_be_read_later_is_not_left_aside(tmp_path: Path) -> None:
             journal.read()
     found: list[Entry] = reread(tmp_path)[0]
     assert found[-1] == collected(1, sample=1)
+
+
+def test_one_that_cannot_be_opened_now_is_not_left_aside_either(tmp_path: Path) -> None:
+    written(tmp_path)
+
+    def refused(path: Path) -> IO[bytes]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with pytest.raises(OSError, match="Too many open files"):
+        Journal(tmp_path, RUN, opened=refused).read()
+    assert reread(tmp_path)[0][-1] == collected(1, sample=1)

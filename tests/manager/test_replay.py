@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -193,3 +194,21 @@ def test_one_that_is_asked_to_end_reads_no_further() -> None:
             assert (await here.driver.finished).code == 0
 
     asyncio.run(story())
+
+
+def test_the_disk_is_read_in_a_thread(tmp_path: Path) -> None:
+    """One that does not answer would keep everybody unheard."""
+    entries = [SegmentBegun(run_id=RUN), OPENED, collected(0)]
+    (tmp_path / "00000001-step-0.journal").write_bytes(frames(entries))
+    readers: list[threading.Thread] = []
+
+    def opened(path: Path) -> IO[bytes]:
+        readers.append(threading.current_thread())
+        return open(path, "rb")
+
+    async def story() -> list[Entry]:
+        parts = parts_of(Journal(tmp_path, RUN, opened=opened))
+        return [entry async for part in parts for entry in part]
+
+    assert asyncio.run(story()) == entries
+    assert readers and threading.main_thread() not in readers

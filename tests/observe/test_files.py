@@ -64,6 +64,21 @@ def test_a_checkpoint_waits_for_the_rows_before_it(tmp_path: Path) -> None:
     files.written()  # by a checkpoint that is later than the end
 
 
+def test_what_a_checkpoint_waits_for_is_on_the_device_too(tmp_path: Path) -> None:
+    synced: dict[str, int] = {}
+
+    class Synced(StepLines):
+        def sync(self) -> None:
+            super().sync()
+            synced[self._path.name] = len(self._path.read_text().splitlines())
+
+    with FilesTracker(tmp_path, lines=Synced) as files:
+        files.step({"step": 0})
+        files.samples([sample(step=0), sample(step=0)])
+        files.sync()
+        assert synced == {"metrics.jsonl": 1, "samples.jsonl": 2}
+
+
 def test_too_many_rows_wait_for_the_disk(tmp_path: Path) -> None:
     disk, done = Disk(), []
     with FilesTracker(tmp_path, lines=disk.lines, most_waiting=2) as files:

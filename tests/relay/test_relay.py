@@ -1,6 +1,7 @@
 """Processes whose words nobody reads, and what comes out where somebody does after all."""
 
 import fcntl
+import itertools
 import os
 import pty
 import re
@@ -10,11 +11,14 @@ import struct
 import subprocess
 import sys
 import termios
+import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from rlboost_jax.host.processes import start_time
 from rlboost_jax.relay.passing import Stream
 from tests.patience import PATIENCE_SECONDS
 
@@ -120,6 +124,134 @@ def test_a_relay_that_is_killed_ends_nobody():
     assert process.returncode == 0
 
 
+def test_signals_for_those_who_print_are_none_for_the_relay():
+    """Nor does the terminal send it any: it is in a session of its own."""
+    source = """
+        from rlboost_jax.relay import start
+        relay = start._running[0]._process.pid
+        assert os.getsid(relay) == relay
+        print("before")
+        input()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(relay, number)
+        print("after")
+    """
+    process = speaking(textwrap.dedent(source), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"before\n"
+    output, _ = process.communicate(b"\n", timeout=PATIENCE_SECONDS)
+    assert output == b"after\n" and process.returncode == 0
+
+
+def test_a_relay_that_stands_still_keeps_nobody_from_ending():
+    source = """
+        from rlboost_jax.relay import start
+        relay = start._running[0]._process.pid
+        os.kill(relay, signal.SIGSTOP)
+        os.write(int(sys.argv[1]), str(relay).encode())
+        print("words")
+    """
+    reads, writes = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPEAK + textwrap.dedent(source), str(writes)],
+        stdout=subprocess.DEVNULL,
+        pass_fds=[writes],
+    )
+    os.close(writes)
+    relay = int(os.read(reads, 100))
+    os.close(reads)
+    try:
+        assert process.wait(PATIENCE_SECONDS) == 0
+    finally:
+        process.kill()
+        os.kill(relay, signal.SIGKILL)
+
+
+def test_a_relay_whose_words_nobody_takes_ends_with_its_process():
+    source = """
+        from rlboost_jax.relay import start
+        os.write(int(sys.argv[1]), str(start._running[0]._process.pid).encode())
+    """
+    reads, writes = os.pipe()
+    hears, target = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPEAK + textwrap.dedent(source) + SHOUT, str(writes)],
+        stdout=target,
+        pass_fds=[writes],
+    )
+    os.close(target)
+    os.close(writes)
+    relay = int(os.read(reads, 100))
+    assert process.wait(PATIENCE_SECONDS) == 0
+    taken = threading.Event()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while start_time(relay):  # it holds the pipe, which is full
+        assert time.monotonic() < deadline
+        taken.wait(0.01)
+    for each in (reads, hears):
+        os.close(each)
+
+
+def test_whoever_ends_has_had_its_words_passed_on():
+    """What comes after it, such as a shell's prompt, comes behind them."""
+    source = """
+        from rlboost_jax.relay import start
+        start.LEAVE_SECONDS = 0.0
+        start._running[0]._seconds = float(sys.argv[2])
+        print("x" * 60_000)
+        finish()
+        waiting = fcntl.ioctl(int(sys.argv[1]), termios.FIONREAD, bytes(4))
+        sys.exit(0 if struct.unpack("i", waiting)[0] == 60_001 else 1)
+    """
+    reads, writes = os.pipe()
+    imports = "import fcntl, struct, termios\n"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", imports + SPEAK + textwrap.dedent(source)),
+            *(str(reads), str(PATIENCE_SECONDS)),
+        ],
+        stdout=writes,
+        pass_fds=[reads],
+    )
+    os.close(writes)
+    assert process.wait(PATIENCE_SECONDS) == 0
+    os.close(reads)
+
+
+def test_where_no_relay_can_be_started_words_go_straight():
+    source = """
+        import os, sys
+        from rlboost_jax.relay.start import speak_through_relay
+        sys.executable = os.devnull
+        print(speak_through_relay(), flush=True)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
+def test_a_target_that_would_not_wait_is_waited_for():
+    """Whoever has the same terminal may have made it so."""
+    (source, speaks), (hears, target) = os.pipe(), os.pipe()
+    os.set_blocking(target, False)
+    stream = Stream(source, target)
+    for number in range(NUMBERS):
+        os.write(speaks, f"{number:0999d}\n".encode())
+    os.close(speaks)
+    stream.reader.join(PATIENCE_SECONDS)
+    heard = b""
+    while len(heard) < 1000 * NUMBERS and select.select([hears], [], [], PATIENCE_SECONDS)[0]:
+        heard += os.read(hears, 2**16)
+    assert heard == b"".join(f"{number:0999d}\n".encode() for number in range(NUMBERS))
+    for each in (source, hears, target):
+        os.close(each)
+
+
 def test_a_disk_that_is_full_takes_what_fits(tmp_path):
     with open("/dev/full", "wb") as full:
         process = speaking(SHOUT, stdout=full)
@@ -174,8 +306,9 @@ def test_reading_never_waits_for_writing_and_keeps_the_newest():
     (source, speaks), (hears, target) = os.pipe(), os.pipe()
     stream = Stream(source, target, most=2**17)
     os.set_blocking(target, True)
-    for number in range(NUMBERS):
-        os.write(speaks, f"{number:0999d}\n".encode())
+    text = b"".join(f"{number:0999d}\n".encode() for number in range(NUMBERS))
+    for at in range(0, len(text), 777):  # in pieces that end within lines
+        os.write(speaks, text[at : at + 777])
     os.close(speaks)
     stream.reader.join(PATIENCE_SECONDS)
     assert stream.ended and not stream.idle
@@ -188,5 +321,7 @@ def test_reading_never_waits_for_writing_and_keeps_the_newest():
     dropped = sum(int(m[1].replace(",", "")) for m in map(DROPPED.match, lines) if m)
     assert numbers == sorted(numbers) and numbers[-1] == NUMBERS - 1
     assert dropped and len(numbers) + dropped == NUMBERS
+    after = [line for mark, line in itertools.pairwise(lines) if DROPPED.match(mark)]
+    assert after and all(re.fullmatch(r"\d{999}", line) for line in after), "half a line is no use"
     for each in (source, hears, target):
         os.close(each)

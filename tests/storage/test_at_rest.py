@@ -1,9 +1,13 @@
 """Digests of files at rest: every flipped bit is seen, and the file is named."""
 
+import errno
 import hashlib
 import json
+import os
 import random
 from pathlib import Path
+
+import pytest
 
 from rlboost_jax.storage import at_rest
 from rlboost_jax.storage.durable import Damaged
@@ -108,3 +112,22 @@ def test_a_small_file_of_before_has_no_digest(tmp_path):
     assert at_rest.read_sealed(path, "") is None
     path.write_text(json.dumps(VALUES))
     assert at_rest.read_sealed(path, "") == VALUES and not at_rest.is_sealed(path)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.ESTALE])
+def test_a_file_that_cannot_be_read_now_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A trainer without descriptors would take its checkpoint for broken."""
+    (tmp_path / "file").write_bytes(b"content")
+    digests = at_rest.digests_of(tmp_path, ["file"])
+
+    def refuse(path: Path, *args: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(at_rest, "open", refuse, raising=False)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        list(at_rest.faults(tmp_path, digests))
+    number = errno.EIO
+    (fault,) = at_rest.faults(tmp_path, digests)
+    assert fault.path == tmp_path / "file" and "Input/output error" in fault.reason

@@ -27,6 +27,7 @@ from rlboost_jax.credentials import (
     explain,
     read_credentials,
 )
+from rlboost_jax.host.busy import waited_seconds
 from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
     ManagerRecord,
@@ -63,6 +64,7 @@ class ManagerProcess:
         answer_seconds: float = ANSWER_SECONDS,
         ask_seconds: float = ASK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        waited: Callable[[int], float] = waited_seconds,
     ):
         """Nothing is started before `locate`.
 
@@ -70,8 +72,9 @@ class ManagerProcess:
             answer_seconds: for a manager to answer, one that starts or stands still included.
             ask_seconds: for one answer.
             clock: seconds.
+            waited: seconds that a process would have run and had no processor.
         """
-        self._clock = clock
+        self._clock, self._waited = clock, waited
         self._answer_seconds, self._ask_seconds = answer_seconds, ask_seconds
         self._workdir, self._run_id = workdir, run_id
         self._log = workdir / "logs" / "manager.log"
@@ -98,8 +101,10 @@ class ManagerProcess:
                 if self._progress != progress:  # it reads its journal, however long that takes
                     progress = self._progress
                     deadline = self._clock() + self._answer_seconds
-                code = child.poll() if child is not None else None
-                if code not in (None, ALREADY_MANAGED) or self._clock() > deadline:
+                code, excused = None, 0.0
+                if child is not None:  # on a busy host it may hardly have begun
+                    code, excused = child.poll(), self._waited(child.pid)
+                if code not in (None, ALREADY_MANAGED) or self._clock() > deadline + excused:
                     if child is not None and code is None:
                         child.kill()  # it has not come to where others could find it
                     if code == exits.MISTAKE:

@@ -1,5 +1,7 @@
 """Who gets in where process 0 waits for the others, and who cannot keep them out."""
 
+import errno
+import os
 import queue
 import socket
 import ssl
@@ -75,6 +77,28 @@ def test_of_a_crowd_the_longest_there_go_first(key: Key) -> None:
             silent.settimeout(PATIENCE_SECONDS)
             assert silent.recv(1) == b"", "it was hung up on"
         all_come_in(handshakes, address, key)
+
+
+class WithoutDescriptors(socket.socket):
+    """A listener whose process has none left for the first few who come."""
+
+    missing = 2
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.missing:
+            self.missing -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_where_no_descriptor_is_left_they_come_in_later(key: Key) -> None:
+    listener = WithoutDescriptors()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    door = Door(listener, key)
+    with at(door) as address:
+        all_come_in(door, address, key)
+    assert not listener.missing
 
 
 def test_who_arrives_as_it_closes_is_not_left_behind(key: Key) -> None:
