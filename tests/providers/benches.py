@@ -121,6 +121,8 @@ class TroubledBench(Bench, Protocol):
 
     refusal: str
 
+    def open(self) -> PolledProvider: ...
+
     def refuse(self) -> None:
         """Whatever is asked for from now on."""
         ...

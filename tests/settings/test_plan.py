@@ -86,6 +86,6 @@ def test_whom_others_reach_is_not_warned(config: RunConfig) -> None:
         ),
     ],
 )
-def test_the_fleet_in_words(config: RunConfig, changes: dict[str, str], says: str) -> None:
+def test_the_fleet_in_words(config: RunConfig, changes: dict[str, Any], says: str) -> None:
     fleet = dataclasses.replace(config.fleet, **changes)
     assert says in plan.plan_text(dataclasses.replace(config, fleet=fleet))
