@@ -93,7 +93,10 @@ async def _look(places: Iterable[Place], *, reap: bool, others: bool) -> int:
         provider = open_provider(place.fleet, place.rendezvous) if reap else None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                names = await (_adopted(provider) if provider else _seen(place, launcher))
+                if launcher or not provider:  # or it says why not, where a provider goes on trying
+                    names = await _seen(place, launcher)
+                if provider:
+                    names = await _adopted(provider)
                 kept = await _kept(place, launcher)
         except (LaunchFailed, TimeoutError) as error:
             why = f": {error}" if str(error) else ""

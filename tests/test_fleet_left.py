@@ -79,14 +79,15 @@ def test_others_are_reaped_though_one_cannot_be_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, workdir = abandoned(tmp_path)
-    monkeypatch.setattr(fleet, "END_SECONDS", 0.3)
     for name in ("a", "b", "c"):
         start = [bench.cloud.script("start"), name, f"nonce-{name}", "of-another"]
         subprocess.run(start, check=True)
     stop = bench.cloud.script("stop")
     text = stop.read_text()
     stop.write_text(text.replace("read -r", 'test "$1" != a || exit 1\nread -r', 1))
-    assert fleet.main(["reap", str(workdir), "--all"]) == fleet.LEFT
+    with monkeypatch.context() as patched:
+        patched.setattr(fleet, "END_SECONDS", 0.3)
+        assert fleet.main(["reap", str(workdir), "--all"]) == fleet.LEFT
     assert "they do not end" in capsys.readouterr().out and named(bench) == ["a"]
     stop.write_text(text)
     assert fleet.main(["reap", str(workdir), "--all"]) == 0 and named(bench) == []
@@ -160,16 +161,16 @@ def test_each_pool_of_a_run_is_looked_at(
 
 
 def test_a_provider_that_does_not_answer_is_not_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloud, workdir = abandoned(tmp_path, "a")
-    monkeypatch.setattr(fleet, "ANSWER_SECONDS", 0.3)
     blind = cloud.cloud.folder / "blind"
-    blind.write_text("away\n")
-    assert fleet.main(["reap", str(workdir)]) == fleet.LEFT
-    assert "does not answer" in capsys.readouterr().out
+    blind.write_text("the cloud is away\n")
+    for action in ("list", "reap"):
+        assert fleet.main([action, str(workdir)]) == fleet.LEFT
+        said = capsys.readouterr().out
+        assert "does not answer: " in said and "the cloud is away" in said
     blind.unlink()
-    monkeypatch.undo()
     assert fleet.main(["reap", str(workdir)]) == 0 and named(cloud) == []
 
 

@@ -252,7 +252,8 @@ class PolledProvider:
         return instance is not None and instance.nonce == job.nonce and not instance.refused
 
     def _compare(self, name: str, instance: _Instance, found: Sequence[Job], began: float) -> None:
-        own = [job for job in found if job.name == name and job.nonce == instance.nonce]
+        jobs = (job for job in found if job.name == name and job.nonce == instance.nonce)
+        own = list({job.handle: job for job in jobs}.values())  # one that is listed twice is one
         instance.jobs = living = [job for job in own if job.state != "over"]
         runs = any(job.state == "running" for job in living)
         requeued = instance.ran and bool(living) and not runs  # its server is gone for good

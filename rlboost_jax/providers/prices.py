@@ -48,14 +48,17 @@ def prices_in(text: str) -> Mapping[str, float]:
         ValueError: a line is none, or a price cannot be.
     """
     if text.lstrip().startswith("{"):
-        pairs = json.loads(text).items()
+        try:
+            pairs = json.loads(text, parse_int=float).items()
+        except RecursionError:
+            raise ValueError("it is nested too deeply for prices by pool") from None
     else:
         lines = (line.replace(",", " ").split() for line in text.splitlines())
         pairs = [(w[0], " ".join(w[1:])) for w in lines if w and not w[0].startswith("#")]
     found: dict[str, float] = {}
     for name, value in pairs:
         try:
-            price = float(value)
+            price = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             raise ValueError(f"{name} {value!r} is no line of POOL PRICE") from None
         if not 0 <= price <= MOST_PRICE or math.isnan(price):

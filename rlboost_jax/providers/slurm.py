@@ -67,7 +67,7 @@ class SlurmLauncher:
             *("sbatch", "--parsable", f"--job-name={TAG}/{run}/{name}/{nonce}"),
             *([f"--partition={','.join(partitions)}"] if partitions else []),
             f"--time={slurm.minutes}",
-            f"--output={self._logs / f'{name}.log'}",
+            f"--output={self._logs / f'{name}.log'}".replace("%", "%%"),  # %j is a job's number
             *("--open-mode=append", "--no-requeue"),
             *self._signal(),
             # All of sbatch's own environment, which is what a job is to have: with a list of names

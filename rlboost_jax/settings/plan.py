@@ -134,9 +134,17 @@ def _most(config: RunConfig) -> float:
 
 
 def _budget(fleet: FleetConfig) -> str:
-    if not fleet.max_dollars:
-        return ""
-    return f"; preemptible instances go once the run has cost ${fleet.max_dollars:.2f}"
+    said, limit = "", fleet.max_dollars_per_hour
+    if fleet.max_dollars:
+        said = f"; preemptible instances go once the run has cost ${fleet.max_dollars:.2f}"
+    each = min((p.price_per_hour for p in fleet.pools), default=fleet.price_per_hour)
+    starts = fleet.most_instances and (fleet.pools or fleet.provider != "none")
+    if starts and 0 < limit < each and not fleet.price_command:
+        said += (
+            f"; none is started: fleet.max_dollars_per_hour is ${limit:.2f}, and one costs "
+            f"${each:.2f}"
+        )
+    return said
 
 
 def _lag(versions: int) -> str:

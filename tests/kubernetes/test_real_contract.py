@@ -12,6 +12,7 @@ from rlboost_jax.providers.kubernetes.api import KubernetesApi
 from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
 from rlboost_jax.providers.polled import PolledProvider
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.test_real import evict
 from tests.processes import living
 from tests.providers.benches import Bench, KubernetesBench, rendezvous
 from tests.providers.real_contract import *  # noqa: F403
@@ -38,6 +39,16 @@ class RealBench(KubernetesBench):
             if f"--name={name}" in each.command and str(self.folder) in each.command
         )
         os.kill(pid, signal.SIGUSR1)
+
+    async def take(self, provider: Provider, name: str) -> None:
+        run = self.folder.name[:60]
+        (pod,) = (
+            each["metadata"]["name"]
+            for each in self.real.items("pods")
+            if each["metadata"]["labels"]["rlboost/run"] == run
+            and each["metadata"]["labels"]["rlboost/name"] == name
+        )
+        evict(self.real, pod)
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.manager.events import MachineAdded, Record, Request, Terminate
+from rlboost_jax.manager.events import MachineAdded, Record, Request, Send, Terminate
 from rlboost_jax.manager.policies.budget import affordable, spent
+from rlboost_jax.messages import Leave
+from rlboost_jax.providers.base import Refused
 from tests.manager.desk import Desk, hello, nonce_of
 from tests.manager.fakes import settings
 
@@ -84,6 +86,34 @@ def test_a_run_that_has_cost_what_it_may_goes_on_without_its_fleet() -> None:
     assert not [a for a in actions if isinstance(a, Request | Terminate)]
     assert not [a for a in actions if isinstance(a, Record) and a.kind == "budget"]
     assert not desk.manager.over
+
+
+@pytest.mark.parametrize("name", ["local-1", "of-its-own"])
+def test_a_server_whose_start_was_refused_and_that_comes_all_the_same_is_sent_away(
+    name: str,
+) -> None:
+    """Its provider had given it up, and nobody would end it: it would be paid for by a run that has
+    spent what it may."""
+    desk = Desk(settings(fleet__max_dollars=30.0, fleet__max_instances=1))
+    desk.open_run()
+    assert lend(desk, 1) == ["local-1"]
+    desk(Refused("local-1", nonce_of("local-1"), "sbatch did not end in 60 s"))
+    desk.tick(20.0)
+    actions = desk.server(5, hello(instance=name, nonce=nonce_of("local-1")))
+    left = [a.message for a in actions if isinstance(a, Send)]
+    assert [type(message) for message in left] == [Leave]
+    assert "over" in left[0].reason  # type: ignore[union-attr]
+    assert 5 not in desk.manager.view.roster.streams
+
+
+def test_who_is_called_otherwise_than_asked_for_is_not_sent_away() -> None:
+    """A script of the user's may give it another name; and who was started by hand has no nonce."""
+    desk = Desk(settings(fleet__max_instances=1))
+    desk.open_run()
+    assert lend(desk, 1) == ["local-1"]
+    for stream, nonce in ((5, nonce_of("local-1")), (6, "")):
+        desk.server(stream, hello(instance=f"mine-{stream}", nonce=nonce))
+        assert stream in desk.manager.view.roster.streams
 
 
 def test_the_next_manager_knows_what_was_spent() -> None:

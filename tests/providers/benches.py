@@ -8,7 +8,9 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from unittest import mock
@@ -48,9 +50,12 @@ SECRET = "only-for-servers"  # in every file of credentials
 
 # In place of a server: one that says its nonce through a pipe, if it has one, and waits.
 SERVERS = f"""
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from rlboost_jax.rollout.zygote import Zygote
+
+while (Path(sys.argv[1]) / "late").exists():
+    time.sleep(0.01)
 
 def run(args):
     name = next(a for a in args if a.startswith("--name=")).removeprefix("--name=")
@@ -88,9 +93,49 @@ class Bench(Protocol):
         """Have a server end by itself, once its nonce was asked for, with `CODE`."""
         ...
 
+    async def take(self, provider: Provider, name: str) -> None:
+        """Have the owner of its machine take that, once its nonce was asked for."""
+        ...
+
+
+class LateBench(Bench, Protocol):
+    """Whose machines may be a while in coming.
+
+    Attributes:
+        queues: a request returns before there is one.
+    """
+
+    queues: bool
+
+    def hold(self) -> Callable[[], object]:
+        """Have none come of what is asked for from now on, until the result is called."""
+        ...
+
+
+class TroubledBench(Bench, Protocol):
+    """Whose machines are elsewhere, behind calls that may fail.
+
+    Attributes:
+        refusal: the end of the reason why nothing can be started.
+    """
+
+    refusal: str
+
+    def open(self) -> PolledProvider: ...
+
+    def refuse(self) -> None:
+        """Whatever is asked for from now on."""
+        ...
+
+    @property
+    def blind(self) -> Path:
+        """A file, that holds why nothing can be listed while it is there."""
+        ...
+
 
 class LocalBench:
     grants = True
+    queues = False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -134,9 +179,18 @@ class LocalBench:
         assert isinstance(provider, LocalProvider)
         os.kill(provider._servers[name].pid, signal.SIGUSR1)  # its file may come later
 
+    async def take(self, provider: Provider, name: str) -> None:
+        assert isinstance(provider, LocalProvider)
+        os.kill(provider._servers[name].pid, signal.SIGKILL)
+
+    def hold(self) -> Callable[[], object]:
+        """The process that servers are forked from is not ready."""
+        return held_by(self.folder / "late")
+
 
 class FakeBench:
     grants = True
+    queues = False
 
     def __init__(self, folder: Path) -> None:
         self.cloud = Cloud(stubborn={"stubborn"})
@@ -155,11 +209,21 @@ class FakeBench:
         assert isinstance(provider, FakeProvider)
         provider.end(name, CODE)
 
+    async def take(self, provider: Provider, name: str) -> None:
+        assert isinstance(provider, FakeProvider)
+        provider.withdraw(name, 0.0)
+        provider.end(name, None)
+
+    def hold(self) -> Callable[[], object]:
+        self.cloud.held = asyncio.Event()
+        return self.cloud.held.set
+
 
 class CommandBench:
     """Shell scripts over a folder of process ids: the cloud of a user who has none."""
 
     grants = True
+    queues = False
     refusal = "ended with code 1: quota exceeded"
 
     def __init__(self, folder: Path) -> None:
@@ -195,6 +259,12 @@ class CommandBench:
     async def end(self, provider: Provider, name: str) -> None:
         self.cloud.end(name)
 
+    async def take(self, provider: Provider, name: str) -> None:
+        os.kill(self.cloud.pid(name), signal.SIGKILL)
+
+    def hold(self) -> Callable[[], object]:
+        return held_by(self.cloud.folder / "late")
+
 
 class PageBench(CommandBench):
     """The file that docs/how-to/fleet-command.md has for copying, with folders for hosts."""
@@ -224,10 +294,16 @@ class PageBench(CommandBench):
         return f"env PATH={self.cloud.folder}/bin:{os.environ['PATH']}"
 
     async def end(self, provider: Provider, name: str) -> None:
+        self._signal(name, signal.SIGUSR1)
+
+    async def take(self, provider: Provider, name: str) -> None:
+        self._signal(name, signal.SIGKILL)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
         for note in self.cloud.folder.glob("host*/.rlboost/taken/server"):
             words = note.read_text().split()
             if words[1] == name:
-                os.kill(int(words[3]), signal.SIGUSR1)
+                os.kill(int(words[3]), number)
 
 
 class SlurmBench(CommandBench):
@@ -249,7 +325,8 @@ class SlurmBench(CommandBench):
 class KubernetesBench:
     """A fake API server whose pods are processes; tests/kubernetes has a real one."""
 
-    grants = True
+    grants = queues = True
+    refusal = "exceeded quota: spot, limited: 0"
 
     def __init__(self, folder: Path) -> None:
         pytest.importorskip("lightkube", reason="no lightkube; make test installs it")
@@ -279,6 +356,21 @@ class KubernetesBench:
     async def end(self, provider: Provider, name: str) -> None:
         os.kill(self.cluster.process(name).pid, signal.SIGUSR1)
 
+    async def take(self, provider: Provider, name: str) -> None:
+        self.cluster.evict(name)
+
+    def hold(self) -> Callable[[], object]:
+        """Pods wait for a node."""
+        self.cluster.full = True
+        return partial(setattr, self.cluster, "full", False)
+
+    def refuse(self) -> None:
+        self.cluster.quota = 0
+
+    @property
+    def blind(self) -> Path:
+        return self.cluster.blind
+
 
 class Ec2Bench(CommandBench):
     """moto's EC2, whose instances run their user data."""
@@ -306,6 +398,12 @@ class Ec2Bench(CommandBench):
 
     async def end(self, provider: Provider, name: str) -> None:
         os.kill(self.ec2.pid(self.ec2.of_name(name)), signal.SIGUSR1)
+
+    async def take(self, provider: Provider, name: str) -> None:
+        self.ec2.interrupt(self.ec2.of_name(name))
+
+    def hold(self) -> Callable[[], object]:
+        return held_by(self.ec2.late)
 
     def refuse(self) -> None:
         self.ec2.fails.append(("InsufficientInstanceCapacity", "quota exceeded"))
@@ -348,6 +446,12 @@ class SkyPilotBench(CommandBench):
         (server,) = Path(f"/proc/{job}/task/{job}/children").read_text().split()
         os.kill(int(server), signal.SIGUSR1)
 
+    async def take(self, provider: Provider, name: str) -> None:
+        os.killpg(pid_of(self.sky.folder, cluster_of("run", name, "n")), signal.SIGKILL)
+
+    def hold(self) -> Callable[[], object]:
+        return held_by(self.sky.folder / "late")
+
     def refuse(self) -> None:
         (self.sky.folder / "fail").write_text("quota exceeded")
 
@@ -375,6 +479,9 @@ class NoBench:
         return ""
 
     async def end(self, provider: Provider, name: str) -> None:
+        raise AssertionError("it has no servers")
+
+    async def take(self, provider: Provider, name: str) -> None:
         raise AssertionError("it has no servers")
 
 
@@ -415,12 +522,22 @@ class PoolsBench:
     async def end(self, provider: Provider, name: str) -> None:
         self.made[id(provider)][-1].end(name, CODE)
 
+    async def take(self, provider: Provider, name: str) -> None:
+        self.made[id(provider)][-1].withdraw(name, 0.0)
+        self.made[id(provider)][-1].end(name, None)
+
 
 def polled(launcher: Launcher, run: str = "run", *, settle_seconds: float = 0.2) -> PolledProvider:
     """That looks often, and gives servers little time to leave."""
     return PolledProvider(
         launcher, run, poll_seconds=0.05, settle_seconds=settle_seconds, leave_seconds=0.2
     )
+
+
+def held_by(file: Path) -> Callable[[], object]:
+    """What looks for that file waits for as long as it is there."""
+    file.touch()
+    return file.unlink
 
 
 async def killed(provider: Provider) -> None:
@@ -459,9 +576,19 @@ BENCHES: tuple[type[Bench], ...] = (
     PoolsBench,
     NoBench,
 )
-TROUBLED: tuple[type[CommandBench], ...] = (
+LATE: tuple[type[LateBench], ...] = (
+    LocalBench,
+    FakeBench,
     CommandBench,
     SlurmBench,
+    KubernetesBench,
+    Ec2Bench,
+    SkyPilotBench,
+)
+TROUBLED: tuple[type[TroubledBench], ...] = (
+    CommandBench,
+    SlurmBench,
+    KubernetesBench,
     Ec2Bench,
     SkyPilotBench,
 )

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -106,6 +107,7 @@ class Ec2Cloud:
         environment: by which AWS's clients find it.
         fails: a reason why nothing can be started; "" for none.
         blind: a file; while it is there nothing can be listed, for the reason that it holds.
+        late: a file; while it is there, nothing comes of what is asked for.
         fleets: requests of CreateFleet as they came.
         stops: ids of instances that were terminated, and whether without a word.
     """
@@ -116,7 +118,7 @@ class Ec2Cloud:
         self.environment = {**ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}
         self._extra = dict(environment or {})
         self.fails: list[tuple[str, str]] = []
-        self.blind = folder / "blind"
+        self.blind, self.late = folder / "blind", folder / "late"
         self.fleets: list[dict[str, Any]] = []
         self.stops: list[tuple[str, bool]] = []
         self.notices: dict[str, str] = {}  # interruptions by instance, as IMDS says them
@@ -205,6 +207,8 @@ class Ec2Cloud:
                 for each in overrides
             ]
             return answer({"FleetId": "fleet-1", "Errors": errors, "Instances": []})
+        while self.late.exists():
+            time.sleep(LOOK_SECONDS)
         made = make()
         for each in made.result["Instances"]:
             for instance in each["InstanceIds"]:

@@ -31,6 +31,7 @@ class FakeCluster:
         no_image: nodes cannot pull any image.
         answers: for the next requests, in place of what is true: code and headers.
         away: nothing is answered while this is set.
+        blind: a file, that holds why nothing can be listed while it is there.
         seen: method and path of each request, in order.
         second: of its graces, in seconds.
     """
@@ -40,7 +41,7 @@ class FakeCluster:
         self.quota = 100
         self.full = self.no_image = False
         self.answers: list[tuple[int, Mapping[str, str]]] = []
-        self.away = threading.Event()
+        self.away, self.blind = threading.Event(), folder / "blind"
         self.seen: list[str] = []
         self.second = 0.05
         self.pods: dict[str, Object] = {}
@@ -93,6 +94,8 @@ class FakeCluster:
                     return self._create_pod(body)
                 case "POST", "secrets", []:
                     return self._create_secret(body)
+                case "GET", "pods", [] if self.blind.exists():
+                    return 500, self.blind.read_text().strip()
                 case "GET", "pods", []:
                     (key,) = query["labelSelector"]
                     listed = [p for p in self.pods.values() if key in p["metadata"]["labels"]]

@@ -14,6 +14,7 @@ from tests.providers.test_contract import (
     test_the_end_of_nobody_is_no_mistake,
     test_the_end_of_the_run_leaves_nothing,
     test_the_next_manager_finds_what_is_paid_for,
+    test_what_its_owner_takes_back_is_over_and_does_not_come_again,
 )
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "test_the_end_of_nobody_is_no_mistake",
     "test_the_end_of_the_run_leaves_nothing",
     "test_the_next_manager_finds_what_is_paid_for",
+    "test_what_its_owner_takes_back_is_over_and_does_not_come_again",
 ]
 
 

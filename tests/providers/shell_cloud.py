@@ -31,6 +31,7 @@ START = """#!/bin/sh -e
 # start NAME NONCE RUN
 test ! -e "@/fail" || { cat "@/fail" >&2; exit 1; }
 test ! -e "@/hang" || sleep 600
+while test -e "@/late"; do sleep 0.01; done
 "@/server" --name="$1" </dev/null >"@/logs/$1" 2>&1 &
 echo "$3 $2 $!" >"@/machines/$1.part"
 mv "@/machines/$1.part" "@/machines/$1"
@@ -63,6 +64,7 @@ name=${rest%%/*} nonce=${rest#*/}
 cat >"@/logs/$name.sh"
 test ! -e "@/fail" || { cat "@/fail" >&2; exit 1; }
 test ! -e "@/hang" || sleep 600
+while test -e "@/late"; do sleep 0.01; done
 sh "@/logs/$name.sh" </dev/null >"@/logs/$name" 2>&1 &
 echo "$run $nonce $!" >"@/machines/$name.part"
 mv "@/machines/$name.part" "@/machines/$name"
@@ -102,7 +104,8 @@ class ShellCloud:
     """
     Attributes:
         folder: with the scripts. A file `fail` in it is the reason why nothing starts, `hang` has
-            starts take for ever, `blind` is the reason why nothing can be listed.
+            starts take for ever, `late` for as long as it is there, `blind` is the reason why
+            nothing can be listed.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 `<folder>/clusters/<name>` has the process id of a cluster's job. A cluster whose job has ended has
 taken itself down. A file `fail` in the folder is the reason why nothing can be launched, `blind`
-why nothing can be listed. Of the standard library alone: a real API server uses it, too.
+why nothing can be listed; while there is one `late`, launches go on. Of the standard library alone:
+a real API server uses it, too.
 """
 
 import os
@@ -33,6 +34,8 @@ def launch(folder: Path, cluster: str, task: Mapping[str, Any]) -> None:
     """
     if (folder / "fail").exists():
         raise Unavailable((folder / "fail").read_text().strip())
+    while (folder / "late").exists():
+        time.sleep(LOOK_SECONDS)
     (folder / "clusters").mkdir(exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
     info = '{"cluster_name": "x", "cloud": "Here", "region": "nowhere", "zone": "none"}'

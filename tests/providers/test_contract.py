@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,15 @@ from rlboost_jax.providers.base import (
     Withdrawn,
 )
 from tests.patience import PATIENCE_SECONDS
-from tests.providers.benches import BENCHES, CODE, TROUBLED, Bench, CommandBench
+from tests.providers.benches import (
+    BENCHES,
+    CODE,
+    LATE,
+    TROUBLED,
+    Bench,
+    LateBench,
+    TroubledBench,
+)
 
 ENDS = Refused | Exited
 
@@ -33,16 +42,18 @@ def granting(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     return built(request, tmp_path)
 
 
+@pytest.fixture(params=LATE, ids=lambda bench: bench.__name__)
+def late(request: pytest.FixtureRequest, tmp_path: Path) -> LateBench:
+    return built(request, tmp_path)
+
+
 @pytest.fixture(params=TROUBLED, ids=lambda bench: bench.__name__)
-def troubled(request: pytest.FixtureRequest, tmp_path: Path) -> CommandBench:
-    """One whose machines are elsewhere, behind programs that may fail."""
-    made = built(request, tmp_path)
-    assert isinstance(made, CommandBench)
-    return made
+def troubled(request: pytest.FixtureRequest, tmp_path: Path) -> TroubledBench:
+    return built(request, tmp_path)
 
 
-def built(request: pytest.FixtureRequest, folder: Path) -> Bench:
-    made: Bench = request.param(folder)
+def built(request: pytest.FixtureRequest, folder: Path) -> Any:
+    made = request.param(folder)
     request.addfinalizer(getattr(made, "close", lambda: None))
     return made
 
@@ -228,6 +239,46 @@ def test_a_server_may_end_by_itself(granting: Bench) -> None:
     play(story)
 
 
+def test_what_its_owner_takes_back_is_over_and_does_not_come_again(granting: Bench) -> None:
+    async def story() -> None:
+        provider = granting.open()
+        await granting.nonce(provider, "stubborn")
+        ear = Ear(provider)
+        await provider.request("stubborn", "n", ANY_POOL)
+        await ear.of("stubborn", Granted)
+        await granting.nonce(provider, "stubborn")
+        await granting.take(provider, "stubborn")
+        ended = await ear.of("stubborn", Exited)
+        assert isinstance(ended, Exited) and ended.reason
+        await provider.request("stubborn", "n", ANY_POOL)
+        assert await provider.list() == ()
+        await provider.request("b", "n-b", ANY_POOL)
+        await ear.of("b", Granted)
+        await provider.close()
+        await ear.whole()
+
+    play(story)
+
+
+def test_a_start_may_be_late(late: LateBench) -> None:
+    async def story() -> None:
+        provider = late.open()
+        ear = Ear(provider)
+        come = late.hold()
+        asking = [asyncio.create_task(provider.request("a", "n", ANY_POOL)) for _ in range(2)]
+        if late.queues:
+            await asyncio.gather(*asking)
+        assert await provider.list() == () and not ear.heard
+        come()
+        await ear.of("a", Started)
+        await asyncio.gather(*asking)
+        assert await provider.list() == (Listed("a", "n"),)
+        await provider.close()
+        assert (await ear.whole()).keys() == {"a"}
+
+    play(story)
+
+
 def test_the_next_manager_finds_what_is_paid_for(granting: Bench) -> None:
     async def story() -> None:
         first = granting.open()
@@ -273,7 +324,7 @@ def test_the_end_of_the_run_leaves_nothing(bench: Bench) -> None:
     play(story)
 
 
-def test_a_start_that_fails_is_refused_with_its_last_line(troubled: CommandBench) -> None:
+def test_a_start_that_fails_is_refused_with_its_last_line(troubled: TroubledBench) -> None:
     async def story() -> None:
         troubled.refuse()
         provider = troubled.open()
@@ -288,7 +339,7 @@ def test_a_start_that_fails_is_refused_with_its_last_line(troubled: CommandBench
     play(story)
 
 
-def test_who_cannot_be_listed_has_not_ended(troubled: CommandBench) -> None:
+def test_who_cannot_be_listed_has_not_ended(troubled: TroubledBench) -> None:
     async def story() -> None:
         provider = troubled.open()
         ear = Ear(provider)
@@ -307,7 +358,7 @@ def test_who_cannot_be_listed_has_not_ended(troubled: CommandBench) -> None:
     play(story)
 
 
-def test_the_next_manager_waits_for_what_does_not_answer(troubled: CommandBench) -> None:
+def test_the_next_manager_waits_for_what_does_not_answer(troubled: TroubledBench) -> None:
     async def story() -> None:
         first = troubled.open()
         ear = Ear(first)

@@ -32,6 +32,7 @@ class Desk:
         held: while it is not set, starts are under way.
         ignores: stops are taken, and nothing ends.
         stubborn: servers do not leave within their grace.
+        echoes: how often a list has each job.
         stopped: handle and grace of each stop.
     """
 
@@ -45,6 +46,7 @@ class Desk:
     ignores: bool = False
     stubborn: bool = False
     copies: int = 1
+    echoes: int = 1
     jobs: dict[str, Job] = field(default_factory=dict)
     stopped: list[tuple[str, float]] = field(default_factory=list)
     lists: int = 0
@@ -76,7 +78,7 @@ class Desk:
         await asyncio.sleep(0)
         if self.list_fails:
             raise LaunchFailed(self.list_fails)
-        return tuple(self.jobs.values())
+        return tuple(self.jobs.values()) * self.echoes
 
 
 def provider_of(desk: Desk, **options: float) -> PolledProvider:
@@ -187,6 +189,23 @@ def test_of_two_jobs_with_one_nonce_one_goes_on() -> None:
         provider, ear = await asked(desk)
         await seen(lambda: len(desk.jobs) == 1)
         assert kinds(ear) == [Granted, Started]
+        await provider.close()
+        assert kinds(ear) == [Granted, Started, Exited]
+
+    play(story)
+
+
+def test_a_job_that_a_list_has_twice_is_one() -> None:
+    """Of a user's script, say, whose list of hosts names one of them twice."""
+
+    async def story() -> None:
+        desk = Desk(echoes=2)
+        provider, ear = await one_of(desk)
+        before = desk.lists
+        await seen(lambda: desk.lists > before + 3)
+        assert not desk.stopped and kinds(ear) == [Granted, Started]
+        await provider.terminate("a", 1e6)
+        assert [handle for handle, _ in desk.stopped] == ["a.0"]
         await provider.close()
         assert kinds(ear) == [Granted, Started, Exited]
 

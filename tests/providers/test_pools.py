@@ -214,6 +214,19 @@ def test_pools_of_one_cloud_leave_each_others_jobs_alone(tmp_path: Path) -> None
 def test_prices() -> None:
     assert prices_in("a 1.5\nb,2\n\n# c 3\na 1.25\n") == {"a": 1.25, "b": 2.0}
     assert prices_in('{"a": 1.5, "b": 2}') == {"a": 1.5, "b": 2.0}
-    for wrong in ("a", "a b", "a -1", "a nan", "a 1 2", '{"a": "x"}', "a 1e9"):
-        with pytest.raises(ValueError):
-            prices_in(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("a", "a b", "a -1", "a nan", "a 1 2", "a inf", "a 1e9"),
+        *('{"a": "x"}', '{"a": NaN}', '{"a": null}', '{"a": true}', '{"a": [1]}', '{"a"', "[1]"),
+        f'{{"a": {"9" * 400}}}',
+        f'{{"a": {"9" * 5000}}}',
+        '{"a": ' * 100_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_what_is_no_price_leaves_prices_as_they_are(wrong: str) -> None:
+    with pytest.raises(ValueError):
+        prices_in(wrong)

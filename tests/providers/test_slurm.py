@@ -58,6 +58,14 @@ def test_a_job_is_tagged_limited_and_never_requeued(tmp_path: Path) -> None:
     assert not [word for word in argv if word.startswith("--signal")]
 
 
+def test_a_workdir_of_any_name_has_its_logs(tmp_path: Path) -> None:
+    """In names of files sbatch puts something else in place of %o, %j and their like."""
+    folder = tmp_path / "50%off %j"
+    folder.mkdir()
+    argv, _ = started(folder)
+    assert f"--output={tmp_path}/50%%off %%j/logs/slurm-1.log" in argv
+
+
 @pytest.mark.parametrize(("pool", "partition"), [(ANY_POOL, "spot,spare"), ("spare", "spare")])
 def test_partitions_are_pools(tmp_path: Path, pool: str, partition: str) -> None:
     assert f"--partition={partition}" in started(tmp_path, pool)[0]

@@ -1,10 +1,12 @@
 import dataclasses
+from typing import Any
 
 import pytest
 
 from configs import base
 from rlboost_jax.settings import plan
 from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.pools import PoolConfig
 from rlboost_jax.settings.run import RunConfig
 
 
@@ -41,6 +43,23 @@ def test_a_lag_is_said(config: RunConfig) -> None:
     assert "lag 2 (0)" in text and "older version" in text
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_dollars_per_hour": 2.0},
+        {"max_dollars_per_hour": 1.5, "price_command": "cat prices"},
+        {"max_dollars_per_hour": 1.5, "max_instances": 0},
+        {"max_dollars_per_hour": 1.5, "provider": "none"},
+    ],
+)
+def test_a_budget_that_one_may_fit_in_is_not_warned_of(
+    config: RunConfig, changes: dict[str, Any]
+) -> None:
+    fleet = dataclasses.replace(config.fleet, price_per_hour=2.0, **changes)
+    text = plan.plan_text(dataclasses.replace(config, fleet=fleet))
+    assert "none is started" not in text
+
+
 def test_whom_others_reach_is_not_warned(config: RunConfig) -> None:
     manager = dataclasses.replace(config.manager, host="0.0.0.0")
     fleet = dataclasses.replace(config.fleet, provider="slurm")
@@ -57,8 +76,16 @@ def test_whom_others_reach_is_not_warned(config: RunConfig) -> None:
         ({"provider": "slurm"}, "which servers of other hosts cannot reach: set manager.host"),
         ({"price_per_hour": 2.0, "max_instances": 9, "max_dollars_per_hour": 8.0}, "most $18.47"),
         ({"max_dollars": 50.0}, "; preemptible instances go once the run has cost $50.00"),
+        (
+            {"price_per_hour": 2.0, "max_dollars_per_hour": 1.5},
+            "; none is started: fleet.max_dollars_per_hour is $1.50, and one costs $2.00",
+        ),
+        (
+            {"pools": (PoolConfig(name="a", price_per_hour=3.0),), "max_dollars_per_hour": 1.5},
+            "; none is started: fleet.max_dollars_per_hour is $1.50, and one costs $3.00",
+        ),
     ],
 )
-def test_the_fleet_in_words(config: RunConfig, changes: dict[str, str], says: str) -> None:
+def test_the_fleet_in_words(config: RunConfig, changes: dict[str, Any], says: str) -> None:
     fleet = dataclasses.replace(config.fleet, **changes)
     assert says in plan.plan_text(dataclasses.replace(config, fleet=fleet))

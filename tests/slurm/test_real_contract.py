@@ -23,9 +23,15 @@ class RealBench(SlurmBench):
         return PolledProvider(launcher, place.run_id, poll_seconds=0.3, settle_seconds=5.0)
 
     async def end(self, provider: Provider, name: str) -> None:
+        self._scancel(provider, name, "--signal=USR1", "--batch")
+
+    async def take(self, provider: Provider, name: str) -> None:
+        self._scancel(provider, name)
+
+    def _scancel(self, provider: Provider, name: str, *options: str) -> None:
         assert isinstance(provider, PolledProvider)
         (job,) = provider._instances[name].jobs
-        subprocess.run(["scancel", "--signal=USR1", "--batch", job.handle], check=True)
+        subprocess.run(["scancel", *options, job.handle], check=True)
 
 
 @pytest.fixture

@@ -245,6 +245,9 @@ class Servers:
         if server is not None and server.dismissed:
             self._refuse(stream, message.instance, "it was sent home for want of work")
             return False
+        if self._fleet.ended(message):  # nobody counts it any more, or would end it
+            self._refuse(stream, message.instance, "its provider says that it is over")
+            return False
         self._join(stream, message, now)
         return True
 

@@ -194,6 +194,11 @@ class Fleet:
         """Who says this; None if it was started by hand, whatever name it was given."""
         return self.known(hello.instance, hello.nonce)
 
+    def ended(self, hello: Hello) -> bool:
+        """Whether this manager had asked for that server, whatever it is called, and it is over."""
+        living = {server.nonce for server in self.servers.values()}
+        return hello.nonce.startswith(f"{self._life}-") and hello.nonce not in living
+
     def found(self, name: str, nonce: str) -> None:
         """A server that an earlier manager asked for: it takes up the next machine lent.
 
