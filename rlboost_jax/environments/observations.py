@@ -1,7 +1,7 @@
 """What environments return, looked at before anything is built on it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -9,6 +9,8 @@ import numpy as np
 from rlboost_jax.environments.protocol import Message, Observation, Step
 
 ROLES: Final = ("system", "user", "tool", "assistant")
+LONG_TEXT: Final = 2**20  # characters that are always looked at
+MOST_PER_TOKEN: Final = 64  # characters, in a text of many tokens
 _SHOWN: Final = 80  # characters of what is wrong
 _TEXTS: Final = ("role", "content", "name", "tool_call_id", "reasoning_content")
 
@@ -60,6 +62,21 @@ def checked_step(value: Any) -> Step:
         metrics=metrics,
         anew=bool(value.anew),
     )
+
+
+def is_beyond(observations: Iterable[Observation], room: int) -> bool:
+    """Whether texts are longer than so many tokens can be, by a wide margin: a tokenizer would
+    take minutes and gigabytes to find that out."""
+    most = max(LONG_TEXT, room * MOST_PER_TOKEN)
+    return sum(map(_characters, observations)) > most
+
+
+def _characters(observation: Observation) -> int:
+    if isinstance(observation, str):
+        return len(observation)
+    if isinstance(observation, np.ndarray):
+        return 0  # tokens already
+    return sum(len(message.get("content", "")) for message in observation)
 
 
 def is_empty(observation: Observation) -> bool:
