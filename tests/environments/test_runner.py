@@ -54,6 +54,7 @@ def stepped(
     *calls: ToolCall,
     ledger: RememberedCalls | None = None,
     seconds: float = LONG,
+    settles: bool = False,
 ) -> Any:
     async def run() -> Any:
         runner = EpisodeRunner(
@@ -62,6 +63,8 @@ def stepped(
         assert await runner.reset({"a": "one"}, 7) == "one 7"
         runner._limit = seconds
         done = await runner.step(turn_of(*calls), key="t0")
+        while settles and runner.stuck:  # a thread may begin later than its call is abandoned
+            await asyncio.sleep(0.01)
         await runner.close()
         return done, runner
 
@@ -111,6 +114,7 @@ def test_whatever_goes_wrong_with_a_call_is_read_by_the_policy() -> None:
         Room(toolbox(add, leave, slow, long)),
         *(call("ad"), broken, call("add", b=1), call("add", a=1), call("leave"), call("slow")),
         call("long"),
+        settles=True,
     )
     assert [result.failed for result in done.turn.results] == [True] * 7
     assert done.step.observation.split(" | ") == [
@@ -170,6 +174,18 @@ def test_half_a_surrogate_pair_is_spelt() -> None:
         done, _ = stepped(Room({}, lambda turn, said=observation: Step(observation=said)))
         (message,) = messages_of(done.step.observation)
         assert message["content"] == "a\\udcff"
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ({"len": len}, r"tools\['len'\] is builtin_function"),
+        ([tool(lambda: "x", name="a")], "no mapping"),
+    ],
+)
+def test_tools_are_made_of_functions(tools: Any, said: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=said):
+        stepped(Room(tools))
 
 
 def test_a_failure_of_reset_is_one_too() -> None:
