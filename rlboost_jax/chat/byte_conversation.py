@@ -41,6 +41,7 @@ class ByteConversation:
         self.stop_ids = tokenizer.stop_ids
         self.vocab_size = ByteTokenizer.TOOL + 1
         self.tool_format: str = tool_format
+        self.takes_results = True
         self.notes: tuple[str, ...] = (
             f"tool calls are read as {tool_format}; tools are not described in prompts",
         )

@@ -73,12 +73,14 @@ class Conversation(Protocol):
         vocab_size: ids are below this.
         tool_format: how calls are written, see `chat/formats`.
         notes: a line for each thing to know of tokenizer and template.
+        takes_results: there is a role for results of tools.
     """
 
     stop_ids: tuple[int, ...]
     vocab_size: int
     tool_format: str
     notes: tuple[str, ...]
+    takes_results: bool
 
     def first(self, messages: Sequence[Message], tools: Tools | None = None) -> NDArray[np.int32]:
         """A prompt: [T] token ids of the messages, up to where the policy speaks.

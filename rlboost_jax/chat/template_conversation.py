@@ -61,6 +61,7 @@ class TemplateConversation:
         self.vocab_size = template.renderer.tokenizer.vocab_size
         self.tool_format = tool_format
         self.notes = tuple(notes)
+        self.takes_results = "tool" not in template.refused
         self.template = template
         self._stops = dict(stops)
         self._reader = reader

@@ -110,7 +110,7 @@ def _with_calls(template: Template, tools: Tools) -> Template:
         refusals = _refusal(tried, "tool", _asked(1), tools)
         if not refusals:
             return tried
-    return replace(template, refused=refusals)
+    return replace(template, refused=refusals, habits=template.habits._replace(calls=False))
 
 
 def _whole(text: str, start: int, control: Sequence[str]) -> int:

@@ -28,7 +28,8 @@ class EpisodeQuestion:
 class Reply:
     """What an environment said to a turn, as the policy will read it.
 
-    Attributes: see `TurnAnswered`.
+    Attributes: see `TurnAnswered`, and
+        beyond: it is too long for any context, so nobody has made tokens of it.
     """
 
     given: bytes
@@ -41,6 +42,7 @@ class Reply:
     calls: tuple[tuple[str, bool], ...] = ()
     retokenised: int = 0
     anew: bool = False
+    beyond: bool = False
 
 
 @dataclass(frozen=True)

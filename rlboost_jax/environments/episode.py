@@ -95,6 +95,11 @@ class Episode:
         for record in records:
             self._learn(record)
 
+    @property
+    def room(self) -> int:
+        """Tokens that anything that is said may have."""
+        return max(self._room, self._settings.max_given_tokens)
+
     def before(self, index: int) -> tuple[TurnAnswered, ...]:
         """What the turns before one were answered."""
         return tuple(self._answered[past.name] for past in self._history[:index])
@@ -243,10 +248,11 @@ class Episode:
         metrics = dict(reply.metrics)
         known = self._answered.get(doing.past.name)
         seconds = known.seconds if known else reply.seconds  # it counts as it did the first time
-        if not (given or prompt or over):
+        if not (given or prompt or over or reply.beyond):
             return "it said nothing, and not that the episode is done"
         taken = sum(len(each.given) for each in before if each.sequence == sequence) // 4
         full = taken + len(given) // 4 > settings.max_given_tokens or len(prompt) // 4 > self._room
+        full = full or reply.beyond
         late = 0 < settings.episode_seconds < sum(t.seconds for t in before) + seconds
         if not over and (full or late):
             metrics[CONTEXT_FULL if full else OUT_OF_TIME] = 1.0

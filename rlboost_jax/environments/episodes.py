@@ -23,6 +23,7 @@ from rlboost_jax.environments.frames import Opened, WireObservation
 from rlboost_jax.environments.hosted import EpisodeFailed, Problem
 from rlboost_jax.environments.journal import FOLDER, Journal
 from rlboost_jax.environments.live import Lost
+from rlboost_jax.environments.observations import is_beyond
 from rlboost_jax.environments.pool import EnvironmentPool
 from rlboost_jax.environments.prompt_renderer import (
     PromptRenderer,
@@ -124,11 +125,16 @@ class EpisodeService:
             self._note(f"{error}; its group is left out")
             problem = Problem(example=example, seed=seed, opened=_NOTHING_SAID, failed=str(error))
             return problem, np.array(self.renderer.stop_ids[:1], np.int32)
+        most, said = self._run.engine.max_prompt_tokens, opened.said.observation
+        if is_beyond((said,), most):
+            raise ConfigError(
+                f"environment.name {self._settings.name!r}: an episode begins with more text than "
+                f"{most} tokens can be (engine.max_prompt_tokens)"
+            )
         try:
-            tokens = self.renderer.first(opened.said.observation, opened.tools)
+            tokens = self.renderer.first(said, opened.tools)
         except UnencodableObservation as error:
             raise ConfigError(f"environment.name {self._settings.name!r}: {error}") from None
-        most = self._run.engine.max_prompt_tokens
         if not 0 < len(tokens) <= most:
             raise ConfigError(
                 f"environment.name {self._settings.name!r}: an episode begins with {len(tokens)} "

@@ -11,11 +11,13 @@ from typing import Any, Protocol, assert_never
 import msgspec
 import numpy as np
 
+from rlboost_jax.chat.conversation import answers
 from rlboost_jax.environments import actions as decided
 from rlboost_jax.environments.actions import Actions, EpisodeQuestion, Reply
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.frames import Opened, Taken
 from rlboost_jax.environments.live import Live, Lost
+from rlboost_jax.environments.observations import is_beyond
 from rlboost_jax.environments.pool import EnvironmentPool
 from rlboost_jax.environments.prompt_renderer import (
     NOTHING,
@@ -225,7 +227,10 @@ class Hosted:
         for answered in self._episode.before(index):
             before = _messages(answered) if answered.anew else [*before, *_messages(answered)]
         results, observation = taken.turn.results, taken.step.observation
-        if taken.anew and not taken.done:
+        beyond = is_beyond((observation, answers(results)), self._episode.room)
+        if beyond:
+            said = Continued(given=NOTHING, prompt=NOTHING)
+        elif taken.anew and not taken.done:
             self._tools = taken.tools
             said = Continued(
                 given=NOTHING,
@@ -245,6 +250,7 @@ class Hosted:
             calls=tuple((result.call.name, result.failed) for result in results),
             retokenised=said.retokenised,
             anew=taken.anew,
+            beyond=beyond,
         )
 
     async def _keep(self, record: Record) -> None:

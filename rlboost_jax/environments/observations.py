@@ -1,7 +1,7 @@
 """What environments return, looked at before anything is built on it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -9,6 +9,9 @@ import numpy as np
 from rlboost_jax.environments.protocol import Message, Observation, Step
 
 ROLES: Final = ("system", "user", "tool", "assistant")
+LONG_TEXT: Final = 2**20  # characters that are always looked at
+MOST_PER_TOKEN: Final = 64  # characters, in a text of many tokens
+_SHOWN: Final = 80  # characters of what is wrong
 _TEXTS: Final = ("role", "content", "name", "tool_call_id", "reasoning_content")
 
 
@@ -26,7 +29,7 @@ def checked_observation(value: Any, *, first: bool) -> Observation:
         BadObservation
     """
     if isinstance(value, str):
-        return value
+        return _text(value)
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype.kind not in "iu":
             raise BadObservation(
@@ -48,6 +51,8 @@ def checked_step(value: Any) -> Step:
     if not isinstance(value, Step):
         raise BadObservation(f"step returned {type(value).__name__}; it returns a Step")
     reward = _number("reward", value.reward)
+    if not isinstance(value.metrics, Mapping):
+        raise BadObservation(f"metrics are {type(value.metrics).__name__}, no mapping by name")
     metrics = {str(name): _number(f"metrics[{name!r}]", m) for name, m in value.metrics.items()}
     observation = checked_observation(value.observation, first=value.anew)
     return Step(
@@ -57,6 +62,21 @@ def checked_step(value: Any) -> Step:
         metrics=metrics,
         anew=bool(value.anew),
     )
+
+
+def is_beyond(observations: Iterable[Observation], room: int) -> bool:
+    """Whether texts are longer than so many tokens can be, by a wide margin: a tokenizer would
+    take minutes and gigabytes to find that out."""
+    most = max(LONG_TEXT, room * MOST_PER_TOKEN)
+    return sum(map(_characters, observations)) > most
+
+
+def _characters(observation: Observation) -> int:
+    if isinstance(observation, str):
+        return len(observation)
+    if isinstance(observation, np.ndarray):
+        return 0  # tokens already
+    return sum(len(message.get("content", "")) for message in observation)
 
 
 def is_empty(observation: Observation) -> bool:
@@ -85,12 +105,28 @@ def _message(value: Any, first: bool) -> Message:
         if name in _TEXTS:
             if not isinstance(part, str):
                 raise BadObservation(f"{name!r} of a message is {type(part).__name__}, no text")
-            message[name] = part.encode(errors="backslashreplace").decode()
+            message[name] = _text(part)
         elif (
             name == "tool_calls" and isinstance(part, list | tuple) and value["role"] == "assistant"
         ):
-            message[name] = [dict(call) for call in part]
+            message[name] = [_call(call) for call in part]
         else:
             raise BadObservation(f"{name!r} is no part of a message of role {value['role']!r}")
     message.setdefault("content", "")
     return Message(**message)  # type: ignore[typeddict-item]
+
+
+def _text(value: str) -> str:
+    """Without halves of surrogate pairs, which names of files have and no frame can carry."""
+    return value.encode(errors="backslashreplace").decode()
+
+
+def _call(value: Any) -> dict[str, Any]:
+    """Of an assistant's message, as chat templates take it."""
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadObservation(
+            'a call of a message is {"function": {"name": …, "arguments": …}}, not '
+            f"{str(value)[:_SHOWN]}"
+        )
+    return dict(value)

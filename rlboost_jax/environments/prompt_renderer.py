@@ -191,6 +191,8 @@ class ChatRenderer:
         own = messages_of(observation)
         if not any(message["role"] == "tool" for message in own):
             own = (*answers(results), *own)
+        if not self._conversation.takes_results:
+            own = _as_users(own)
         said = (*([decoded.message] if decoded.message else []), *own)
         if not own:
             return Continued(given=NOTHING, prompt=NOTHING, messages=said)
@@ -256,6 +258,20 @@ def messages_of(observation: Observation) -> tuple[Message, ...]:
 
 def described_tools(tools: Sequence[ToolSpec]) -> tuple[Mapping[str, Any], ...]:
     return tuple(described(each.name, each.description, each.parameters) for each in tools)
+
+
+def _as_users(messages: Messages) -> tuple[Message, ...]:
+    """Results of tools as the user's words, where a chat template has no role for them (Gemma's).
+
+    What the user says besides is joined to them: roles alternate there.
+    """
+    results = [message["content"] for message in messages if message["role"] == "tool"]
+    others = [message for message in messages if message["role"] != "tool"]
+    if not results:
+        return tuple(messages)
+    if others and others[0]["role"] == "user":
+        results.append(others.pop(0)["content"])
+    return (Message(role="user", content="\n".join(results)), *others)
 
 
 def _within(tokens: NDArray[np.int32], vocab_size: int) -> NDArray[np.int32]:

@@ -121,6 +121,12 @@ class EpisodeRunner:
         said = await self._called("reset", self._environment.reset, example, seed)
         if not isinstance(self.tools, Mapping):
             raise EnvironmentFailed(f"tools are {type(self.tools).__name__}, no mapping by name")
+        for name, given in self.tools.items():
+            if not isinstance(given, Tool):
+                raise EnvironmentFailed(
+                    f"tools[{name!r}] is {type(given).__name__}, no Tool; toolbox(…) makes tools "
+                    "of functions"
+                )
         try:
             return checked_observation(said, first=True)
         except BadObservation as error:

@@ -55,6 +55,11 @@ def exhausted(message: str, code: str) -> ApiError:
     return ApiError(429, code, message, kind="rate_limit_error")
 
 
+def over(reason: str) -> ApiError:
+    """The session takes no more calls."""
+    return ApiError(410, "session_over", f"the session is over: {reason}")
+
+
 def failed(message: str, code: str = "sampling_failed") -> ApiError:
     """Not the caller's fault; the same call may be repeated."""
     return ApiError(503, code, message, kind="server_error")

@@ -4,10 +4,10 @@ Clients write one message in many ways: text or a list of parts of it, null or "
 JSON of any spacing, fields of their own. Only what the policy reads is kept.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
+from rlboost_jax.chat.formats.objects import after_spaces, decoded
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.gateway.errors import invalid
 from rlboost_jax.gateway.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
@@ -80,14 +80,12 @@ def _calls(message: Message) -> list[tuple[str, Any]]:
 
 
 def arguments_of(value: Any) -> Any:
-    """Arguments of a call as an object, where their text is one."""
+    """Arguments of a call as an object, where their text is one that can be handed on."""
     if not isinstance(value, str):
         return value
-    try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    return found if isinstance(found, dict) else value
+    found = decoded(value, after_spaces(value, 0))
+    whole = isinstance(found.value, dict) and not value[found.end :].strip()
+    return found.value if whole else value
 
 
 def _message(given: Any, place: str) -> Message:

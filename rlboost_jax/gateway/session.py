@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.gateway.calls import Call, ChatCall, TokenCall
-from rlboost_jax.gateway.errors import ApiError, invalid
+from rlboost_jax.gateway.errors import invalid, over
 from rlboost_jax.gateway.limits import GatewayLimits
 from rlboost_jax.gateway.messages import grown
 
@@ -140,7 +140,7 @@ class Session:
         if self._asked is not None:
             return Busy()
         if self._over:
-            raise ApiError(410, "session_over", f"the session is over: {self._over}")
+            raise over(self._over)
         if self._turns >= self._limits.max_turns:
             raise invalid(
                 f"the session has made {self._turns} turns; max_turns is {self._limits.max_turns}",

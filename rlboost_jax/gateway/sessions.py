@@ -16,12 +16,14 @@ from typing import Final
 
 from rlboost_jax.gateway.backend import Backend, Piece
 from rlboost_jax.gateway.calls import Call
-from rlboost_jax.gateway.errors import ApiError, exhausted, failed, invalid
+from rlboost_jax.gateway.errors import ApiError, exhausted, failed, invalid, over
 from rlboost_jax.gateway.limits import MAX_QUEUED, GatewayLimits
 from rlboost_jax.gateway.progress import Progress
 from rlboost_jax.gateway.session import AnsweredTurn, Ask, SampledTurn, Session, UnderWay
 
 log: Final = logging.getLogger(__name__)
+
+GATEWAY_ENDS: Final = "the gateway ends"
 
 
 @dataclass(eq=False)
@@ -39,7 +41,7 @@ class OpenSession:
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     progress: Progress | None = None
-    task: "asyncio.Task[None] | None" = None
+    task: "asyncio.Task[SampledTurn | ApiError] | None" = None
     queued: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a turn is made; FIFO
 
@@ -133,7 +135,9 @@ class Sessions:
                 session.lock.release()
                 return session.progress or _finished(decision, int(self._now()))
             progress = session.progress = Progress(decision.turn, int(self._now()))
-            session.task = asyncio.create_task(self._make(session, decision, progress))
+            session.task = asyncio.create_task(self._made(session, decision, progress))
+            # By a callback: a task that is cancelled before it has begun runs none of its lines.
+            session.task.add_done_callback(lambda task: self._finish(session, progress, task))
         except BaseException:
             session.lock.release()
             raise
@@ -158,7 +162,7 @@ class Sessions:
 
     async def close(self) -> None:
         for session in list(self._open.values()):
-            await self.end(session, "the gateway ends")
+            await self.end(session, GATEWAY_ENDS)
 
     def _known(self, session: OpenSession, call: Call, key: str) -> Progress | None:
         match session.state.known(call, key):
@@ -182,29 +186,39 @@ class Sessions:
                 "session_busy",
             )
 
-    async def _make(self, session: OpenSession, ask: Ask, progress: Progress) -> None:
-        """One turn. However it ends, who waits for it hears of it once, and the next may begin."""
-        end: AnsweredTurn | ApiError = failed("the gateway ends", "session_over")
+    async def _made(
+        self, session: OpenSession, ask: Ask, progress: Progress
+    ) -> SampledTurn | ApiError:
+        """One turn, or why there is none."""
         try:
             async with asyncio.timeout(self.limits.turn_seconds):
-                sampled = await self._sampled(session, ask, progress)
-            end = session.state.sampled(sampled)
+                return await self._sampled(session, ask, progress)
         except ApiError as error:
-            end = error
+            return error
         except TimeoutError:
-            end = failed(
+            return failed(
                 f"the turn took more than {self.limits.turn_seconds:g} s (turn_seconds)",
                 "turn_timeout",
             )
         except Exception:
             log.exception("turn %d of session %s failed", ask.turn, session.id)
-            end = failed("the turn failed; the gateway's log says why")
-        finally:
-            if not isinstance(end, AnsweredTurn):
-                session.state.failed()
-            session.touched = self._clock()
-            progress.finish(end)
-            session.lock.release()
+            return failed("the turn failed; the gateway's log says why")
+
+    def _finish(
+        self,
+        session: OpenSession,
+        progress: Progress,
+        task: "asyncio.Task[SampledTurn | ApiError]",
+    ) -> None:
+        """However a turn ends, who waits for it hears of it once, and the next may begin."""
+        made = _abandoned(session.state.over) if task.cancelled() else task.result()
+        if isinstance(made, ApiError):
+            session.state.failed()
+            progress.finish(made)
+        else:
+            progress.finish(session.state.sampled(made))
+        session.touched = self._clock()
+        session.lock.release()
 
     async def _sampled(self, session: OpenSession, ask: Ask, progress: Progress) -> SampledTurn:
         turn = self.backend.turn(session.id, ask)
@@ -215,6 +229,12 @@ class Sessions:
                 else:
                     return item
         raise AssertionError("a backend ended a turn without saying it")
+
+
+def _abandoned(reason: str) -> ApiError:
+    """Of a turn whose session ended first. Another gateway may take the call, nobody an episode
+    that is over."""
+    return failed(reason, "session_over") if reason == GATEWAY_ENDS else over(reason)
 
 
 def _finished(answered: AnsweredTurn, created: int) -> Progress:

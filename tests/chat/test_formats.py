@@ -15,7 +15,7 @@ FORMATS = ("hermes", "llama3", "mistral", "json", "tagged")
 JSON = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers()
+    | st.integers(-(2**63), 2**64 - 1)
     | st.text()
     | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -132,6 +132,11 @@ BROKEN = {
     "too large": '{"name": "add", "arguments": {"a": 1e999}}',
     "are no object": '{"name": "add", "arguments": [3]}',
     "nested too deeply": '{"name": "add", "arguments": ' + "[" * 100_000,
+    "more than 64 lists": '{"name": "add", "arguments": {"a": ' + "[" * 64 + "]" * 64 + "}}",
+    "99999999999999999999 has more than 64 bits": (
+        '{"name": "add", "arguments": {"a": 99999999999999999999}}'
+    ),
+    "-9223372036854775809 has more": '{"name": "add", "arguments": [[-9223372036854775809]]}',
     "no object": "<tool_call>7</tool_call>",
 }
 

@@ -99,6 +99,11 @@ class SpeaksText:
         return Step(observation=f"you said {turn.text}")
 
 
+class SpeaksForEver(SpeaksText):
+    def step(self, turn: Turn) -> Step:
+        return Step(observation="x" * 2**23, reward=0.5)
+
+
 class Asks:
     """Asks the question of a row."""
 

@@ -268,16 +268,36 @@ def test_a_group_that_no_environment_can_begin_is_left_out(tmp_path: Path) -> No
     assert "\n" not in str(raised.value)
 
 
-def test_text_is_spoken_where_there_is_a_tokenizer(tmp_path: Path) -> None:
+def test_a_text_that_no_context_has_room_for_ends_the_episode_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer would hold the trainer's other episodes up for minutes, and fill its memory."""
+    desk = Desk(speaking("SpeaksForEver"), tmp_path)
+    monkeypatch.setattr(desk.service.renderer, "after", None)
+    desk.begin()
+    turn = [*b"41", 257]
+    desk.ask(turn)
+    assert desk.said() == ([], True)
+    verdict = desk.judge(turn)
+    assert verdict.reward == 0.5 and verdict.account.metrics["context_full"] == 1.0
+    desk.service.close()
+
+
+def speaking(name: str) -> RunConfig:
+    """A run whose environment speaks text."""
     config = base.get_config()
     config.task.name = "environment"
     config.warmup.max_updates = 0
     config.data.tokenizer = "bytes"
     config.model.vocab_size = 300
     config.engine.max_prompt_tokens = 200
-    config.environment.name = f"{HERE}:SpeaksText"
+    config.environment.name = f"{HERE}:{name}"
     config.environment.max_given_tokens = 200
-    desk = Desk(run_of_dict(config.to_dict()), tmp_path)
+    return run_of_dict(config.to_dict())
+
+
+def test_text_is_spoken_where_there_is_a_tokenizer(tmp_path: Path) -> None:
+    desk = Desk(speaking("SpeaksText"), tmp_path)
     text = desk.service.renderer.text
     assert "say a number" in text(desk.prompts[0])
     desk.begin()

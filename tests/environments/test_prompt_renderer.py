@@ -3,9 +3,13 @@
 import pytest
 
 from configs import base
-from rlboost_jax.environments.prompt_renderer import renderer_of
+from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.environments.prompt_renderer import ChatRenderer, renderer_of
+from rlboost_jax.environments.protocol import ToolCall, ToolResult
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
+from tests.chat.conftest import opened, saved
+from tests.chat.forms import FORMS
 
 
 def bytes_run(vocab_size):
@@ -21,3 +25,24 @@ def test_a_model_needs_the_marks_of_a_conversation():
         renderer_of(bytes_run(258), ())
     renderer = renderer_of(bytes_run(262), ())
     assert max(renderer.first("3 + 4?", ())) < 262
+
+
+def test_results_are_the_users_where_a_template_has_no_role_for_them(tmp_path):
+    """A policy may imitate calls wherever it likes; its episode would be spoilt each time."""
+    tokenizer = opened(saved(tmp_path, FORMS["gemma"]), FORMS["gemma"])
+    renderer = ChatRenderer(conversation_of(tokenizer), tokenizer.text, tokenizer.vocab_size)
+    prompt = renderer.first("3 + 4?", ())
+    (written,) = tokenizer.encode(
+        ['<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call><end_of_turn>'], chat=True
+    )
+    decoded = renderer.decode(written)
+    results = [ToolResult(call=ToolCall(name="add", arguments={}), content="no tool", failed=True)]
+    before = [{"role": "user", "content": "3 + 4?"}]
+    said = renderer.after(before, decoded, results, "Go on.", ())
+    turn = "<start_of_turn>{}\n{}<end_of_turn>\n"
+    text = turn.format("user", "no tool\nGo on.") + "<start_of_turn>model\n"
+    assert renderer.text(said.given) == f"\n{text}"
+    assert [message["role"] for message in said.messages] == ["assistant", "user"]
+    before = [*before, *said.messages]
+    again = renderer.after(before, decoded, results, (), ())
+    assert "no tool<end_of_turn>" in renderer.text(again.given) and len(prompt)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlboost_jax.environments.prompt_renderer import messages_of
 from rlboost_jax.environments.protocol import Observation, Step, Tool, ToolCall, ToolResult, Turn
 from rlboost_jax.environments.runner import (
     EnvironmentFailed,
@@ -53,13 +54,17 @@ def stepped(
     *calls: ToolCall,
     ledger: RememberedCalls | None = None,
     seconds: float = LONG,
+    settles: bool = False,
 ) -> Any:
     async def run() -> Any:
         runner = EpisodeRunner(
-            lambda: room, ledger=ledger or RememberedCalls(), time_limit_seconds=seconds
+            lambda: room, ledger=ledger or RememberedCalls(), time_limit_seconds=LONG
         )
         assert await runner.reset({"a": "one"}, 7) == "one 7"
+        runner._limit = seconds
         done = await runner.step(turn_of(*calls), key="t0")
+        while settles and runner.stuck:  # a thread may begin later than its call is abandoned
+            await asyncio.sleep(0.01)
         await runner.close()
         return done, runner
 
@@ -109,6 +114,7 @@ def test_whatever_goes_wrong_with_a_call_is_read_by_the_policy() -> None:
         Room(toolbox(add, leave, slow, long)),
         *(call("ad"), broken, call("add", b=1), call("add", a=1), call("leave"), call("slow")),
         call("long"),
+        settles=True,
     )
     assert [result.failed for result in done.turn.results] == [True] * 7
     assert done.step.observation.split(" | ") == [
@@ -143,15 +149,43 @@ def test_a_thread_that_is_abandoned_is_known() -> None:
         (lambda turn: Step(observation=[{"role": "tol"}]), "role 'tol' of a message"),
         (lambda turn: Step(observation=np.zeros((1, 2))), "token ids are one row of integers"),
         (lambda turn: Step(metrics={"solved": "yes"}), "metrics['solved'] is 'yes'"),
+        (lambda turn: Step(metrics=None), "metrics are NoneType"),
+        (
+            lambda turn: Step(observation=[{"role": "assistant", "tool_calls": [{}]}], anew=True),
+            "a call of a message is",
+        ),
         (lambda turn: {}["x"], "step: KeyError: 'x'"),
         (lambda turn: exit(2), "step: SystemExit: 2"),
         (lambda turn: threading.Event().wait(LONG), "step: took longer than 0.2 s"),
     ],
 )
 def test_what_goes_wrong_with_the_environment_is_a_named_failure(says: Any, said: str) -> None:
+    seconds = 0.2 if "took longer" in said else LONG
     with pytest.raises(EnvironmentFailed) as raised:
-        stepped(Room({}, says), seconds=0.2)
+        stepped(Room({}, says), seconds=seconds)
     assert said in str(raised.value)
+
+
+def test_half_a_surrogate_pair_is_spelt() -> None:
+    """Names of files have them, and no frame could carry them."""
+    spelt, _ = stepped(Room(toolbox(tool(lambda: "\udcff", name="name"))), call("name"))
+    assert spelt.step.observation == "\\udcff"
+    for observation in ("a\udcff", [{"role": "user", "content": "a\udcff"}]):
+        done, _ = stepped(Room({}, lambda turn, said=observation: Step(observation=said)))
+        (message,) = messages_of(done.step.observation)
+        assert message["content"] == "a\\udcff"
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ({"len": len}, r"tools\['len'\] is builtin_function"),
+        ([tool(lambda: "x", name="a")], "no mapping"),
+    ],
+)
+def test_tools_are_made_of_functions(tools: Any, said: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=said):
+        stepped(Room(tools))
 
 
 def test_a_failure_of_reset_is_one_too() -> None:

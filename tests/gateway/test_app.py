@@ -9,6 +9,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rlboost_jax.gateway.app import make_app
+from rlboost_jax.gateway.calls import chat_call
+from rlboost_jax.gateway.errors import ApiError
 from rlboost_jax.gateway.limits import MAX_BODY_BYTES, MAX_QUEUED, GatewayLimits
 from rlboost_jax.gateway.session import Called
 from rlboost_jax.gateway.sessions import Sessions
@@ -215,6 +217,36 @@ def test_rewards_and_ends() -> None:
         assert (await client.ask("GET", "/sessions/s"))[0] == 404
 
     with_gateway(story)
+
+
+def test_a_call_under_way_hears_that_its_session_is_over() -> None:
+    """By a status that no client repeats the call for: there is nobody to repeat it to."""
+
+    async def story(client: Client) -> None:
+        token = (await client.open(id="s"))["token"]
+        client.backend.go.clear()
+        call = asyncio.create_task(client.chat(token=token))
+        while not client.backend.asked:
+            await asyncio.sleep(0)
+        rewards = [{"reward": reward} for reward in (1.0, -7.0)]
+        posted = [client.ask("POST", "/sessions/s/reward", reward) for reward in rewards]
+        assert sorted([status for status, _ in await asyncio.gather(*posted)]) == [200, 404]
+        assert len(client.backend.over) == 1, "one of two rewards counts"
+        status, said = await call
+        assert (status, said["error"]["code"]) == (410, "session_over")
+        assert "its reward was posted" in said["error"]["message"]
+
+    with_gateway(story)
+
+
+async def test_a_session_that_ends_before_its_turn_has_begun_answers_the_call() -> None:
+    sessions = Sessions(Fake(), GatewayLimits())
+    session = sessions.open()
+    progress = await sessions.ask(session, chat_call({"messages": [USER]}))
+    await sessions.end(session, "its client ended it")
+    with pytest.raises(ApiError, match="its client ended it") as refused:
+        await progress.answered()
+    assert refused.value.status == 410 and not session.lock.locked()
 
 
 def test_limits_are_named() -> None:

@@ -71,6 +71,27 @@ def test_one_message_written_in_many_ways() -> None:
     assert not same(written[0], other)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        '{"a": 99999999999999999999}',
+        '{"a": "\\ud800"}',
+        '{"a": 1, "a": 2}',
+        '{"a": ' + "[" * 900 + "]" * 900 + "}",
+        '{"a": 1} and more',
+        "[1]",
+    ],
+)
+def test_arguments_that_nothing_else_can_carry_stay_text(text: str) -> None:
+    """Not a number of another worth each time, which would begin another sequence."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    one, other, _ = canonical_messages([said, said, USER])
+    assert one["tool_calls"][0]["function"]["arguments"] == text and same(one, other)
+
+
 def test_parts_of_text_are_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     one, two = canonical_messages(

@@ -202,7 +202,10 @@ def test_fifty_steps_while_everything_dies(tmp_path: Path) -> None:
     settings = ("num_steps=50", *CALM)
     with using_tools(tmp_path / "calm" / "run", *settings, optimized=True) as alone:
         alone.workdir.parent.mkdir()
-        alone.start().finish()
+        alone.start()
+        for step in range(1, STEPS + 1):  # each has its own patience: together they may take long
+            alone.wait_until(lambda: len(alone.metrics()) >= step, f"step {step}")  # noqa: B023
+        alone.finish()
     with using_tools(tmp_path / "killed" / "run", *settings, optimized=True) as run:
         run.workdir.parent.mkdir()
         counts = die(run)
@@ -224,8 +227,12 @@ def die(run: Run) -> Counter:
     )
     run.start()
     next_kill = time.monotonic() + EVERY_SECONDS
+    steps, came = 0, time.monotonic()
     while True:
         assert run.process is not None
+        if len(run.metrics()) > steps:
+            steps, came = len(run.metrics()), time.monotonic()
+        assert time.monotonic() < came + PATIENCE_SECONDS, f"nothing after step {steps}"
         if not run.process.lives:
             run.finish()
             return counts

@@ -9,6 +9,9 @@ from rlboost_jax.environments.protocol import ToolCall
 
 ARGUMENTS: Final = ("arguments", "parameters")  # OpenAI's word, and Llama's
 MOST_SHOWN: Final = 60  # characters of what could not be read
+MOST_DEPTH: Final = 64  # of lists and objects in one another
+_LEAST: Final = -(2**63)  # whole number that frames between processes take
+_MOST: Final = 2**64 - 1
 
 
 class Found(NamedTuple):
@@ -30,7 +33,8 @@ def decoded(text: str, start: int) -> Decoded:
     """The JSON value that begins at `start`.
 
     An object that has a key twice is refused, since nobody knows which was meant; so are
-    numbers and strings that are none in JSON's own standard (NaN, half a surrogate pair).
+    numbers and strings that are none in JSON's own standard (NaN, half a surrogate pair), and
+    what cannot be handed on (`unsendable`).
     """
     try:
         value, end = _DECODER.raw_decode(text, start)
@@ -43,7 +47,27 @@ def decoded(text: str, start: int) -> Decoded:
         return Decoded(None, start, "no JSON: nested too deeply")
     except ValueError as error:  # UnicodeEncodeError, too
         return Decoded(None, start, f"no JSON: {error}")
+    if problem := unsendable(value):
+        return Decoded(None, start, problem)
     return Decoded(value, end, "")
+
+
+def unsendable(value: Any) -> str:
+    """Why a JSON value cannot go to the process that carries the call out; "": it can."""
+    level = [value]
+    for _ in range(MOST_DEPTH + 1):
+        for each in level:
+            if isinstance(each, int) and not _LEAST <= each <= _MOST:
+                return f"{_shown(each)} has more than 64 bits; write it as a text"
+        level = [
+            inner
+            for each in level
+            if isinstance(each, Mapping | list | tuple)
+            for inner in (each.values() if isinstance(each, Mapping) else each)
+        ]
+        if not level:
+            return ""
+    return f"nested too deeply: more than {MOST_DEPTH} lists and objects in one another"
 
 
 def call_of(value: Any) -> ToolCall:

@@ -7,7 +7,7 @@ It reads whole turns. What it cannot read is left to the other formats, which sa
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlboost_jax.chat.formats.objects import Found, call_of
+from rlboost_jax.chat.formats.objects import Found, call_of, unsendable
 
 ResponseParser = Callable[..., Mapping[str, Any]]  # transformers' `parse_response`
 
@@ -34,6 +34,6 @@ def read(
         return None
     if not isinstance(said, str) or not isinstance(thought, str):
         return None
-    if any(call.problem for call in calls):
+    if any(call.problem or unsendable(call.arguments) for call in calls):
         return None
     return Response(thought, Found(said, calls))
