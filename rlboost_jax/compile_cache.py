@@ -13,7 +13,9 @@ import jax
 import jaxlib
 from jax._src import compilation_cache  # what it compresses with has no public name
 
+from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.host.private_paths import own_folder
+from rlboost_jax.settings.errors import ConfigError
 
 DEFAULT_FOLDER = "~/.cache/rlboost_jax"
 
@@ -29,12 +31,23 @@ def enable(folder: str = "") -> Path:
 
     Raises:
         NotOurs: the place is another user's, whose programs would be run.
+        ConfigError: it cannot be made.
     """
     given = "" if folder else os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
     place = Path(given or Path(folder or DEFAULT_FOLDER).expanduser() / fingerprint())
-    if not given:
-        own_folder(place.parent, "compile_cache_dir")
-    own_folder(place, "JAX_COMPILATION_CACHE_DIR" if given else "compile_cache_dir")
+    setting = "JAX_COMPILATION_CACHE_DIR" if given else "compile_cache_dir"
+    try:
+        if not given:
+            own_folder(place.parent, setting)
+        own_folder(place, setting)
+    except OSError as error:
+        if exhausted(error):
+            raise
+        shown = place if given else place.parent
+        raise ConfigError(
+            f"{shown} cannot be made: {error.strerror}; set {setting} to a folder for compiled "
+            "programs that can be written"
+        ) from error
     with_checksums()
     jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

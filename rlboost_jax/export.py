@@ -70,7 +70,12 @@ def export(
 
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--to={folder} cannot be made: {error.strerror}; name another folder"
+        ) from error
     if adapter:
         write_peft(model, params, partial, dtype=dtype)
         _finish(partial, folder)

@@ -39,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (args.source / "kernels" / "pyproject.toml").is_file():
         print(f"error: {args.source} is no checkout; name one with --source", file=sys.stderr)
         return 2
-    args.to.mkdir(parents=True, exist_ok=True)
+    try:
+        args.to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--to={args.to} is no place for a folder: {error.strerror}")
     return make(args.to, args.source, args.add, args.options)
 
 

@@ -105,6 +105,11 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ConfigError, match=r"--to=\S+/file/in cannot be made: Not a directory; name"
+    ):
+        export.export(finished[0], tmp_path / "file" / "in")
     with pytest.raises(ConfigError, match=r"full exists; name a new folder"):
         export.export(finished[0], tmp_path / "full")
     with pytest.raises(SystemExit) as caught:

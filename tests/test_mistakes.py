@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from absl.testing import flagsaver
 
-from rlboost_jax import main
+from rlboost_jax import main, wheelhouse
 from rlboost_jax.settings.command_line import parse
 from rlboost_jax.supervision import exits
 
@@ -112,6 +112,21 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Refused:
         ("data.max_prompt_tokens=2", "40 too long (first: rows.jsonl, line 1: 14 tokens, 2 allow"),
         ("data.chat=always", "has no chat template; set data.chat_template"),
         ("data.answer_format=boxed", "no answer of format 'boxed' in '1'"),
+        ("data.answer_format=hash", "'hash' does not exist; known: '', after_hashes, boxed"),
+        ("data.reward_columns=('level',)", "no column 'level' among 'answer', 'question'"),
+        (
+            "data.stop_ids=(999,)",
+            "data.stop_ids is (999,); ids go from 0 to 259 (model.vocab_size)",
+        ),
+        ("data.split=test", "data.split is 'test', and files of format jsonl have none"),
+        ("num_steps=99999999999999999999", "choose 1000000000 or less"),
+        ("compile_cache_dir=rows.jsonl/in", "rows.jsonl/in cannot be made: Not a directory; set"),
+        ("observe.alerts.command=('nosuchprogram',)", "'nosuchprogram': no such program; give its"),
+        (
+            "observe.alerts.webhook_file=nowhere",
+            "webhook_file 'nowhere': No such file or directory",
+        ),
+        ("observe.alerts.webhook_file=own.py", "'own.py': the file holds no URL of http; name"),
     ],
 )
 def test_a_wrong_setting(refused: Refused, setting: str, says: str) -> None:
@@ -136,6 +151,14 @@ def test_a_wrong_file(refused: Refused, tmp_path: Path) -> None:
     assert "name a file, or what `rlboost configs` lists" in refused(config="nope.py")
     (tmp_path / "torn.py").write_text("def get_config(:")
     assert "torn.py, line 1: SyntaxError" in refused(config="torn.py")
+    assert "--config= names nothing; name a file" in refused(config="")
+
+
+def test_data_and_rewards_of_a_run_that_makes_its_own(refused: Refused, tmp_path: Path) -> None:
+    generated = OWN.replace('config.data.source = "rows.jsonl"', "pass")
+    (tmp_path / "generated.py").write_text(generated)
+    line = refused("task.name=reversal", "task.max_length=10", config="generated.py")
+    assert "rewards.functions is 'exact', and task 'reversal' generates its own" in line
 
 
 def test_a_wrong_fork(refused: Refused, tmp_path: Path) -> None:
@@ -152,3 +175,11 @@ def test_a_workdir_that_others_use(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "file" / "file").touch()
     assert "holds 1 files and no config.json" in refused(flags=("--workdir=mine",))
     assert "choose another --workdir" in refused(flags=("--workdir=file/file",))
+
+
+def test_a_wheelhouse_where_no_folder_can_be(tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ending:
+        wheelhouse.main([f"--to={tmp_path}/file/wheels"])
+    assert ending.value.code == exits.MISTAKE
+    assert "wheels is no place for a folder: Not a directory" in capsys.readouterr().err

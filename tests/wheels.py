@@ -187,10 +187,18 @@ def attempt(python: str, compiler: bool, steps: int, folder: Path) -> Iterator[t
 
 
 def interpreter(name: str) -> str:
-    """Itself rather than a script in its place, as pyenv's, which needs a shell on PATH."""
+    """Itself rather than a script in its place, as pyenv's, which needs a shell on PATH.
+
+    Raises NotAsItShouldBe where there is none, or where that script knows of none.
+    """
     found = shutil.which(name) or name
     ask = [found, "-c", "import sys; print(sys.executable)"]
-    return subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        done = subprocess.run(ask, capture_output=True, text=True)
+    except OSError as error:
+        raise NotAsItShouldBe(f"{found} does not run: {error.strerror}") from error
+    check(done.returncode == 0, f"{found} does not run: {done.stderr.strip()}")
+    return done.stdout.strip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.setup.complete import complete
 from rlboost_jax.learner.setup.makers import Makers, plan_of
 from rlboost_jax.learner.setup.opening import Opening
-from rlboost_jax.observe.alert_process import start_alerts
+from rlboost_jax.observe.alert_process import check_alerts, start_alerts
 from rlboost_jax.observe.cost import Forecast
 from rlboost_jax.observe.diagnostics import Diagnostics
 from rlboost_jax.observe.metrics import read_metrics
@@ -67,6 +67,8 @@ def run_training(
         print(f"complete: all {run.num_steps} steps are done; a larger num_steps goes on")
         forget(path / FOLDER_OF_EPISODES, run.num_steps)  # if it was killed at its very end
         return done
+    if not read_metrics(path):  # of a run that has begun nothing informing stands in the way
+        check_alerts(run.observe.alerts)
     while (summary := _session(run, path, world, origin, makers, loop)) is None:
         pass  # recorded changes of settings apply from the next step on
     write_report(path)

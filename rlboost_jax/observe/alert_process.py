@@ -10,6 +10,7 @@ gave is in `<W>/alerts.jsonl`.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,12 +25,36 @@ from rlboost_jax.observe.alerts import Alert, Watch, last_alert
 from rlboost_jax.observe.lines import read_lines
 from rlboost_jax.observe.page.view import RunView
 from rlboost_jax.settings.alerts import AlertsConfig
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config
+
+
+class _NoUrl(ValueError):
+    """A file holds something else than a URL."""
+
 
 FILE: Final = "alerts.jsonl"
 LOOK_SECONDS: Final = 1.0
 COMMAND_SECONDS: Final = 30.0
 WEBHOOK_SECONDS: Final = 10.0
+
+
+def check_alerts(settings: AlertsConfig) -> None:
+    """Raises ConfigError where nobody could be called, before an alert is what finds that out."""
+    if settings.command and shutil.which(settings.command[0]) is None:
+        raise ConfigError(
+            f"observe.alerts.command is {settings.command[0]!r}: no such program; give its path, "
+            "or take it out"
+        )
+    if settings.webhook_file:
+        try:
+            _url_of(Path(settings.webhook_file))
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) else str(error)
+            raise ConfigError(
+                f"observe.alerts.webhook_file {settings.webhook_file!r}: {said}; name a file with "
+                "the URL, or take it out"
+            ) from error
 
 
 def start_alerts(settings: AlertsConfig, workdir: Path) -> "subprocess.Popen[bytes] | None":
@@ -124,17 +149,25 @@ def _command(command: tuple[str, ...], values: Mapping[str, Any]) -> str:
 def _webhook(file: Path, values: Mapping[str, Any]) -> str:
     """The same; the URL, being a secret, is in no message."""
     try:
-        url = file.read_text(encoding="utf-8").strip()
-        if not url.startswith(("https://", "http://")):
-            return "webhook: the file holds no URL of http"
+        url = _url_of(file)
         body = json.dumps({**values, "text": f"{values['run']}: {values['text']}"}).encode()
         request = urllib.request.Request(
             url, data=body, headers={"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=WEBHOOK_SECONDS):
             return ""
+    except _NoUrl as error:
+        return f"webhook: {error}"
     except (OSError, ValueError) as error:
         return f"webhook: {type(error).__name__}"
+
+
+def _url_of(file: Path) -> str:
+    """Raises OSError, ValueError; no message has the URL, which is a secret."""
+    url = file.read_text(encoding="utf-8").strip()
+    if not url.startswith(("https://", "http://")):
+        raise _NoUrl("the file holds no URL of http")
+    return url
 
 
 if __name__ == "__main__":

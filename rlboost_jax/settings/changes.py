@@ -22,7 +22,7 @@ class Difference(NamedTuple):
     second: object
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.first!r} → {self.second!r}"
+        return f"{self.name}: {_written(self.first)} → {_written(self.second)}"
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +106,22 @@ def lines(changes: Sequence[Change], *, step: int) -> Iterator[str]:
 def shown(value: Any) -> str:
     """A value of JSON as somebody would write it in a configuration."""
     return repr(tuple(value) if isinstance(value, list) else value)
+
+
+def _written(value: object) -> str:
+    """A value of a record as a configuration has it: records as dictionaries, without defaults."""
+    if isinstance(value, tuple):
+        inner = ", ".join(map(_written, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    every = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+    return repr({field.name: one for field, one in every if one != _default(field)})
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 def _from_their_step() -> frozenset[str]:

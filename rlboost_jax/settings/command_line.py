@@ -81,6 +81,10 @@ def with_files(arguments: list[str], kind: str) -> list[str]:
     found = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         match = _CONFIG.fullmatch(argument)
+        if match is not None and match[1] == "":
+            raise ConfigError(
+                "--config= names nothing; name a file, or what `rlboost configs` lists"
+            )
         if match is not None and match[1]:
             argument = f"--config={file_of(match[1], kind)}"
         elif _CONFIG.fullmatch(before) and "=" not in before:

@@ -19,7 +19,8 @@ def suggestion(name: str, known: Iterable[str], *, shown: str = "{!r}") -> str:
         shown: format of the nearest one.
     """
     known = tuple(known)
-    return nearest(name, known, shown=shown) or f"known: {', '.join(known)}"
+    every = ", ".join(each or "''" for each in known)
+    return nearest(name, known, shown=shown) or f"known: {every}"
 
 
 def nearest(name: str, known: Iterable[str], *, shown: str = "{}") -> str:

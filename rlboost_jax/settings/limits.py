@@ -6,5 +6,6 @@ MAX_LEASE_SECONDS: Final = 2.0  # a silent server on a good line is lost by then
 LONGEST_LEASE_SECONDS: Final = 300.0  # and on any other
 FIRST_RENEWALS: Final = 32  # of a stream: each as soon as the one before is answered
 MAX_SEED: Final = 2**31 - 1
+MAX_STEPS: Final = 10**9  # of a run; programs count its updates in 32 bits
 MAX_POSITIONS: Final = 2**18  # tokens of a slot; see rlboost_jax/models/rope.py
 MAX_STOP_IDS: Final = 8  # that an engine's slot has room for

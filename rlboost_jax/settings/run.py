@@ -12,7 +12,7 @@ from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.environment import EnvironmentConfig
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.learner import LearnerConfig
-from rlboost_jax.settings.limits import MAX_SEED
+from rlboost_jax.settings.limits import MAX_SEED, MAX_STEPS
 from rlboost_jax.settings.manager import ManagerConfig
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import ObserveConfig
@@ -30,7 +30,12 @@ class RunConfig:
     seed: int = setting(0, "names every random choice of the run", at_least=0, at_most=MAX_SEED)
     deterministic: bool = setting(True, "same bits whatever the fleet does")
     num_steps: int = setting(
-        100, "of the run, each with one batch", unit="steps", at_least=1, may_change="from its step"
+        100,
+        "of the run, each with one batch",
+        unit="steps",
+        at_least=1,
+        at_most=MAX_STEPS,
+        may_change="from its step",
     )
     compile_cache_dir: str = setting(
         "",

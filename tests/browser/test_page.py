@@ -122,6 +122,16 @@ def test_all_plots_show_the_part_that_was_chosen(address: str, tab: MakeTab) -> 
     page.wait_for_selector("#waits .entry.at[data-step='4998']", timeout=PATIENCE)
 
 
+def test_the_newest_of_many_measurements_is_marked(address: str, tab: MakeTab) -> None:
+    page = opened(tab(), address)
+    curve = page.locator("#learning path[stroke-dasharray='2 4']").get_attribute("d")
+    marks = page.locator("#learning circle").evaluate_all(
+        "each => each.map((e) => Number(e.getAttribute('cx')))"
+    )
+    assert 50 <= len(marks) <= 100
+    assert max(marks) == float(curve.rpartition("L")[2].split()[0])
+
+
 def test_a_day_takes_little_memory(day: Path, address: str, tab: MakeTab) -> None:
     """24 hours of a fleet, most of them while the page is open, and some thousand steps more."""
     page = opened(tab(), address)

@@ -58,7 +58,7 @@ def test_a_port_in_use_names_its_setting():
 def test_an_address_of_another_host_names_the_setting():
     with (
         pytest.raises(
-            addresses.AddressUnusable, match=r"192\.0\.2\.1 is no address .*manager.host"
+            addresses.AddressUnusable, match=r"192\.0\.2\.1. is no address .*manager.host"
         ),
         addresses.settings_of("192.0.2.1", 0, "manager.port", first=True),
     ):

@@ -17,6 +17,7 @@ from cryptography import x509
 from configs import base
 from rlboost_jax.credentials import MANAGER_NAME
 from rlboost_jax.manager.service import authority
+from rlboost_jax.manager.service.addresses import AddressUnusable
 from rlboost_jax.manager.service.page.app import log_end, make_app
 from rlboost_jax.manager.service.page.certificate import page_folder
 from rlboost_jax.manager.service.page.process import page_of
@@ -134,3 +135,20 @@ def test_a_process_serves_it_once_somebody_connects(workdir: Path, run: Run) -> 
     assert MANAGER_NAME not in names.get_values_for_type(x509.DNSName)
     for path in page_folder(workdir).iterdir():
         assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_an_address_of_another_host(workdir: Path, run: Run) -> None:
+    """A mistake at the first start; later it is one line among the events."""
+    elsewhere, reports = PageConfig(host="192.0.2.1"), list[str]()
+
+    async def served(*, first: bool) -> None:
+        async with page_of(
+            workdir, elsewhere, first=first, report=reports.append, fail=pytest.fail
+        ):
+            pass
+
+    with pytest.raises(AddressUnusable, match=r"'192\.0\.2\.1' is no .*observe\.page\.host"):
+        run(served(first=True))
+    assert reports == []
+    run(served(first=False))
+    assert len(reports) == 1 and "192.0.2.1 cannot be listened on" in reports[0]

@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
+from configs import tiny
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.observe.page.panels import panels
 from rlboost_jax.observe.page.points import points_of
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import summarize, write_summary
 from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import Origin, read_run_config, write_run_config
+from rlboost_jax.settings.load import Origin, read_run_config, run_config, write_run_config
 from tests.observe.conftest import row, sample
 from tests.patience import PATIENCE_SECONDS
 
@@ -108,6 +110,14 @@ def test_the_bill_is_compared_like_with_like(workdir: Path) -> None:
     assert curves(page)["steps, reserved alone (estimate)"][-1] > 0
     assert curves(page)["steps of this run"][-1] == pytest.approx(steps)
     assert curves(page)["this run"][-1] == pytest.approx(steps + 0.25)
+
+
+def test_what_was_spent_and_its_forecast_have_one_axis() -> None:
+    """On two a run of $17 is as high as its forecast of $100."""
+    (cost,) = (each for each in panels(run_config(tiny.get_config())) if each["id"] == "cost")
+    (field,) = cost["fields"]
+    sides = {series["key"]: series.get("right", False) for series in field["series"]}
+    assert sides == {"spent_dollars": False, "cost_forecast_dollars": False}
 
 
 def test_samples_and_the_parts_of_a_reward_are_shown_where_there_are_any(workdir: Path) -> None:

@@ -16,6 +16,7 @@ from rlboost_jax.settings.changes import (
     recorded,
     settings_at,
 )
+from rlboost_jax.settings.rewards import RewardConfig
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import settings_of
 
@@ -138,3 +139,21 @@ def test_changes_and_origin_are_kept_with_the_configuration(tmp_path) -> None:
     assert load.read_origin(tmp_path) == origin
     load.write_run_config(tmp_path, RUN, "cafe")
     assert load.read_changes(tmp_path) == () and load.read_origin(tmp_path) is None
+
+
+def test_another_reward_reads_as_a_configuration_has_it() -> None:
+    """One that a run which has begun cannot have: only what was set, and no record of ours."""
+    before, now = (
+        replace(RUN, rewards=replace(RUN.rewards, functions=functions))
+        for functions in (
+            (RewardConfig(name="exact"), RewardConfig(name="format", weight=0.1)),
+            (RewardConfig(name="mine:right", options={"limit": 3}),),
+        )
+    )
+    (difference,) = foreign(before, now)
+    assert str(difference) == (
+        "rewards.functions: ({'name': 'exact'}, {'name': 'format', 'weight': 0.1}) → "
+        "({'name': 'mine:right', 'options': {'limit': 3}},)"
+    )
+    (difference,) = foreign(RUN, replace(RUN, seed=5))
+    assert str(difference) == "seed: 0 → 5"

@@ -29,9 +29,10 @@ def settings_of(host: str, port: int, setting: str, *, first: bool) -> Iterator[
         yield
     except OSError as error:
         where = f"port {port} of {host}"
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        if is_elsewhere(error):
             raise AddressUnusable(
-                f"{host} is no address of this host (manager.host); 0.0.0.0 is all there are"
+                f"{host!r} is no address of this host ({setting.rpartition('.')[0]}.host); "
+                "0.0.0.0 is all there are"
             ) from None
         if error.errno == errno.EACCES:
             raise AddressUnusable(
@@ -43,6 +44,11 @@ def settings_of(host: str, port: int, setting: str, *, first: bool) -> Iterator[
                 "another port, or to 0, which takes a free one"
             ) from None
         raise
+
+
+def is_elsewhere(error: OSError) -> bool:
+    """Whether an address could not be listened on because it is not one of this host."""
+    return isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
 
 
 def for_this_host(host: str, port: int) -> str:

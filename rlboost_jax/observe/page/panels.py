@@ -272,7 +272,7 @@ def _waits() -> Panel:
 def _cost(config: RunConfig, *, alone: bool) -> Panel:
     spent = Series(key=SPENT, name="this run", colour=PALE if alone else TEAL)
     forecast = Series(
-        key="cost_forecast_dollars", name="forecast, whole run", colour=QUIET, right=True, dash=True
+        key="cost_forecast_dollars", name="forecast, whole run", colour=QUIET, dash=True
     )
     compared = (
         Series(key="alone_dollars", name="steps, reserved alone (estimate)", colour=AMBER),
@@ -285,7 +285,7 @@ def _cost(config: RunConfig, *, alone: bool) -> Panel:
         caption=f"At ${config.fleet.reserved_price_per_hour:.2f} an hour reserved and "
         f"${config.fleet.price_per_hour:.2f} for each preemptible server, which are settings. "
         + _what_is_compared(config),
-        fields=(Field(title="dollars", format="dollars", right_format="dollars", series=series),),
+        fields=(Field(title="dollars", format="dollars", series=series),),
     )
 
 

@@ -66,7 +66,7 @@ def leftovers(config: RunConfig) -> Iterator[str]:
     for name, value in (
         ("data.preset", config.data.preset),
         ("data.source", config.data.source),
-        ("rewards.functions", config.rewards.functions),
+        ("rewards.functions", ", ".join(each.name for each in config.rewards.functions)),
     ):
         if value:
             yield (

@@ -10,7 +10,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.manager.service.addresses import for_other_hosts, names, settings_of
+from rlboost_jax.manager.service.addresses import (
+    for_other_hosts,
+    is_elsewhere,
+    names,
+    settings_of,
+)
 from rlboost_jax.manager.service.file_server.orders import PageSetup
 from rlboost_jax.manager.service.file_server.process import FileServer, listening_socket
 from rlboost_jax.manager.service.page.certificate import (
@@ -41,7 +46,7 @@ async def page_of(
         report: called with a line on why there is none, or why its process ended.
 
     Raises:
-        AddressUnusable: the settings name a port that cannot be had.
+        AddressUnusable: the settings name a port that cannot be had, or an address of another host.
     """
     server = _page_server(workdir, settings, first, report, fail) if settings.serve else None
     try:
@@ -62,7 +67,7 @@ def _page_server(
         try:
             listener = _listener(settings, former_port(workdir))
         except OSError as error:
-            if settings.port and first:
+            if first and (settings.port or is_elsewhere(error)):
                 raise
             report(f"no page: {settings.host} cannot be listened on: {error.strerror}")
             return None

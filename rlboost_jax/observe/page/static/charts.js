@@ -4,6 +4,7 @@
 const HEIGHT = 220; // of a plot
 const MARGIN = { left: 56, right: 14, top: 10, bottom: 26 };
 const MOST_POINTS = 4000; // kept in the page
+const MARKS = 100; // dots of a curve
 
 // Columns of numbers, one entry a step. Beyond MOST_POINTS every second one of the older half goes.
 class Points {
@@ -317,6 +318,7 @@ class Field {
     if (size >= 1e6) return `${unit}${fixed(value / 1e6, 2)}M`;
     if (size >= 1e4) return `${unit}${fixed(value / 1e3, 1)}k`;
     if (size > 0 && size < 1e-3) return `${unit}${value.toExponential(0)}`;
+    if (size >= 1e3 && Number.isInteger(value)) return `${unit}${grouped(value, 0)}`;
     return `${unit}${Number(value.toPrecision(6))}`;
   }
 
@@ -361,14 +363,14 @@ class Field {
       } else {
         seen.push([px, ys[i]]);
       }
-      if (one.kind === "dots" && marks.length < 400) marks.push([px, y(ys[i])]);
+      if (one.kind === "dots") marks.push([px, y(ys[i])]);
       if (!inside) break;
     }
     flush();
     const dash = one.kind === "dots" ? "2 4" : one.dash ? "6 4" : null;
     const parts = [drawn("path", { class: "curve", d: path, stroke: one.colour, "stroke-dasharray": dash })];
     if (pen === "L" && !path.includes("L")) marks.push(path.slice(1).split(" ").map(Number));
-    for (const [px, py] of marks) parts.push(drawn("circle", { cx: px.toFixed(1), cy: py.toFixed(1), r: 3.5, fill: one.colour }));
+    for (const [px, py] of spread(marks, MARKS)) parts.push(drawn("circle", { cx: px.toFixed(1), cy: py.toFixed(1), r: 3.5, fill: one.colour }));
     return parts;
   }
 
@@ -424,6 +426,12 @@ class Field {
     const words = [...this.legend.children].map((entry) => entry.textContent).join(", ");
     this.plot.setAttribute("aria-label", `${this.field.title} over steps; ${words}. Arrow keys move, plus and minus zoom.`);
   }
+}
+
+// Every so many of them that there are at most `most`, the newest among them.
+function spread(marks, most) {
+  const every = Math.ceil(marks.length / most) || 1;
+  return marks.filter((_, i) => (marks.length - 1 - i) % every === 0);
 }
 
 // Of points in one column of pixels: the first, the least, the largest and the last.

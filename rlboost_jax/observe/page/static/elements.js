@@ -34,7 +34,7 @@ function significant(value) {
   const size = Math.abs(value);
   if (value === 0) return "0";
   if (size < 1e-3) return value.toExponential(2);
-  if (size >= 1e4) return grouped(value, 0);
+  if (size >= 1e3) return grouped(value, 0);
   return String(Number(value.toPrecision(4)));
 }
 

@@ -157,7 +157,7 @@ class Live {
     const recent = this.points.column("step_seconds").slice(-10).filter((value) => value !== null);
     const mean = recent.reduce((sum, value) => sum + value, 0) / (recent.length || 1);
     const measured = this.points.column("accuracy").filter((value) => value !== null);
-    const waits = `${shown(last("train_wait_seconds"), "seconds")} learner, ${shown(last("remote_wait_seconds"), "seconds")} servers`;
+    const waits = `waits: ${shown(last("train_wait_seconds"), "seconds")} learner, ${shown(last("remote_wait_seconds"), "seconds")} servers`;
     const left = done && done < total ? `about ${duration((total - done) * mean)} left` : done ? "all are done" : "none is finished yet";
     const tiles = [
       ["step", last("step"), done ? String(last("step")) : "–", `${done}/${total} done, ${left}`],
