@@ -17,6 +17,7 @@ TINY = replace(
 )
 
 
+@pytest.mark.optimized(False)
 def test_each_way_is_timed_over_the_tokens_of_the_trajectories(monkeypatch):
     ways = [way for way in learner.WAYS if way.name in ("packed rows, all logits", "packed rows")]
     monkeypatch.setattr(learner, "WAYS", tuple(ways))
