@@ -196,7 +196,7 @@ def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], 
         sums[way.name] = float(found["loss"])
         working[way.name] = max(c.memory_analysis().temp_size_in_bytes for c in compiled)
         filled[way.name] = tokens / sum(batch.tokens.size for batch in batches)
-        calls[way.name] = partial(step.micro_batch, state.params, None, batches)
+        calls[way.name] = partial(step.accumulate, state.params, None, batches)
     np.testing.assert_allclose(list(sums.values()), sums[WAYS[0].name], rtol=1e-3)
     seconds = median_seconds(calls, rounds)
     ceiling = max(product_rate(model, rows) for rows in (LONGEST, LONGEST * ROWS))

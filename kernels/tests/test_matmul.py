@@ -85,6 +85,23 @@ def test_the_number_of_rows_cannot_show(cpu, K, N, dtype):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_a_column_alone_has_the_bits_that_it_has_in_a_matrix(cpu, dtype):
+    """Means of rows are such products, for which rows and column change places."""
+    x, w = operands(300, 1100, 40, dtype)
+
+    @jax.jit
+    def products(x, w, column):
+        parts = [(cpu(x[:M], column), cpu(x[:M], column.T, transposed=True)) for M in (1, 7, 300)]
+        return cpu(x, w), parts
+
+    whole, parts = jax.tree.map(np.asarray, products(x, w, w[:, 33:34]))
+    for alone, turned in parts:
+        assert alone.shape == turned.shape == (len(alone), 1)
+        expected = whole[: len(alone), 33].tobytes()
+        assert alone.tobytes() == turned.tobytes() == expected, len(alone)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize(("K", "N"), [(64, 32), (1100, 96), (513, 416), (40, 1024)])
 def test_panels_change_no_bit(cpu, K, N, dtype):
     x, w = operands(300, K, N, dtype)

@@ -85,6 +85,9 @@ def matmul(x: Array, w: Array, *, transposed: bool, out_dtype: Any) -> Array:
     `library.multiplies_pairs`.
     """
     columns = w.shape[0] * PANEL if w.ndim == 3 else w.shape[0 if transposed else 1]
+    if columns == 1 and x.dtype == jnp.float32 and x.shape[0] != 1:
+        # The same sums with rows for columns: one column costs as much as a whole panel.
+        return matmul(w.reshape(1, -1), x, transposed=True, out_dtype=out_dtype).reshape(-1, 1)
     shape = (x.shape[0], columns)
     call = jax.ffi.ffi_call(
         "rlboost_matmul", jax.ShapeDtypeStruct(shape, out_dtype), vmap_method="sequential"
