@@ -75,9 +75,11 @@ class Compiler:
 
     Args:
         wheels: folder with the compiler.
+        seconds: in which a program has to be compiled.
     """
 
-    def __init__(self, wheels: Path) -> None:
+    def __init__(self, wheels: Path, *, seconds: float = PROGRAM_SECONDS) -> None:
+        self._seconds = seconds
         path = [str(ROOT), str(ROOT / "kernels"), str(wheels), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
@@ -99,9 +101,12 @@ class Compiler:
         )
         self._process: subprocess.Popen[str] | None = None
         self._last: list[str] = []  # that it has written to standard error
+        self._late = False
 
     @property
     def last_words(self) -> str:
+        if self._late:
+            return f"no program in {self._seconds:g} s"
         return self._last[-1] if self._last else "it says nothing"
 
     def messages(self, job: Job, skipped: list[str]) -> Iterator[dict[str, Any]]:
@@ -115,6 +120,7 @@ class Compiler:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         self._last.clear()
+        self._late = False
         timer = self._timer()
         over = False
         try:
@@ -135,9 +141,13 @@ class Compiler:
 
     def _timer(self) -> threading.Timer:
         assert self._process is not None
-        timer = threading.Timer(PROGRAM_SECONDS, _kill, (self._process,))
+        timer = threading.Timer(self._seconds, self._give_up, (self._process,))
         timer.start()
         return timer
+
+    def _give_up(self, process: "subprocess.Popen[str]") -> None:
+        self._late = True
+        _kill(process)
 
     def close(self) -> None:
         """End the process; the next job starts another."""

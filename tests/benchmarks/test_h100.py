@@ -1,10 +1,15 @@
 """What is read from HLO, against modules that are short enough to count by hand."""
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from benchmarks.h100 import chip, ptxas
+from benchmarks.h100.__main__ import Compiler, rows_of
 from benchmarks.h100.cost import Assumptions, Call, Collective, Cost, cost_of, group_of, largest
 from benchmarks.h100.hlo import Shape, parse
+from benchmarks.h100.jobs import Job
 from benchmarks.h100.program import Program, Work
 from benchmarks.h100.rows import priced
 from benchmarks.h100.steps import steps
@@ -372,3 +377,9 @@ def test_a_step_is_its_batches_their_sums_and_an_update() -> None:
     assert step["batches"] == 32  # 64 prompts with 8 responses each, 16 rows in a batch
     assert step["seconds_overlapped"] == pytest.approx(32 * 1.0 + 31 * 0.1 + 0.5)
     assert step["tokens_per_second_serial"] == pytest.approx(32 * 16_384 / (2 * 35.6))
+
+
+def test_a_compiler_that_takes_too_long_is_ended_and_that_is_said(tmp_path: Path) -> None:
+    with closing(Compiler(tmp_path, seconds=0.0)) as compiler:
+        (row,) = rows_of(Job("kernels", "qwen3_8b_openr1"), compiler)
+    assert row["program"] == "start" and row["failed"].endswith("no program in 0 s")

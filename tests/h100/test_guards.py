@@ -20,6 +20,7 @@ from benchmarks.h100.__main__ import WHEELS, Compiler, rows_of
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.jobs import Job
 from rlboost_jax.settings.memory import learner_bytes_per_device, weight_bytes
+from tests.patience import PATIENCE_SECONDS
 from tests.shared import measured_once
 
 pytestmark = [
@@ -49,7 +50,7 @@ EXPERTS = Job("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only=("gradients 4
 
 @pytest.fixture(scope="session")
 def compiler() -> Iterator[Compiler]:
-    with closing(Compiler(WHEELS)) as compiler:
+    with closing(Compiler(WHEELS, seconds=PATIENCE_SECONDS)) as compiler:
         yield compiler
 
 
