@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_SECONDS
 
 
 class Disk:
-    """Whose writes wait until it answers, and may fail then."""
+    """Whose writes wait until it answers; the first may fail then."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.answers, self.asked, self.error = threading.Event(), threading.Event(), error
@@ -27,8 +27,9 @@ class Disk:
             def write(self, objects: Iterable[Mapping[str, Any]]) -> None:
                 disk.asked.set()
                 assert disk.answers.wait(PATIENCE_SECONDS)
-                if disk.error is not None:
-                    raise disk.error
+                error, disk.error = disk.error, None
+                if error is not None:
+                    raise error
                 super().write(objects)
 
         return OnDisk(path, step=step)
@@ -107,5 +108,4 @@ def test_after_a_row_that_cannot_be_written_there_is_none(tmp_path: Path) -> Non
     for call in (files.written, files.sync, lambda: files.step({"step": 2}), files.close):
         with pytest.raises(OSError, match="no room"):
             call()
-        disk.error = None
     assert not read_metrics(tmp_path)
