@@ -232,7 +232,7 @@ def test_leases_are_renewed_while_the_journals_disk_stands_still(
             for _ in range(3):  # on the stream that the tokens came on: they are taken in
                 await server.send_bytes(m.encode(m.Renew()))
                 await read(server, m.Renewed, m.decode_to_server)
-            assert loop.driver._turns.waiting, "sent before it is kept"
+            assert loop.driver._effects.waiting, "sent before it is kept"
             goes.set()
             finished = [await read(trainer, m.FinishedRollout, m.decode_to_trainer) for _ in rows]
             assert {f.work for f in finished} == {r.work for r in requests}

@@ -60,7 +60,7 @@ def finished(desk: Desk) -> list[int]:
     return [r.work.batch for r in desk.sent(m.FinishedRollout)]
 
 
-def announced(desk: Desk, stream: int) -> list[int]:
+def announced_to(desk: Desk, stream: int) -> list[int]:
     return [announce.manifest.version for announce in desk.sent(m.Announce, stream)]
 
 
@@ -91,9 +91,9 @@ def test_a_newer_version_takes_nobody_from_the_work_of_an_older_batch() -> None:
     announced = desk.manager.view.instances[A].parameters.announced
     assert announced is not None and announced.version == 0
     desk.tokens(A, work(desk)[:1])
-    assert not announced(desk, A)
+    assert not announced_to(desk, A)
     desk.tokens(A, work(desk)[1:])
-    assert announced(desk, A) == [1], "nothing is left for it"
+    assert announced_to(desk, A) == [1], "nothing is left for it"
 
 
 def test_who_has_nothing_to_do_goes_on_to_the_next_batch() -> None:
@@ -107,15 +107,15 @@ def test_who_has_nothing_to_do_goes_on_to_the_next_batch() -> None:
 def test_who_joins_late_pulls_the_version_that_there_is_work_for() -> None:
     desk = at_batch_1()
     desk(ServerGone(A, "killed"))
-    assert announced(desk, B) == [0]
+    assert announced_to(desk, B) == [0]
     desk.join(C)
-    assert announced(desk, C) == [1], "B has slots for all of the oldest batch"
+    assert announced_to(desk, C) == [1], "B has slots for all of the oldest batch"
     desk(ServerGone(B, "killed"))
-    assert announced(desk, C) == [0]
+    assert announced_to(desk, C) == [0]
     desk.server(C, ready(0))
     assert [r.work.batch for r in desk.requests(C)] == [1, 1]
     desk.join(C + 1)
-    assert announced(desk, C + 1) == [1]
+    assert announced_to(desk, C + 1) == [1]
 
 
 def test_rollouts_of_a_lost_server_find_somebody() -> None:
@@ -126,14 +126,14 @@ def test_rollouts_of_a_lost_server_find_somebody() -> None:
     desk.tokens(B, later, 1)
     desk.tokens(A, work(desk), 1)
     desk(ServerGone(A, "killed"))
-    assert announced(desk, B) == [0]
+    assert announced_to(desk, B) == [0]
     desk.server(B, m.Released(request_ids=m.pack_ids([r.request_id for r in later])))
-    assert announced(desk, B) == []
+    assert announced_to(desk, B) == []
     desk.server(B, ready(0))
     again = desk.requests(B)
     assert [(r.work.batch, r.version, len(r.response_tokens)) for r in again] == [(1, 0, 4)] * 2
     desk.tokens(B, again)
-    assert finished(desk) == [1, 1] and announced(desk, B) == [1]
+    assert finished(desk) == [1, 1] and announced_to(desk, B) == [1]
     desk.server(B, ready(1))
     again = desk.requests(B)
     assert [(r.work.batch, len(r.response_tokens)) for r in again] == [(2, 4)] * 2
@@ -326,7 +326,7 @@ def test_who_goes_back_is_paid_for_again() -> None:
     assert dollars(1) == pytest.approx(1.0)
     assert dollars(1) == pytest.approx(0.0)
     desk(ServerGone(A, "killed"))
-    assert announced(desk, B) == [0]
+    assert announced_to(desk, B) == [0]
     assert dollars(0) == pytest.approx(1.0)
 
 
@@ -336,7 +336,7 @@ def test_what_the_trainers_engine_holds_is_announced() -> None:
         desk = Desk(settings(deterministic=False, lag=lag))
         desk.open_run()
         desk.publish(0)
-        assert announced(desk, RESERVED) == announced
+        assert announced_to(desk, RESERVED) == announced
 
 
 def test_the_trainers_engine_works_on_the_oldest_batch_while_that_has_work_for_it() -> None:
@@ -352,7 +352,7 @@ def test_the_trainers_engine_works_on_the_oldest_batch_while_that_has_work_for_i
     desk.publish(1)
     desk.trainer(trained(0))
     desk.trainer(begin(2))
-    assert not announced(desk, RESERVED), "it has all of batch 1"
+    assert not announced_to(desk, RESERVED), "it has all of batch 1"
     assert desk.manager.view.window_open
 
 
@@ -371,7 +371,7 @@ def test_the_trainers_engine_works_ahead_until_its_window_is_over() -> None:
     assert [each.manifest.version for each in desk.sent(m.Prefetch, A)] == [1]
     assert not desk.sent(m.Prefetch, RESERVED), "it has no line to wait for"
     desk.trainer(trained(0))
-    assert announced(desk, RESERVED) == [1]
+    assert announced_to(desk, RESERVED) == [1]
     desk.trainer(begin(2))
     desk.server(RESERVED, ready(1))
     ahead = desk.requests(RESERVED)
@@ -425,7 +425,7 @@ def test_a_manager_that_follows_knows_all_open_batches() -> None:
     desk(FromTrainer(50, begin(1)))
     desk(FromTrainer(50, begin(2)))
     desk.server(60, hello(instance="late"))
-    assert announced(desk, 60) == [0], "the oldest first"
+    assert announced_to(desk, 60) == [0], "the oldest first"
     desk.server(60, ready(0))
     assert [(r.work.batch, len(r.response_tokens)) for r in desk.requests(60)] == [(1, 4)] * 2
 
@@ -474,7 +474,7 @@ def test_the_last_responses_of_a_batch_are_gathered_where_the_next_has_work(slot
     desk.publish(1)
     desk.trainer(trained(0))
     desk.trainer(begin(2))
-    assert (announced(desk, A), announced(desk, B)) == ([], [1] if slots == 4 else [])
+    assert (announced_to(desk, A), announced_to(desk, B)) == ([], [1] if slots == 4 else [])
     if slots == 4:
         ids = m.pack_ids([r.request_id for r in held[B]])
         desk.server(B, m.Released(request_ids=ids))

@@ -95,7 +95,7 @@ def test_where_no_descriptor_is_left_they_come_in_later(key: Key) -> None:
     listener = WithoutDescriptors()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    door = Door(listener, key)
+    door = Handshakes(listener, key)
     with at(door) as address:
         all_come_in(door, address, key)
     assert not listener.missing
@@ -211,10 +211,10 @@ def test_both_sides_talk_at_once(key: Key) -> None:
     with at(handshakes) as address:
         dialled: list[Channel] = []
 
-        def dial() -> None:
+        def dial_in() -> None:
             dialled.append(dial(address, tls, ["x"], PATIENCE_SECONDS))
 
-        dialling = threading.Thread(target=dial, daemon=True)
+        dialling = threading.Thread(target=dial_in, daemon=True)
         dialling.start()
         _, here = handshakes.arrived(PATIENCE_SECONDS)
         here.send(True)
