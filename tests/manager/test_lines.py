@@ -268,6 +268,8 @@ def test_a_stall_of_the_manager_is_no_fault_of_the_line() -> None:
     assert answer.lease_seconds == LEASE
     desk(Stalled(5.0), at=16.0)
     assert renewed(desk, 16.01, 5.0).lease_seconds == LEASE
+    late = renewed(desk, 16.01 + RENEW, 0.25)  # answered at 16.01; said with its next renewal
+    assert late.lease_seconds == LEASE
     for number in range(1, 4):
         answer = renewed(desk, 16.01 + number, 0.9)
         answer = renewed(desk, 16.11 + number, 0.01)

@@ -18,7 +18,16 @@ class Lease:
         line: between it and us.
     """
 
-    __slots__ = ("_forgiven_at", "_said", "_stalls", "echo_age", "heard_at", "hears_at", "line")
+    __slots__ = (
+        "_began",
+        "_said",
+        "_stalled_at",
+        "_stalls",
+        "echo_age",
+        "heard_at",
+        "hears_at",
+        "line",
+    )
 
     def __init__(self, now: float) -> None:
         self.heard_at = now
@@ -26,7 +35,8 @@ class Lease:
         self.echo_age = 0.0
         self.line = Line()
         self._said = 0.0
-        self._forgiven_at = now  # what was said before lay here unread
+        self._began = now  # what was said before lay here unread
+        self._stalled_at = -math.inf  # when we last had stood still
         # When we had stood still, and how long: those since its last echo.
         self._stalls: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_STALLS)
 
@@ -47,10 +57,17 @@ class Lease:
             self.hears_at = max(known, stamp)
             self.echo_age = now - self.hears_at
 
-    def measured(self, round_trip: float, now: float) -> None:
-        """It was answered after so many seconds by its own clock, it says; 0: it has no news. What
-        we stood still for is no fault of the line."""
-        if 0 < round_trip < now - self._forgiven_at:
+    def measured(self, round_trip: float, now: float, renew: float) -> None:
+        """It was answered after so many seconds by its own clock, it says; 0: it has no news.
+
+        What we stood still for is no fault of the line. It says so with its next renewal, which is
+        on its way for no longer than there and back.
+
+        Args:
+            renew: seconds between renewals.
+        """
+        ago = renew + 2 * round_trip  # that it asked, at most
+        if 0 < round_trip < now - self._began and ago < now - self._stalled_at:
             self.line.took(round_trip)
 
     def tell(self, lease: float, usual: float) -> bool:
@@ -67,5 +84,5 @@ class Lease:
         self.heard_at = min(now, self.heard_at + seconds)
         if self.hears_at < math.inf:
             self.hears_at = min(now, self.hears_at + seconds)
-        self._forgiven_at = now
+        self._stalled_at = now
         self._stalls.append((now, seconds))

@@ -267,9 +267,10 @@ class Roster:
         by the next renewal it would be too late.
         """
         instance.lease.echoed(renewal.echo, now)
-        instance.lease.measured(renewal.round_trip, now)
+        renew = self._settings.manager.renew_seconds
+        instance.lease.measured(renewal.round_trip, now, renew)
         self.watch(instance)
-        patience = self.lease(instance) - self._settings.manager.renew_seconds
+        patience = self.lease(instance) - renew
         silence = now - instance.lease.hears_at
         return f"unreachable for {silence:.2g} s: {RECEIVES_NOTHING}" if silence >= patience else ""
 
