@@ -479,3 +479,14 @@ def test_pods_need_their_client() -> None:
     with pytest.raises(ConfigError, match=r"lightkube.*pip install .* -e '\.\[kubernetes\]'"):
         check_files(record, installed=lambda package: package != "lightkube")
     check_files(record, installed=lambda package: package == "lightkube")
+    pools = ({"name": "pods", "provider": "kubernetes", "options": {"image": "rlboost"}},)
+    record = run_config_from_dict(changed({"fleet.pools": pools}).to_dict())
+    with pytest.raises(ConfigError, match="lightkube"):
+        check_files(record, installed=lambda package: package != "lightkube")
+
+
+def test_jobs_need_slurms_programs() -> None:
+    record = run_config_from_dict(changed({"fleet.provider": "slurm"}).to_dict())
+    with pytest.raises(ConfigError, match=r"'slurm', and there is no sbatch on the PATH"):
+        check_files(record, program=lambda name: None)
+    check_files(record, program=lambda name: f"/usr/bin/{name}")

@@ -5,6 +5,7 @@ longer sections are in files of their own beside this one.
 """
 
 import importlib.util
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,14 +76,32 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def check_files(config: RunConfig, *, installed: Callable[[str], bool] = _installed) -> None:
-    """Raise ConfigError where a file or a library that the configuration names cannot be used."""
-    if config.fleet.trace not in ("", "synthetic"):
-        read_trace(config.fleet.trace)
-    if config.fleet.provider == "kubernetes" and not installed("lightkube"):
+def check_files(
+    config: RunConfig,
+    *,
+    installed: Callable[[str], bool] = _installed,
+    program: Callable[[str], object] = shutil.which,
+) -> None:
+    """Raise ConfigError where a file, a library or a program that the configuration takes for
+    granted is not there.
+
+    Args:
+        installed: whether a package is.
+        program: where a program is, if anywhere.
+    """
+    fleet = config.fleet
+    if fleet.trace not in ("", "synthetic"):
+        read_trace(fleet.trace)
+    providers = {pool.provider for pool in fleet.pools} or {fleet.provider}
+    if "kubernetes" in providers and not installed("lightkube"):
         raise ConfigError(
             "fleet.provider is 'kubernetes', which needs lightkube; choose another one, or "
             f"{install('kubernetes')}"
+        )
+    if "slurm" in providers and not program("sbatch"):
+        raise ConfigError(
+            "fleet.provider is 'slurm', and there is no sbatch on the PATH; start the run where "
+            "Slurm's programs are, or choose another one"
         )
     for name in config.observe.trackers:
         if name in OPTIONAL and not installed(name):
