@@ -25,6 +25,8 @@ def comparison(
     windows, those of evaluation too, then training and publishing as measured.
 
     Generation and training are taken one after the other, since one set of devices does both.
+    Waits for rewards, for environments and on a busy host are in no column, and so not in it: where
+    these are long, the estimate is too low.
     None where the reserved engines generated nothing, so that no rate is known, or where rows of
     before do not say what was paid between steps.
     """

@@ -304,7 +304,8 @@ def _what_is_compared(config: RunConfig) -> str:
     return (
         "Of this run the bill has start, warm-up and what lies between steps. The steps alone, "
         "from their first request to their update, are compared with an estimate of the same "
-        "at the speed that the reserved devices showed in their seeding windows."
+        "at the speed that the reserved devices showed in their seeding windows. The estimate has "
+        "no waits, be it for rewards, for environments or for a host that is busy."
     )
 
 
