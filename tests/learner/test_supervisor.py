@@ -299,7 +299,7 @@ def test_one_that_stands_still_says_where_and_is_started_again(tmp_path, how):
     assert where in (workdir / "logs" / "stacks.txt").read_text()
 
 
-def test_one_that_is_complete_at_the_last_moment_is_complete(tmp_path, hurried):
+def test_one_that_is_complete_at_the_last_moment_is_complete(tmp_path):
     program, workdir, notes = tmp_path / "trainer.py", tmp_path / "run", []
     program.write_text(textwrap.dedent(STANDING))
     workdir.mkdir()
@@ -309,6 +309,7 @@ def test_one_that_is_complete_at_the_last_moment_is_complete(tmp_path, hurried):
         max_restarts=12,  # on a busy machine one may be ended before it has begun
         stall_seconds=1.0,
         watch_seconds=0.05,
+        first_pause_seconds=0.05,
         leave_seconds=PATIENCE_SECONDS,
         note=notes.append,
     ).run()
