@@ -137,7 +137,7 @@ def main(argv: list[str]) -> None:
         summary = train(_CONFIG.value, _WORKDIR.value, world, fork=_FORK.value)
     except Exception as error:
         # Errors of ours and of the system explain themselves; others are mistakes in the code.
-        # What this host lacks for a while is no mistake, whoever has met it.
+        # What this host lacks for a while is no mistake, wherever it was met.
         ours = type(error).__module__.startswith("rlboost_")
         if line := passing(error) if ours else exhausted(error):
             exits.leave(f"error: {line}", exits.BROKEN, at_once=several)
