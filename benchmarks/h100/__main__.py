@@ -124,8 +124,9 @@ class Compiler:
         timer = self._timer()
         over = False
         try:
-            process.stdin.write(json.dumps([asdict(job), skipped]) + "\n")
-            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it has ended; so do its lines
+                process.stdin.write(json.dumps([asdict(job), skipped]) + "\n")
+                process.stdin.flush()
             for line in process.stdout:
                 if line.startswith("{"):
                     timer.cancel()
@@ -151,11 +152,12 @@ class Compiler:
 
     def close(self) -> None:
         """End the process; the next job starts another."""
-        if self._process is not None:
-            _kill(self._process)
-            self._process.wait()
+        process, self._process = self._process, None
+        if process is not None:
+            _kill(process)
             self._reader.join()
-            self._process = None
+            with contextlib.suppress(BrokenPipeError), process:
+                pass  # its streams are closed, and it is waited for
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:

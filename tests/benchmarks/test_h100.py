@@ -1,5 +1,6 @@
 """What is read from HLO, against modules that are short enough to count by hand."""
 
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -379,7 +380,16 @@ def test_a_step_is_its_batches_their_sums_and_an_update() -> None:
     assert step["tokens_per_second_serial"] == pytest.approx(32 * 16_384 / (2 * 35.6))
 
 
-def test_a_compiler_that_takes_too_long_is_ended_and_that_is_said(tmp_path: Path) -> None:
-    with closing(Compiler(tmp_path, seconds=0.0)) as compiler:
+class EndedBeforeItsJob(Compiler):
+    def _timer(self) -> threading.Timer:
+        assert self._process is not None
+        self._give_up(self._process)
+        self._process.wait()
+        return super()._timer()
+
+
+@pytest.mark.parametrize("kind", [Compiler, EndedBeforeItsJob])
+def test_a_compiler_that_takes_too_long_is_ended_and_that_is_said(kind, tmp_path: Path) -> None:
+    with closing(kind(tmp_path, seconds=0.0)) as compiler:
         (row,) = rows_of(Job("kernels", "qwen3_8b_openr1"), compiler)
     assert row["program"] == "start" and row["failed"].endswith("no program in 0 s")
