@@ -20,9 +20,9 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
+from rlboost_jax.closing import Closing
 from rlboost_jax.learner.processes.channel import Channel
 from rlboost_jax.manager.service.authority import VALID_FROM
 from rlboost_jax.manager.service.gate import HANDSHAKE_SECONDS, MAX_NEWCOMERS
@@ -82,7 +82,7 @@ def tls_of(key: Key, *, listens: bool) -> ssl.SSLContext:
     return context
 
 
-class Handshakes:
+class Handshakes(Closing):
     """Takes connections from the start of its context to the end.
 
     Args:
@@ -108,14 +108,9 @@ class Handshakes:
 
     def __enter__(self) -> "Handshakes":
         threading.Thread(target=self._accept, name="handshakes", daemon=True).start()
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         with self._lock:
             self._closed = True
             for connection in self._newcomers.values():

@@ -3,14 +3,15 @@
 import json
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final
+
+from rlboost_jax.closing import Closing
 
 CHUNK_BYTES: Final = 2**22  # read at a time: one look holds up nobody for long
 LONGEST_LINE: Final = 2**24  # bytes; a longer one is passed over
 
 
-class Tail:
+class Tail(Closing):
     """The lines of a file, each once, in order. One look reads at most `CHUNK_BYTES`.
 
     A file that is replaced (a run that goes on writes `metrics.jsonl` anew) or that became
@@ -22,17 +23,6 @@ class Tail:
         self._file: IO[bytes] | None = None
         self._offset = 0  # of the first byte that is no whole line yet
         self.replaced = 0  # how often the file was
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def lines(self) -> list[tuple[int, bytes]]:
         """(offset, line without its end) of what came since the last look."""

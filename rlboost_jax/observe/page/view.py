@@ -8,9 +8,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from rlboost_jax.closing import Closing
 from rlboost_jax.observe import events, metrics, samples
 from rlboost_jax.observe.diagnostics import Diagnostics
 from rlboost_jax.observe.page.points import Points
@@ -33,7 +33,7 @@ NEWS: Final = frozenset(
 ) | {"manager", "ended", "journal", "file_server", "page", "ordered", "budget"}
 
 
-class RunView:
+class RunView(Closing):
     """Context manager; `poll` reads what is new. To be used by one thread at a time.
 
     Attributes:
@@ -57,15 +57,7 @@ class RunView:
         self._forget_events()
         self.generation = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for tail in (self._rows, self._events):
             tail.close()
 
