@@ -1,9 +1,11 @@
 """Everything that only a GPU can tell, in one command for a bare CUDA machine with jax 0.11.
 
     python -m benchmarks.gpu [--parts=correctness,bandwidth] [--json=FILE] [--dry_run]
+    python -m benchmarks.gpu --parts="table kernels qwen3_8b_openr1,qualification qwen3_8b_openr1"
 
 Each part runs in a process of its own, so that one which fails, or takes the device with it,
-leaves the others alone. A part whose packages are missing is left out, and the table says so.
+leaves the others alone; so does each job of the table, and each configuration of qualification. A
+part whose packages are missing is left out, and the table says so.
 `--dry_run` goes through the same parts at reduced sizes on whatever device there is, with kernels
 for GPU interpreted; its figures mean nothing.
 
@@ -48,6 +50,7 @@ PARTS = {
     "training": "gpu_models",
     "loop": "gpu_models",
 }
+DIVIDED = {"qualification": "configs", "table": "jobs"}  # and what lists its pieces
 PART_SECONDS = 1800.0  # until a part is abandoned
 JOB_SECONDS = 600.0  # and a job of the table
 LOST = "its process ended"  # of a part that was not done by then
@@ -71,7 +74,7 @@ def run_part(
     """The result of one part, in this process.
 
     Args:
-        name: of the part, and of "table" behind it which job of it; without one all of them.
+        name: of the part, and of a divided one behind it which piece; without one all of them.
         note: is given what there is after each figure, in case this process ends.
         figures: has what measures a part.
     """
@@ -93,17 +96,17 @@ def run_part(
 
 
 def each(names: Iterable[str], *, dry_run: bool) -> Iterator[str]:
-    """What gets a process of its own: parts, and jobs of the table."""
+    """What gets a process of its own: parts, jobs of the table, configurations."""
     for name in names:
-        if name != "table":
+        if name not in DIVIDED:
             yield name
             continue
         try:
-            jobs = importlib.import_module(f"benchmarks.{PARTS[name]}").jobs(dry_run=dry_run)
+            whole = importlib.import_module(f"benchmarks.{PARTS[name]}")
         except ModuleNotFoundError:
             yield name  # it says what is missing
         else:
-            yield from (f"{name} {job}" for job in jobs)
+            yield from (f"{name} {one}" for one in getattr(whole, DIVIDED[name])(dry_run=dry_run))
 
 
 def run_apart(
@@ -175,7 +178,11 @@ def main(
     figures: Callable[[str], Callable[..., Iterable[dict[str, Any]]]] = figures_of,
 ) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--parts",
+        default=",".join(PARTS),
+        help=f"of {', '.join(PARTS)}; of {' and '.join(DIVIDED)} also a piece, as they are printed",
+    )
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/gpu.json"))
     parser.add_argument("--dry_run", action="store_true", help="small sizes, any device")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
@@ -189,7 +196,8 @@ def main(
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
     names = options.parts.split(",")
-    if unknown := set(names) - set(PARTS):
+    divided = {name.partition(" ")[0] for name in names if " " in name}
+    if unknown := divided - set(DIVIDED) | {name for name in names if " " not in name} - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     results: dict[str, Result] = {}
     for name in each(names, dry_run=options.dry_run):

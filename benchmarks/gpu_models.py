@@ -176,7 +176,7 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
 
     model, run = _model(dry_run), _settings()
     rows, row_tokens = (1, 32) if dry_run else (4, 2048)
-    learner = replace(run.learner, remat="none" if dry_run else "full", attention="dense")
+    learner = replace(run.learner, remat="none" if dry_run else "full", attention="auto")
     step = PolicyPrograms(
         model, learner, run.algorithm, run.sampling, num_updates=10, mesh=make_mesh((1, 1, 1))
     )

@@ -55,19 +55,28 @@ def table(*, dry_run: bool, which: str = "") -> Iterator[dict[str, Any]]:
         yield from _rows(job, dry_run=dry_run)
 
 
-def qualification(*, dry_run: bool, **host: Any) -> list[dict[str, Any]]:
+def configs(*, dry_run: bool) -> tuple[str, ...]:
+    """Those whose choices `qualification` lists."""
+    return (_DRY,) if dry_run else tuple(MESHES)
+
+
+def qualification(*, dry_run: bool, which: str = "", **host: Any) -> list[dict[str, Any]]:
     """What each configuration's engines and learners would run here: every candidate, and why not.
 
     Nothing kept is read, and nothing is kept.
 
     Args:
+        which: of the configurations; "": all.
         host: of `verdict_here`, if it is another than this.
     """
+    from rlboost_jax.qualification.choice import choose
+
     figures = []
-    for config in (_DRY,) if dry_run else MESHES:
+    for config in [which] if which else configs(dry_run=dry_run):
         run = _run(Job("engine", config), dry_run=dry_run)
         for what, plain, verdict in _verdicts(run, interpret=dry_run, **host):
-            figures += _tried(config, what, plain, verdict)
+            choice = choose(verdict, plain=plain, steady=run.deterministic)
+            figures += _tried(config, what, choice)
     return figures
 
 
@@ -81,16 +90,15 @@ def _verdicts(run: Any, *, interpret: bool, **host: Any) -> Iterator[tuple[str, 
     yield from learner_start.verdicts_here(run, folder=None, interpret=interpret, **host)
 
 
-def _tried(config: str, what: str, plain: str, verdict: Any) -> Iterator[dict[str, Any]]:
-    from rlboost_jax.qualification.choice import choose, described
+def _tried(config: str, what: str, choice: Any) -> Iterator[dict[str, Any]]:
+    from rlboost_jax.qualification.choice import described
 
-    choice = choose(verdict, plain=plain)
     name = f"{config} {what}"
     yield {
         **figure(f"{name}: chosen", choice.candidate, ""),
         "line": described(choice, what),
     }
-    for trial in verdict.trials:
+    for trial in choice.verdict.trials:
         text = trial.outcome + (f": {trial.reason}" if trial.reason else "")
         value = 1e3 * trial.seconds if trial.seconds is not None else text
         yield {

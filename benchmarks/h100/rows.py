@@ -15,7 +15,7 @@ GIB, GB = 2.0**30, 1e9
 def compiled_row(program: Program, options: dict[str, Any] | None = None) -> dict[str, Any]:
     """Compile, read and price a program. Raises whatever the compiler raises."""
     since = time.perf_counter()
-    compiled = program.lower().compile(compiler_options=options)
+    compiled = program.lower().compile(compiler_options={**chip.ABSENT, **(options or {})})
     seconds = time.perf_counter() - since
     module = parse(compiled.as_text())
     cost = cost_of(

@@ -94,13 +94,14 @@ class DeviceState:
             pool.delete()
         self.pools = ()
 
-    def assert_row_invariance(self) -> None:
-        """Uses the loaded weights, or random ones, and overwrites the pages.
+    def assert_row_invariance(self) -> str:
+        """The digest of what was run, with the loaded weights or random ones, over the pages.
 
         Raises `RowsNotInvariant` if companions, slots or chunks change a bit.
         """
         leaves = self.parameters.leaves_or_random()
-        self.pools = invariance.check(self.programs, leaves, self.pools, self.ends)
+        self.pools, bits = invariance.check(self.programs, leaves, self.pools, self.ends)
+        return bits
 
     def launch(self, plan: Plan) -> Output:
         """Copy the pages that a plan wants copied, then run its program."""

@@ -39,6 +39,7 @@ from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import Params
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.settings import fingerprints
 from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.routing import Routing
@@ -130,7 +131,7 @@ class Engine:
             slot_tokens=slot_tokens,
             truncated_sampling=truncated_sampling,
         )
-        self.fingerprint = fingerprint(
+        self.fingerprint = self._described = fingerprint(
             self.device,
             model=replace(model, source="", family=""),  # names
             token_rows=config.token_rows,
@@ -204,7 +205,8 @@ class Engine:
         """Check on this device that companions, slots and chunks do not change a bit.
 
         Uses the loaded weights, or random ones, and overwrites the (free) pages. Milliseconds
-        for a small model once the engine is warm.
+        for a small model once the engine is warm. The bits that random weights gave become part
+        of the fingerprint: what a compiler made otherwise elsewhere is seen there.
 
         Raises:
             RowsNotInvariant: they do.
@@ -212,7 +214,9 @@ class Engine:
         """
         self._require_idle("assert_row_invariance")
         self._scheduler.prefixes.forget()
-        self.device_state.assert_row_invariance()
+        bits = self.device_state.assert_row_invariance()
+        if self.version is None:
+            self.fingerprint = fingerprints.with_bits(self._described, bits)
 
     def lend_pages(self) -> PagePool:
         """A fresh account of all pages, for `jetstream.py`; what was in them is forgotten.

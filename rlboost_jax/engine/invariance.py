@@ -6,8 +6,11 @@ alone, then in every slot at once, then among random companions, in random place
 pages and in random chunks; decoded by the decode program and by mixed steps. A longer sequence,
 over several blocks of attention, is run alone and then in few slots. Tokens, the bits of
 log-probabilities, checksums of the logits, and the bits of all keys and values must agree.
+
+Their digest tells engines apart whose programs were made differently (`Engine.fingerprint`).
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,11 +44,15 @@ class _Trace:
 
 def check(
     programs: Programs, leaves: tuple[Array, ...], pools: Pools, ends: Int[Array, " N"]
-) -> Pools:
+) -> tuple[Pools, str]:
     """Raise `RowsNotInvariant` if companions, slots, pages or chunks change a bit.
 
-    Overwrites the pages; returns the pools, which the programs take by donation.
+    Overwrites the pages.
+
+    Returns:
+        The pools, which the programs take by donation, and a digest of all bits that agreed.
     """
+    bits = hashlib.sha256()
     # More than a page where a slot has two, and odd lengths, so that chunks get cut.
     for known, most in (
         (programs.layout.page_size + 3, programs.layout.slots),
@@ -53,6 +60,7 @@ def check(
     ):
         probe = _Probe(programs, leaves, pools, ends, known)
         (alone,) = probe.run(copies=1, companions=0, by_mixed=False, shuffle=False)
+        bits.update(alone.outputs.tobytes() + alone.kv.tobytes())
         many = min(most, probe.capacity)
         half = max(1, many // 2)
         sizes = sorted({min(many, rows) for rows in programs.layout.decode_rows})
@@ -65,7 +73,7 @@ def check(
             for copy, trace in enumerate(traces):
                 _compare(programs, alone, trace, copy, "mixed" if by_mixed else "decode")
         pools = probe.pools
-    return pools
+    return pools, bits.hexdigest()
 
 
 def _compare(programs: Programs, alone: _Trace, trace: _Trace, copy: int, program: str) -> None:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from rlboost_jax.compiler_options import same_bits
 from rlboost_jax.models.params import (
     Params,
     abstract_params,
@@ -123,6 +124,7 @@ def program_on(mesh: Mesh, function: Callable[..., Any], **options: Any) -> Any:
 
     On a mesh of several processes `jax.jit` takes arrays of that mesh only.
     """
+    options["compiler_options"] = same_bits(mesh.devices.flat[0])
     program = jax.jit(function, **options)
     return _OfSeveralProcesses(program, mesh) if mesh.is_multi_process else program
 

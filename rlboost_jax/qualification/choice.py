@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from rlboost_jax.qualification.records import Trial, Verdict
+
+NEARLY: Final = 2.5  # times the least seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +23,20 @@ class Choice:
     verdict: Verdict
 
 
-def choose(verdict: Verdict, *, plain: str) -> Choice:
-    """The fastest of the right candidates, the earlier of two as fast; `plain` if none is right."""
+def choose(verdict: Verdict, *, plain: str, steady: bool = False) -> Choice:
+    """The fastest of the right candidates, the earlier of two as fast; `plain` if none is right.
+
+    Args:
+        steady: the first of those that are nearly as fast as the fastest. Times of the same
+            candidate differ by half from trial to trial, and another candidate is other bits.
+    """
     right = [trial for trial in verdict.trials if trial.outcome == "right"]
     if not right:
         return Choice(candidate=plain, checked=False, verdict=verdict)
-    fastest = min(right, key=lambda trial: trial.seconds or 0.0)
-    return Choice(candidate=fastest.candidate, checked=True, verdict=verdict)
+    least = min(trial.seconds or 0.0 for trial in right)
+    most = least * (NEARLY if steady else 1.0)
+    chosen = next(trial for trial in right if (trial.seconds or 0.0) <= most)
+    return Choice(candidate=chosen.candidate, checked=True, verdict=verdict)
 
 
 def objection(verdict: Verdict, candidate: str) -> str:

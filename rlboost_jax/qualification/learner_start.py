@@ -113,7 +113,7 @@ def _chosen(run: RunConfig, setting: _Setting, say: Say, host: Host) -> RunConfi
     verdict, word = _verdict(run, setting, shape, folder=folder_of(run), host=host)
     if verdict.platform == "cpu":
         return run
-    choice = choose(verdict, plain=setting.plain)
+    choice = choose(verdict, plain=setting.plain, steady=run.deterministic)
     say(f"{described(choice, setting.what)}; {word}")
     return _with(run, setting, choice.candidate)
 

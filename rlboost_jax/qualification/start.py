@@ -112,7 +112,7 @@ def _chosen(run: RunConfig, say: Say, host: Host) -> RunConfig:
     verdict, word = verdict_here(run, folder=learner_start.folder_of(run), host=host)
     if verdict.platform == "cpu":
         return run
-    choice = choose(verdict, plain=_PLAIN)
+    choice = choose(verdict, plain=_PLAIN, steady=run.deterministic)
     say(f"{described(choice, _WHAT)}; {word}")
     return _with(run, choice.candidate)
 

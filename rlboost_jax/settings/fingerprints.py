@@ -3,6 +3,7 @@
 jax0.10.2-NVIDIA_H100_80GB_HBM3-mosaic_gpu-0123456789abcdef
 """
 
+import hashlib
 from typing import get_args
 
 from rlboost_jax.settings.engine import EngineAttention
@@ -18,6 +19,12 @@ def composed(version: str, device: str, *, attention: str, digest: str) -> str:
     """
     parts = (f"jax{version}", device.replace(" ", "_"), attention, digest)
     return "-".join(part for part in parts if part)
+
+
+def with_bits(fingerprint: str, bits: str) -> str:
+    """The fingerprint of an engine that was seen to make these bits, as a digest has them."""
+    named, _, digest = fingerprint.rpartition("-")
+    return f"{named}-{hashlib.sha256(f'{digest} {bits}'.encode()).hexdigest()[:16]}"
 
 
 def attention_of(fingerprint: str) -> str:

@@ -64,6 +64,27 @@ def test_random_weights_do_before_any_are_loaded(
     assert engine.version is None
 
 
+@pytest.mark.optimized(False)
+def test_an_engine_whose_programs_were_made_otherwise_has_another_fingerprint(
+    model: ModelConfig, engine_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is sound by itself; the third gives one logit another last bit, in both programs."""
+    sound, seen = programs.head, []
+
+    def made_otherwise(*args: Any, **options: Any) -> Any:
+        return sound(*args, **options).at[:, 11].multiply(1 + 2.0**-23)
+
+    for head in (sound, sound, made_otherwise):
+        monkeypatch.setattr(programs, "head", head)
+        engine = Engine(
+            replace(model, num_layers=1), engine_config, slot_tokens=44, truncated_sampling=False
+        )
+        described = engine.fingerprint
+        engine.assert_row_invariance()
+        seen.append(engine.fingerprint)
+    assert seen[0] == seen[1] != seen[2] and described not in seen
+
+
 @pytest.mark.parametrize(
     "kv_dtype",
     [

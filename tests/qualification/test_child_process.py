@@ -194,6 +194,17 @@ def right(candidate: str, seconds: float) -> Trial:
     return Trial(candidate=candidate, outcome="right", seconds=seconds)
 
 
+@pytest.mark.parametrize(("first", "steady", "expected"), [
+    (4.9, True, "a"), (5.1, True, "b"), (4.9, False, "b"), (1.9, False, "a"),
+])  # fmt: skip
+def test_noise_does_not_choose_the_bits_of_a_deterministic_run(
+    first: float, steady: bool, expected: str
+) -> None:
+    trials = (Trial(candidate="w", outcome="wrong"), right("a", first), right("b", 2.0))
+    verdict = Verdict(platform="gpu", device="H100", trials=trials)
+    assert choose(verdict, plain="b", steady=steady).candidate == expected
+
+
 def test_the_fastest_of_the_right_ones_is_taken_the_earlier_of_two_as_fast() -> None:
     wrong = Trial(candidate="w", outcome="wrong", reason="off", seconds=0.1)
     trials = (right("a", 3.0), wrong, right("b", 2.0), right("c", 2.0))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlboost_jax.settings.fingerprints import attention_of, composed, difference
+from rlboost_jax.settings.fingerprints import attention_of, composed, difference, with_bits
 
 
 @pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "cpu"])
@@ -11,6 +11,13 @@ def test_reads_what_was_written(device: str, attention: str) -> None:
     written = composed("0.12.0", device, attention=attention, digest="0123456789abcdef")
     assert attention_of(written) == attention
     assert written.startswith("jax0.12.0-") and written.endswith("-0123456789abcdef")
+
+
+def test_what_was_seen_of_an_engine_tells_it_from_others_of_its_description() -> None:
+    written = composed("0.12.0", "H100", attention="triton", digest="0123456789abcdef")
+    seen = with_bits(written, "ab")
+    assert seen == with_bits(written, "ab") != with_bits(written, "ba")
+    assert seen != written and attention_of(seen) == "triton" and len(seen) == len(written)
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,10 @@ def attend(
     cut = tiles.Cut(plan.max_tokens, sliding_window)
     items = tiles.work_items(T, *metadata, plan.tile_tokens, cut)
     splits = tiles.row_splits(row_sequences(T, *metadata)[1], cut)
-    # Tiles are read whole, and the last one starts less than a tile before the end.
-    q_KRD = jnp.pad(tiles.rows_by_key_head(q, plan.key_heads), ((0, 0), (0, TILE), (0, 0)))
+    # Tiles are read whole, and the last one starts less than a tile before the end; what is read
+    # from has to be a multiple of what lies together.
+    more = TILE + -(T * plan.group) % SWIZZLED
+    q_KRD = jnp.pad(tiles.rows_by_key_head(q, plan.key_heads), ((0, 0), (0, more), (0, 0)))
     parts_SKRC = _attend_items(plan, len(items.table))(
         items.table,
         items.total,
@@ -251,7 +253,7 @@ def _attend_item(
     item: tiles.Item,
     head: Array,
     pages: _Ref,  # i32[S, M]
-    q: _Ref,  # [K, T*G + TILE, D]
+    q: _Ref,  # [K, more than T*G + TILE, D]
     kv: _Ref,  # [P, L, 2*K*D]
     out: _Ref,  # f32[splits, K, T*G, columns]
     q_or_result: _Ref,

@@ -85,6 +85,15 @@ def test_lowers_for_cuda(head_dim, page_size, heads, dtype, decode_arguments):
     assert text.count("stablehlo.custom_call @mosaic_gpu") == 2
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_lowers_for_cuda_whatever_the_rows(rows, decode_arguments):
+    """What is copied to shared memory in one piece comes from multiples of eight rows."""
+    shapes = decode_arguments(heads=(6, 2), head_dim=128, page_size=64, dtype="bfloat16")
+    shapes = shapes._replace(q=jax.ShapeDtypeStruct((rows, 6, 128), "bfloat16"))
+    traced = jax.jit(partial(mosaic_gpu.attend, **ALL_OPTIONS, return_lse=False)).trace(*shapes)
+    traced.lower(lowering_platforms=("cuda",))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
