@@ -81,8 +81,9 @@ def test_every_row_of_one_device_is_measured():
     rows = json.loads(gpu_table.PREDICTED.read_text())["rows"]
     alone = {row["job"] for row in rows if row.get("devices") == 1 and "failed" not in row}
     assert alone and alone <= {str(job) for job in gpu_table.jobs(dry_run=False)}
-    assert list(gpu.each(["products", "table"], dry_run=True)) == [
+    assert list(gpu.each(["products", "qualification", "table"], dry_run=True)) == [
         "products",
+        "qualification qwen3_06b_gsm8k",
         *(f"table {job}" for job in gpu_table.jobs(dry_run=True)),
     ]
 
