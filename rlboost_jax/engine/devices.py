@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array
 
-from rlboost_jax.compiler_options import same_bits
+from rlboost_jax.models.compiler_options import same_bits
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
 from rlboost_jax.models.sharding import NotEnoughDevices, engine_mesh, param_shardings
 from rlboost_jax.models.tensor_parallel import AXIS

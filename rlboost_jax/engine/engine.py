@@ -188,8 +188,7 @@ class Engine:
             EngineBusy: rollouts of another version are still held.
             ValueError: a leaf is missing, unknown or of another shape.
         """
-        self._require_idle("load")
-        self._scheduler.prefixes.forget()
+        self._begin_anew("load")
         self.parameters.load(params, version)
 
     def warm_up(self, announce: Callable[[str], None] | None = None) -> None:
@@ -198,22 +197,20 @@ class Engine:
         Args:
             announce: called with a line on what is being compiled.
         """
-        self._require_idle("warm_up")
+        self._begin_anew("warm_up")
         self.device_state.warm_up(announce or (lambda _: None))
 
     def assert_row_invariance(self) -> None:
         """Check on this device that companions, slots and chunks do not change a bit.
 
-        Uses the loaded weights, or random ones, and overwrites the (free) pages. Milliseconds
-        for a small model once the engine is warm. The bits that random weights gave become part
-        of the fingerprint: what a compiler made otherwise elsewhere is seen there.
+        Uses the loaded weights, or random ones, whose bits become part of the fingerprint, and
+        overwrites the (free) pages. Milliseconds for a small model once the engine is warm.
 
         Raises:
             RowsNotInvariant: they do.
             EngineBusy: rollouts are held.
         """
-        self._require_idle("assert_row_invariance")
-        self._scheduler.prefixes.forget()
+        self._begin_anew("assert_row_invariance")
         bits = self.device_state.assert_row_invariance()
         if self.version is None:
             self.fingerprint = fingerprints.with_bits(self._described, bits)
@@ -226,8 +223,7 @@ class Engine:
         Raises:
             EngineBusy: rollouts are held.
         """
-        self._require_idle("lend_pages")
-        self._scheduler.prefixes.forget()
+        self._begin_anew("lend_pages")
         return PagePool(self.layout.num_pages)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
@@ -346,9 +342,9 @@ class Engine:
             prefilled_again=again,
         )
 
-    def _require_idle(self, call: str) -> None:
+    def _begin_anew(self, call: str) -> None:
+        """Forget what pages hold; with rollouts in them there is no such call."""
         if self._held or self._launched:
-            raise EngineBusy(
-                f"{call} needs an engine without rollouts; {len(self._held)} are held: "
-                "finish or release them first"
-            )
+            held = f"{len(self._held)} are held: finish or release them first"
+            raise EngineBusy(f"{call} needs an engine without rollouts; {held}")
+        self._scheduler.prefixes.forget()

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from rlboost_jax.compiler_options import same_bits
+from rlboost_jax.models.compiler_options import same_bits
 from rlboost_jax.models.params import (
     Params,
     abstract_params,

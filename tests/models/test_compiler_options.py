@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from rlboost_jax.compiler_options import same_bits
 from rlboost_jax.engine.devices import Devices
+from rlboost_jax.models.compiler_options import same_bits
 from rlboost_jax.models.sharding import program_on
-from tests.engine.conftest import MODEL
+from tests.small import small_model
 
 GPU = Mock(spec=jax.Device, platform="cuda", id=0, process_index=0)
 
@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_learners_and_engines_ask_for_it_on_gpus(asked: list[dict[str, Any]]) -> None:
     program_on(Mesh(np.array([GPU]), ("data",)), lambda x: x, donate_argnums=0)
-    Devices(MODEL, 1, [GPU]).program(lambda x: x, (), ())
+    Devices(small_model(), 1, [GPU]).program(lambda x: x, (), ())
     learner, engine = (options["compiler_options"] for options in asked)
     assert learner == {"xla_gpu_deterministic_ops": True}
     assert learner.items() < engine.items()
@@ -36,5 +36,5 @@ def test_learners_and_engines_ask_for_it_on_gpus(asked: list[dict[str, Any]]) ->
 
 def test_nothing_is_asked_of_a_compiler_for_cpus(asked: list[dict[str, Any]]) -> None:
     assert same_bits(jax.devices()[0]) is None
-    Devices(MODEL, 1).program(lambda x: x, (), ())
+    Devices(small_model(), 1).program(lambda x: x, (), ())
     assert asked[0]["compiler_options"] is None
