@@ -44,6 +44,17 @@ class IeeeArithmetic {
 #endif
 };
 
+// Before a thread goes to sleep; a tenth of a millisecond at most.
+constexpr int kLooks = 2000;
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");
+#endif
+}
+
 // Calls work(i) for 0 <= i < count on this thread and on up to `helpers` of the pool's.
 //
 // This thread works too and waits only for calls that have begun, so it does not matter whether
@@ -75,6 +86,9 @@ void share(xla::ffi::ThreadPool& pool, int64_t count, int64_t helpers, const Wor
   };
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([run] { run(); });
   run();
+  // The others end within microseconds as a rule, and waking from a sleep takes as long.
+  for (int looks = 0; looks < kLooks && state->done.load() != count; ++looks) pause();
+  if (state->done.load() == count) return;
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done.load() == count; });
 }
