@@ -9,10 +9,9 @@ Invariants:
   `fingerprint`).
 - After `warm_up` nothing is compiled, whatever arrives.
 
-Work goes in two halves: `begin` launches a device program and returns at once, `finish` waits
-for it. Between them the device is busy and the host is free to talk. In between `follow` can
-launch the next decode steps, so that the device has work while the host reads what the first
-ones yield; `run` does all that. Not thread-safe: one thread at a time.
+Work goes in two halves: `begin` launches a device program and returns at once, `finish` waits for
+it. In between the host is free to talk, and `follow` can launch the next decode steps, so that the
+device has work while the host reads; `run` does all that. Not thread-safe: one thread at a time.
 """
 
 from collections import deque
@@ -123,6 +122,7 @@ class Engine:
             spread.places(),
             param_dtype or model.dtype,
             double_buffered=self.memory.double_buffered,
+            join=not spread.split,
             panels=reads_panels(spread),
         )
         self.device_state = DeviceState(self.programs, self.parameters, routing)

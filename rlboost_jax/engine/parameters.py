@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from rlboost_jax.engine.joined import joined
 from rlboost_jax.engine.panels import with_panels
 from rlboost_jax.models.adapters import merged_layer
 from rlboost_jax.models.params import (
@@ -34,6 +35,7 @@ class EngineParameters:
         dtype: str,
         *,
         double_buffered: bool = True,
+        join: bool = False,
         panels: bool = False,
     ) -> None:
         """Hold nothing yet.
@@ -44,12 +46,13 @@ class EngineParameters:
             dtype: of the leaves on the device.
             double_buffered: whether a version stays until the next one is on the device, which
                 then holds both for a moment, or is freed before.
+            join: whether matrices that multiply the same rows become one, see `joined.py`.
             panels: whether matrices are packed, see `panels.py`.
         """
         leaves = flatten_params(abstract_params(model))
         self._model, self._shapes = model, {name: leaf.shape for name, leaf in leaves.items()}
         self._places, self._dtype = places, jnp.dtype(dtype)
-        self._double_buffered, self._panels = double_buffered, panels
+        self._double_buffered, self._join, self._panels = double_buffered, join, panels
         self.version: Version | None = None
         self.leaves: tuple[Array, ...] = ()
 
@@ -151,7 +154,8 @@ class EngineParameters:
                 jax.device_put, merged_layer(self._model, parts, self._dtype), places
             )
 
-        layers = tuple(layer(i, places) for i, places in enumerate(self._places["layers"]))
+        form = joined if self._join else _as_it_is
+        layers = tuple(form(layer(i, places)) for i, places in enumerate(self._places["layers"]))
         rest = {
             name: jax.tree.map(whole, part, self._places[name])
             for name, part in params.items()
@@ -160,6 +164,10 @@ class EngineParameters:
         tree = {**rest, "layers": layers}
         tree = with_panels(tree, self._model.dtype) if self._panels else tree
         return tuple(jax.tree.leaves(tree))
+
+
+def _as_it_is(layer: Params) -> Params:
+    return layer
 
 
 def _first_device(places: Params) -> jax.Device:

@@ -32,6 +32,7 @@ from rlboost_kernels.attention.api import choose_attention
 
 from rlboost_jax.engine import metadata
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
+from rlboost_jax.engine.joined import joined
 from rlboost_jax.engine.layouts import Layout
 from rlboost_jax.engine.metadata import Controls, Rows
 from rlboost_jax.engine.panels import reads_panels, with_panels
@@ -92,6 +93,9 @@ class Programs:
         self.attention = self._choose_attention(attention, devices.first.platform)
         self.abstract_params = abstract_params(model)
         tree = jax.eval_shape(unstack_layers, self.abstract_params)
+        if not devices.split:
+            layers = tuple(jax.eval_shape(joined, layer) for layer in tree["layers"])
+            tree = {**tree, "layers": layers}
         if reads_panels(devices):
             tree = jax.eval_shape(partial(with_panels, dtype=model.dtype), tree)
         self.abstract_leaves, self._tree = jax.tree.flatten(tree)

@@ -34,6 +34,7 @@ from rlboost_jax.settings.model import ModelConfig
 Attend = Callable[
     [Float[Array, "N H D"], Float[Array, "N K D"], Float[Array, "N K D"]], Float[Array, "N H D"]
 ]
+QUERY_KEY_VALUE, GATE_UP = "query_key_value", "gate_up"  # of joined matrices
 Local = (
     bool | Bool[Array, ""]
 )  # whether a layer sees a window only; an array where layers are scanned
@@ -71,32 +72,44 @@ class Attention(nnx.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, split: bool, split_rows: bool
+        self,
+        config: ModelConfig,
+        rngs: nnx.Rngs,
+        by_row: bool,
+        split: bool,
+        split_rows: bool,
+        joined: bool,
     ) -> None:
         E, D, bias = config.embed_dim, config.head_dim, config.attention_bias
         product = partial(linear, config, rngs=rngs, by_row=by_row, split_rows=split_rows)
-        self.query = product("q_proj", E, config.num_query_heads * D, bias=bias)
-        self.key = product("k_proj", E, config.num_key_heads * D, bias=bias)
-        self.value = product("v_proj", E, config.num_key_heads * D, bias=bias)
-        heads = config.num_query_heads * D
+        heads, others = config.num_query_heads * D, config.num_key_heads * D
+        if joined:
+            self.query_key_value = product("", E, heads + 2 * others, bias=bias)
+        else:
+            self.query = product("q_proj", E, heads, bias=bias)
+            self.key = product("k_proj", E, others, bias=bias)
+            self.value = product("v_proj", E, others, bias=bias)
         self.output = product("o_proj", heads, E, bias=config.output_bias, split_inputs=split)
         if config.qk_norm:
             self.query_norm = _norm(config, D, by_row)
             self.key_norm = _norm(config, D, by_row)
-        self.config = config
+        self.config, self.joined = config, joined
 
     def __call__(
         self, x: Float[Array, "N E"], positions: Int[Array, " N"], attend: Attend, local: Local
     ) -> Float[Array, "N E"]:
         N, D = x.shape[0], self.config.head_dim
-        q = self.query(x).reshape(N, self.config.num_query_heads, D)
-        k = self.key(x).reshape(N, self.config.num_key_heads, D)
-        v = self.value(x).reshape(N, self.config.num_key_heads, D)
+        H, K = self.config.num_query_heads, self.config.num_key_heads
+        if self.joined:
+            q, k, v = jnp.split(self.query_key_value(x), (H * D, (H + K) * D), axis=1)
+        else:
+            q, k, v = self.query(x), self.key(x), self.value(x)
+        q, k, v = q.reshape(N, H, D), k.reshape(N, K, D), v.reshape(N, K, D)
         if self.config.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         cos, sin = self._rotation(positions, local)
         q, k = turn(q, cos, sin), turn(k, cos, sin)
-        return self.output(attend(q, k, v).reshape(N, self.config.num_query_heads * D))
+        return self.output(attend(q, k, v).reshape(N, H * D))
 
     def _rotation(
         self, positions: Int[Array, " N"], local: Local
@@ -113,16 +126,27 @@ class GatedMLP(nnx.Module):
     """SwiGLU or GeGLU. Source: Shazeer 2020, arXiv:2002.05202, equation 6."""
 
     def __init__(
-        self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool, split: bool, split_rows: bool
+        self,
+        config: ModelConfig,
+        rngs: nnx.Rngs,
+        by_row: bool,
+        split: bool,
+        split_rows: bool,
+        joined: bool,
     ) -> None:
         product = partial(linear, config, rngs=rngs, by_row=by_row, split_rows=split_rows)
-        self.gate = product("gate_proj", config.embed_dim, config.hidden_dim)
-        self.up = product("up_proj", config.embed_dim, config.hidden_dim)
+        self.joined = joined
+        if joined:
+            self.gate_up = product("", config.embed_dim, 2 * config.hidden_dim)
+        else:
+            self.gate = product("gate_proj", config.embed_dim, config.hidden_dim)
+            self.up = product("up_proj", config.embed_dim, config.hidden_dim)
         self.down = product("down_proj", config.hidden_dim, config.embed_dim, split_inputs=split)
         self.activation = activation_of(config.activation)
 
     def __call__(self, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        both = jnp.split(self.gate_up(x), 2, axis=1) if self.joined else (self.gate(x), self.up(x))
+        return self.down(self.activation(both[0]) * both[1])
 
 
 class DecoderLayer(nnx.Module):
@@ -130,7 +154,8 @@ class DecoderLayer(nnx.Module):
 
     With `post_norms` what they add to it is normalised, too. With `split`, which needs `by_row`, it
     is a device's share of a layer, see `tensor_parallel.py`. With `split_rows` each device of a
-    mesh has some of the rows, see `products.linear`.
+    mesh has some of the rows, see `products.linear`. With `joined` matrices that multiply the same
+    rows are one, see `engine/joined.py`.
     """
 
     def __init__(
@@ -141,14 +166,15 @@ class DecoderLayer(nnx.Module):
         by_row: bool = False,
         split: bool = False,
         split_rows: bool = False,
+        joined: bool = False,
     ) -> None:
         self.attention_norm = _norm(config, config.embed_dim, by_row)
-        self.attention = Attention(config, rngs, by_row, split, split_rows)
+        self.attention = Attention(config, rngs, by_row, split, split_rows, joined)
         self.mlp_norm = _norm(config, config.embed_dim, by_row)
         self.mlp: GatedMLP | RoutedMLP = (
             RoutedMLP(config, rngs, by_row, split, activation_of(config.activation))
             if config.num_experts
-            else GatedMLP(config, rngs, by_row, split, split_rows)
+            else GatedMLP(config, rngs, by_row, split, split_rows, joined)
         )
         if config.post_norms:
             self.attention_post_norm = _norm(config, config.embed_dim, by_row)

@@ -17,7 +17,14 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from rlboost_jax.models.attention import row_attention
-from rlboost_jax.models.decoder import Attend, DecoderLayer, Embedding, Head, Local
+from rlboost_jax.models.decoder import (
+    QUERY_KEY_VALUE,
+    Attend,
+    DecoderLayer,
+    Embedding,
+    Head,
+    Local,
+)
 from rlboost_jax.models.packed_attention import SAVED
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import BATCH, batch_sharding, table_spec
@@ -61,7 +68,7 @@ def apply_layer(
     """One layer over N tokens.
 
     Args:
-        layer_params: of one layer, without the layer axis.
+        layer_params: of one layer, without the layer axis; matrices may be joined.
         positions: absolute position of each token in its own sequence.
         attend: called once, with rotated and normalised queries [N, H, D] and keys
             [N, K, D] and the values [N, K, D]; returns [N, H, D].
@@ -79,7 +86,14 @@ def apply_layer(
         None in a model without.
     """
     split_rows = mesh is not None and any(mesh.shape[axis] > 1 for axis in BATCH)
-    graph = _graph(DecoderLayer, config, by_row=by_row, split=split, split_rows=split_rows)
+    graph = _graph(
+        DecoderLayer,
+        config,
+        by_row=by_row,
+        split=split,
+        split_rows=split_rows,
+        joined=QUERY_KEY_VALUE in layer_params["attention"],
+    )
     return nnx.merge(graph, layer_params)(x, positions, attend, local, experts, mesh, grouped)
 
 
