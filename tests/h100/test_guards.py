@@ -132,9 +132,10 @@ def test_a_step_with_a_full_pool_reads_its_weights_once(rows: Rows) -> None:
     """Arguments of four fifths of the device make XLA rematerialise, if it is let."""
     row = rows(Job("engine", "qwen3_8b_openr1", attention="mosaic_gpu", only=("mixed",)))
     (mixed,) = row.values()
-    # 15.2 GB have to be read. Logits of all 256 rows would be 0.5 more, and the unembedding five
-    # times, to spare them, 5.
-    assert mixed["hbm_gb"] < 15.7
+    # 15.2 GB have to be read. What gate and up give in a layer is 12.6 MB, a hair more than counts
+    # as cached: 0.9. Logits of all 256 rows would be 0.5 more, and the unembedding five times, to
+    # spare them, 5.
+    assert mixed["hbm_gb"] < 16.6
     assert mixed["seconds_overlapped"] < 1.5 * mixed["seconds"]["arithmetic"]
     assert mixed["trips"] == 0
     assert mixed["plan_gib"] == pytest.approx(mixed["device_gib"], rel=0.15)
