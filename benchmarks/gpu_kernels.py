@@ -246,7 +246,7 @@ def products(*, dry_run: bool) -> list[dict[str, Any]]:
 def read_rate(num_bytes: int) -> float:
     """Bytes per second of the fastest of some linear passes over that much memory.
 
-    Several follow one another unawaited: a launch that the host waits for takes a sixth of one.
+    Several follow one another unawaited: else a launch would count with each.
     """
     array = jnp.ones(num_bytes // 4, jnp.float32)
 
