@@ -43,6 +43,7 @@ class Stream:
         self._waiting: deque[bytes] = deque()
         self._size = 0  # bytes of it
         self._dropped = 0  # lines that went since the last were written
+        self._torn = False  # the last that went is half a line: the other half is to go too
         self._writing = False
         self.ended = False  # nobody can write to the pipe any more
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -65,20 +66,20 @@ class Stream:
                 self._size += len(data)
                 self._drop()
                 self.ended = not data
+                self._dropped += self.ended and self._torn  # its other half will never come
                 self._changed.notify()
 
     def _drop(self) -> None:
-        if self._size <= self._most:
-            return
-        while self._size > self._most:
+        while (full := self._size > self._most) or (self._torn and self._size):
             gone = self._waiting.popleft()
+            if not full and (end := gone.find(b"\n") + 1):
+                self._waiting.appendleft(gone[end:])
+                gone = gone[:end]
             self._size -= len(gone)
             self._dropped += gone.count(b"\n")
-        if not gone.endswith(b"\n") and self._waiting:  # nor is half a line of any use
-            half, end, rest = self._waiting.popleft().partition(b"\n")
-            self._size -= len(half + end)
-            self._dropped += 1
-            self._waiting.appendleft(rest)
+            self._torn = not gone.endswith(b"\n")
+        if not self._waiting:  # the writer is to say what is missing
+            self._waiting.append(b"")
 
     def _write(self) -> None:
         begun = False  # in the middle of a line

@@ -301,16 +301,39 @@ def test_an_interrupt_reaches_one_whose_terminal_stands_still(tmp_path: Path):
     os.close(ours)
 
 
-def test_reading_never_waits_for_writing_and_keeps_the_newest():
+def test_a_line_without_an_end_counts_as_one():
+    """More than may wait, and nobody reads: its second half is not written, though it would fit."""
+    (source, speaks), (hears, target) = os.pipe(), os.pipe()
+    os.set_blocking(target, False)
+    while select.select([], [target], [], 0)[1]:
+        os.write(target, bytes(2**12))
+    stream = Stream(source, target, most=2**17)
+    for _ in range(2**6):
+        os.write(speaks, b"-" * 2**12)
+    os.close(speaks)
+    stream.reader.join(PATIENCE_SECONDS)
+    heard = b""
+    while not stream.idle or select.select([hears], [], [], 0)[0]:
+        if select.select([hears], [], [], 0.01)[0]:
+            heard += os.read(hears, 2**16)
+    assert heard.endswith(b"[1 line was dropped here: nobody read them]\n"), heard[-100:]
+    for each in (source, hears, target):
+        os.close(each)
+
+
+# Even: none ends just before the end of a line, for what of such a line is written looks whole,
+# and it counts as dropped.
+@pytest.mark.parametrize("piece", [98, 778, 1000, 2002])
+def test_reading_never_waits_for_writing_and_keeps_the_newest(piece: int):
     """By threads of this process: a pipe that is full, whose reader comes later."""
     (source, speaks), (hears, target) = os.pipe(), os.pipe()
     stream = Stream(source, target, most=2**17)
     os.set_blocking(target, True)
     text = b"".join(f"{number:0999d}\n".encode() for number in range(NUMBERS))
-    # In pieces that end within lines, and, being even, never just before the end of one: what of
-    # such a line is written looks whole, and it counts as dropped.
-    for at in range(0, len(text), 778):
-        os.write(speaks, text[at : at + 778])
+    for at in range(0, len(text), piece):
+        os.write(speaks, text[at : at + piece])
+        while select.select([source], [], [], 0)[0]:  # each is read for itself
+            pass
     os.close(speaks)
     stream.reader.join(PATIENCE_SECONDS)
     assert stream.ended and not stream.idle

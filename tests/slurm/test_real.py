@@ -59,11 +59,12 @@ def test_jobs_come_and_go_and_change_no_bit(
     tmp_path: Path,
 ) -> None:
     with running(tmp_path / "run", *SETTINGS, environment=slurm) as run:
-        run.wait_until(lambda: len(joined(run)) == JOBS, f"{JOBS} jobs that have joined")
-        assert_kept(run, slurm)
+        with run.at_a_standstill(version=1, servers=False):
+            run.wait_until(lambda: len(joined(run)) == JOBS, f"{JOBS} jobs that have joined")
+            assert_kept(run, slurm)
 
         # A partition of higher priority takes two of the eight processors that jobs have.
-        with run.at_a_standstill(servers=False):
+        with run.at_a_standstill(version=2, servers=False):
             run.wait_until(lambda: len(busy(run)) == JOBS, "work for all of them")
             urgent = of_slurm(
                 slurm,
@@ -73,18 +74,18 @@ def test_jobs_come_and_go_and_change_no_bit(
             run.wait_until(lambda: len(run.events("notice")) >= 2, "notice to two jobs")
         noticed = [e["instance"] for e in run.events("notice")]
         assert {e["detail"]["reason"] for e in run.events("notice")} == {"SIGUSR1"}
-        run.wait_until(
-            lambda: {e["instance"] for e in run.events("drained")} >= set(noticed), "their goodbye"
-        )
-        drained = [e for e in run.events("drained") if e["instance"] in noticed]
-        assert all(e["detail"]["tokens_lost"] == 0 for e in drained)
-        state = functools.partial(jobs, slurm)
-        run.wait_until(lambda: "PENDING" in {s for _, s in state().values()}, "jobs in their place")
-        of_slurm(slurm, "scancel", "--signal=KILL", "--full", urgent)
-        of_slurm(slurm, "scancel", urgent)
 
-        # Somebody cancels all jobs, in the middle of a step.
-        with run.at_a_standstill(servers=False):
+        # Others wait in their place; then somebody cancels all jobs, in the middle of a step.
+        with run.at_a_standstill(version=3, servers=False):
+            run.wait_until(
+                lambda: {e["instance"] for e in run.events("drained")} >= set(noticed), "goodbyes"
+            )
+            drained = [e for e in run.events("drained") if e["instance"] in noticed]
+            assert all(e["detail"]["tokens_lost"] == 0 for e in drained)
+            state = functools.partial(jobs, slurm)
+            run.wait_until(lambda: "PENDING" in {s for _, s in state().values()}, "others")
+            of_slurm(slurm, "scancel", "--signal=KILL", "--full", urgent)
+            of_slurm(slurm, "scancel", urgent)
             run.wait_until(lambda: busy(run), "work for one")
             gone = jobs(slurm)
             of_slurm(slurm, "scancel", *(number for number, _ in gone.values()))
@@ -92,10 +93,11 @@ def test_jobs_come_and_go_and_change_no_bit(
             run.wait_until(lambda: joined(run) - gone.keys() - set(noticed), "another one")
 
         # The manager dies; the next one finds the jobs and goes on with them.
-        before = set(jobs(slurm))
-        os.kill(run.manager()["pid"], signal.SIGKILL)
-        run.wait_until(lambda: len(run.events("manager")) == 2, "another manager")
-        assert before & set(jobs(slurm)), "it has ended them all"
+        with run.at_a_standstill(version=4, servers=False):
+            before = set(jobs(slurm))
+            os.kill(run.manager()["pid"], signal.SIGKILL)
+            run.wait_until(lambda: len(run.events("manager")) == 2, "another manager")
+            assert before & set(jobs(slurm)), "it has ended them all"
         run.finish()
     assert run.digests() == short_and_calm.digests()
     run.assert_accounts_hold()

@@ -54,9 +54,9 @@ def test_servers_of_the_pages_file_change_no_bit(short_and_calm: Run, tmp_path: 
     )
     environment = {"PATH": f"{script.parent}/bin:{os.environ['PATH']}"}
     with running(tmp_path / "run", *settings, environment=environment) as run:
-        run.wait_until(lambda: len(joined(run)) == HOSTS, "servers of both hosts")
-        shown = [each.command for each in living()]
-        with run.at_a_standstill(servers=False):
+        with run.at_a_standstill(version=1, servers=False):
+            run.wait_until(lambda: len(joined(run)) == HOSTS, "servers of both hosts")
+            shown = [each.command for each in living()]
             run.wait_until(lambda: run.events("working"), "work for them")
             (pid, *_) = pids(script.parent)
             os.kill(pid, 9)

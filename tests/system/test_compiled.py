@@ -36,8 +36,8 @@ def test_programs_come_from_the_run_and_nothing_is_compiled(
     settings = (*SHORT, *PATIENT, "fleet.provider=none", "compile_cache_dir=")
     with running(tmp_path / "run", *settings) as run:
         offered = run.workdir / "compiled" / "index"
-        run.wait_until(offered.exists, "programs of the trainer's engine")
-        with run.at_a_standstill(servers=False):
+        with run.at_a_standstill(version=1, servers=False):
+            run.wait_until(offered.exists, "programs of the trainer's engine")
             server = serve(run, tmp_path / "cache", "far")
             run.wait_until(lambda: "far" in {e["instance"] for e in run.events("ready")}, "it")
             said = server.output

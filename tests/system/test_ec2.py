@@ -55,17 +55,17 @@ def test_instances_come_and_go_and_change_no_bit(
         "fleet.ec2.poll_seconds=0.5",
     )
     with running(tmp_path / "run", *settings, environment=cloud.environment) as run:
-        run.wait_until(lambda: len(set(joined(run))) == INSTANCES, "servers of both instances")
-        shown = shown_of(cloud)
-        with run.at_a_standstill(servers=False):
+        with run.at_a_standstill(version=1, servers=False):
+            run.wait_until(lambda: len(set(joined(run))) == INSTANCES, "servers of both instances")
+            shown = shown_of(cloud)
             run.wait_until(lambda: busy(run), "work for one")
             name = busy(run)[0]
             instance = cloud.of_name(name)
             moment = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=120)
             cloud.notices[instance] = notice(moment.strftime("%Y-%m-%dT%H:%M:%SZ"))
             run.wait_until(lambda: run.events("notice"), "its notice")
-        run.wait_until(lambda: name in names(run, "drained"), "its goodbye")
-        with run.at_a_standstill(servers=False):
+        with run.at_a_standstill(version=3, servers=False):
+            run.wait_until(lambda: name in names(run, "drained"), "its goodbye")
             cloud.interrupt(instance)
             run.wait_until(lambda: len(set(joined(run))) == INSTANCES + 1, "another one")
             run.wait_until(lambda: busy(run), "work for one")

@@ -29,9 +29,9 @@ def test_servers_of_two_pools_change_no_bit(short_and_calm: Run, tmp_path: Path)
         f"fleet.price_command={sys.executable} -c 'print(open(\"{tmp_path}/prices\").read())'",
     )
     with running(tmp_path / "run", *settings) as run:
-        run.wait_until(lambda: sorted(joined(run)) == ["far", "near"], "servers of both pools")
-        run.wait_until(lambda: run.events("price"), "the price that the command says")
-        with run.at_a_standstill(servers=False):
+        with run.at_a_standstill(version=1, servers=False):
+            run.wait_until(lambda: sorted(joined(run)) == ["far", "near"], "servers of both pools")
+            run.wait_until(lambda: run.events("price"), "the price that the command says")
             run.wait_until(lambda: run.events("working"), "work for them")
             name = next(e["instance"] for e in run.events("joined") if not e["detail"]["reserved"])
             os.kill(run.servers()[name], 9)

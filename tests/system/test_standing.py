@@ -59,9 +59,10 @@ def test_words_that_nobody_reads_and_a_disk_that_does_not_answer_for_a_while_cha
         run.command = [sys.executable, "-c", FULL_PIPE, *run.command]
         run.start()
         monkeypatch.delenv("LD_PRELOAD")
-        run.wait_until(lambda: len(run.metrics()) >= 2 and len(run.servers()) == 2, "a fleet")
-        began = time.time()
-        hangs.touch()
+        with run.at_a_standstill(version=2):
+            run.wait_until(lambda: len(run.servers()) == 2, "a fleet")
+            began = time.time()
+            hangs.touch()
         time.sleep(seconds)  # the fault itself
         rows, ended = len(run.metrics()), time.time()
         hangs.unlink()

@@ -60,7 +60,7 @@ def test_a_bare_python_generates_for_a_run(
         }
         words = [python, "-I", "-c", BARE, python, bootstrap.__file__, str(home / "environment")]
         (home / "environment").write_text(json.dumps(environment))
-        with run.at_a_standstill(servers=False):
+        with run.at_a_standstill(version=1, servers=False):
             server = Child(words, run.logs, {}, "by-hand-bare")
             run.by_hand.append(server)
             run.wait_until(
