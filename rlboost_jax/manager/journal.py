@@ -109,8 +109,8 @@ class TurnBegun(Entry, frozen=True, kw_only=True):
     at: float
 
 
-class Collected(Entry, frozen=True, kw_only=True):
-    """Tokens that one instance added to rollouts of one batch; row i has `counts[i]` of them."""
+class CollectedTokens(Entry, frozen=True, kw_only=True):
+    """Base of both that follow, which have more of their own behind what releases before wrote."""
 
     batch: Batch
     instance: str
@@ -123,11 +123,18 @@ class Collected(Entry, frozen=True, kw_only=True):
     at: float
 
 
-class CollectedRouted(Collected, frozen=True, kw_only=True):
+class Collected(CollectedTokens, frozen=True, kw_only=True):
+    """Tokens that one instance added to rollouts of one batch; row i has `counts[i]` of them."""
+
+    server: str = ""  # who has that name (`state.names`); "" for an engine of the trainer's
+
+
+class CollectedRouted(CollectedTokens, frozen=True, kw_only=True):
     """The same with routes, laid out as in `messages.RoutedTokenBatch`."""
 
     leads: bytes  # uint32
     routes: bytes
+    server: str = ""
 
 
 class Redone(Entry, frozen=True, kw_only=True):

@@ -73,6 +73,24 @@ def test_a_liar_leaves_and_all_its_unproved_tokens_with_it() -> None:
     }
 
 
+def test_a_name_in_the_journal_is_that_of_the_server_it_had_then() -> None:
+    """After a restart another one asks for it first: it is not the one that lied (found by a random
+    schedule, where a power cut had taken from the journal who had had the name before)."""
+    desk, held = two_servers()
+    lie = held[A][0]
+    finish(desk, A, lie)
+    (attempt,) = {rollouts(desk)[lie.work.sample].attempt}
+    desk.crash(at=1.0)
+    honest, liar = 12, 13
+    desk.join(honest, 0, instance="server-10", nonce="another")
+    desk.join(liar, 0, instance="server-10", nonce="1")
+    desk.trainer(m.TrainerHello(run_id="run", window=None))
+    desk.begin(0)
+    desk.trainer(doubt((lie.work.sample, 1), attempt=attempt))
+    assert liar in desk.closed() and honest not in desk.closed()
+    assert {i.stream for i in desk.manager.view.roster} == {honest}
+
+
 def test_a_liars_finished_answers_that_measure_the_policy_are_withdrawn() -> None:
     """Nobody else checks them. The trainer hears of it before it can think that it has all."""
     desk, held = two_servers()

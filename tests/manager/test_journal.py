@@ -2,8 +2,10 @@
 
 import errno
 import os
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,8 @@ from rlboost_jax.manager.journal import (
     BatchClosed,
     BatchOpened,
     Collected,
+    CollectedRouted,
+    CollectedTokens,
     Entry,
     Forgotten,
     Published,
@@ -267,6 +271,25 @@ def test_a_journal_of_another_release_is_refused_and_kept(tmp_path: Path) -> Non
     with pytest.raises(Mistake, match=f"format 1 .*remove {tmp_path}"):
         Journal(tmp_path, RUN).read()
     assert names(tmp_path) == ["00000001-step-0.journal"]
+
+
+@pytest.mark.parametrize("kind", [Collected, CollectedRouted])
+def test_tokens_that_a_release_before_wrote_are_read(
+    kind: type[Collected | CollectedRouted],
+) -> None:
+    """It did not say who had the name."""
+    entry = kind(
+        **{n: getattr(collected(0), n) for n in CollectedTokens.__struct_fields__},
+        **({"leads": b"\0" * 4, "routes": b""} if kind is CollectedRouted else {}),
+        server="1/server-1",
+    )
+    known = msgspec.msgpack.decode(msgspec.msgpack.encode(entry))
+    assert known[-1] == "1/server-1"
+    payload = msgspec.msgpack.encode(known[:-1])
+    length = len(payload).to_bytes(4, "little")
+    checksum = zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "little")
+    (found,) = read_segment(length + checksum + payload).entries
+    assert found == msgspec.structs.replace(entry, server="")
 
 
 def test_nothing_is_left_of_a_run_that_is_over(tmp_path: Path) -> None:

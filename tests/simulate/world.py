@@ -157,7 +157,7 @@ class World:
         self._tick_at = float("inf")
         for action in self.manager.recover(entries, self.clock()):
             self._perform(action)
-        known = self.manager.owners.roster.numbers, self.manager.owners.fleet.numbers
+        known = self.manager.owners.roster.names.numbers, self.manager.owners.fleet.numbers
         given = self._platter.promised
         assert known[0] >= given[0] and known[1] >= given[1], "names would be given twice"
         for server in self.servers:

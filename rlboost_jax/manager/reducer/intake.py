@@ -60,9 +60,7 @@ class Intake:
         given = [r for i in rows.ids if (r := held.get(i)) is not None]
         before = sum([r.num_tokens for r in given])
         known = [(r, r.length, r.yielded) for r in given] if self._model else []
-        ended = self._ledger.receive(
-            rows, batch.version, held, instance.name, now, reserved=instance.reserved
-        )
+        ended = self._ledger.receive(rows, batch.version, instance, now)
         if sum([r.num_tokens for r in given]) > before:  # what is no use is no progress
             instance.activity.progressed(now)
         if self._model is not None:

@@ -12,6 +12,7 @@ from rlboost_jax.manager.journal import (
     BatchOpened,
     BatchResumed,
     Collected,
+    CollectedRouted,
     Counted,
     Entry,
     Forgotten,
@@ -108,5 +109,9 @@ class Recovery:
                 self._versions.restore(entry)
             case BatchOpened() | BatchResumed() | TurnBegun() | BatchExtended() | BatchClosed():
                 self._ledger.restore(entry, now)
-            case Collected() | Redone() | Answered() | Counted() | Forgotten():
+            case Collected() | CollectedRouted():
+                self._ledger.restore(entry, now)
+                if entry.server:
+                    self._roster.names.note(entry.instance, entry.server)
+            case Redone() | Answered() | Counted() | Forgotten():
                 self._ledger.restore(entry, now)

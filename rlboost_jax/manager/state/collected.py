@@ -15,7 +15,9 @@ from rlboost_jax.messages import pack_counts, pack_ids, unpack_ids
 Piece = tuple[int, int, slice, int, bytes]
 
 
-def collected(batch: int, name: str, rows: TokenRows, pieces: list[Piece], now: float) -> Collected:
+def collected(
+    batch: int, name: str, server: str, rows: TokenRows, pieces: list[Piece], now: float
+) -> Collected | CollectedRouted:
     samples, starts, parts, leads, routes = zip(*pieces, strict=True)
     fields: dict[str, Any] = {
         "batch": batch,
@@ -26,13 +28,14 @@ def collected(batch: int, name: str, rows: TokenRows, pieces: list[Piece], now: 
         "tokens": b"".join([rows.raw[part] for part in parts]),
         "logprobs": b"".join([rows.logprobs[part] for part in parts]),
         "at": now,
+        "server": server,
     }
     if not rows.routes:
         return Collected(**fields)
     return CollectedRouted(**fields, leads=pack_ids(leads), routes=b"".join(routes))
 
 
-def routes_of(entry: Collected, counts: list[int]) -> list[bytes]:
+def routes_of(entry: Collected | CollectedRouted, counts: list[int]) -> list[bytes]:
     """Of each row of an entry."""
     if not isinstance(entry, CollectedRouted):
         return [b""] * len(counts)

@@ -11,7 +11,7 @@ Invariants:
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.journal import (
@@ -21,6 +21,7 @@ from rlboost_jax.manager.journal import (
     BatchOpened,
     BatchResumed,
     Collected,
+    CollectedRouted,
     Counted,
     Forgotten,
     Redone,
@@ -28,6 +29,8 @@ from rlboost_jax.manager.journal import (
 )
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.state.collected import Piece, collected
+from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.names import identity
 from rlboost_jax.manager.state.restored import restore_answer, restore_cuts, restore_tokens
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.token_rows import TokenRows
@@ -41,6 +44,7 @@ LedgerEntry = (
     | TurnBegun
     | BatchExtended
     | Collected
+    | CollectedRouted
     | Redone
     | Answered
     | Counted
@@ -237,7 +241,7 @@ class Ledger:
                 self.open[number].begin_at(min(at, now))
             case BatchExtended(extend=extend) if extend.batch in self.batches:
                 self.extend(self.batches[extend.batch], extend)
-            case Collected(batch=number) if number in self.batches:
+            case Collected(batch=number) | CollectedRouted(batch=number) if number in self.batches:
                 restore_tokens(self.batches[number], entry, now)
             case Redone(batch=number) if number in self.batches:
                 restore_cuts(self.batches[number], entry)
@@ -288,17 +292,16 @@ class Ledger:
         self,
         rows: TokenRows,
         version: int,
-        held: Mapping[int, Rollout],
-        name: str,
+        instance: Instance,
         now: float,
-        *,
-        reserved: bool,
     ) -> list[Rollout]:
-        """Append the tokens of a batch to the rollouts that `name` holds.
+        """Append the tokens of a batch to the rollouts that an instance holds.
 
         Tokens of others, of another version, of a cancelled batch or past the end of a
         turn are counted as lost. Returns the rollouts whose turn ended, cancelled ones too.
         """
+        name, reserved, held = instance.name, instance.reserved, instance.held
+        server = "" if reserved else identity(instance.hello)
         stops: dict[tuple[int, ...], list[int]] = {}  # where such ids are in this batch
         taken: dict[Batch, list[Piece]] = {}  # per batch, for the journal
         ended: list[Rollout] = []
@@ -335,5 +338,5 @@ class Ledger:
                 batch.token_at(now)
                 ended.append(rollout)
         for number, pieces in taken.items():
-            self._outbox.keep(collected(number, name, rows, pieces, now))
+            self._outbox.keep(collected(number, name, server, rows, pieces, now))
         return ended

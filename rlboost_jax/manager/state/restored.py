@@ -4,13 +4,13 @@ Whatever does not fit the tokens that are here is left out: those before it were
 of the journal, and are made again.
 """
 
-from rlboost_jax.manager.journal import Answered, Collected, Redone
+from rlboost_jax.manager.journal import Answered, Collected, CollectedRouted, Redone
 from rlboost_jax.manager.state.collected import routes_of
 from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import unpack_counts, unpack_ids
 
 
-def restore_tokens(batch: BatchRecord, entry: Collected, now: float) -> None:
+def restore_tokens(batch: BatchRecord, entry: Collected | CollectedRouted, now: float) -> None:
     batch.token_at(min(entry.at, now))
     end = 0
     counts = unpack_counts(entry.counts).tolist()

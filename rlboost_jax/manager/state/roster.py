@@ -13,13 +13,13 @@ from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.index import Index, Pool
 from rlboost_jax.manager.state.instances import Instance
+from rlboost_jax.manager.state.names import Names, identity
 from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import Hello, Renew, TokenBatch
 from rlboost_jax.settings.fingerprints import difference
 
 MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil the accounts
 MAX_BANISHED = 100  # the oldest may try again, and would be caught again
-REMEMBERED_INSTANCES = 65536  # that joined last: a liar among them is known when it comes again
 NEWEST_START = 0.3  # weight of the last start-up
 ANSWER_MISSED = 1.5  # renewals: the age of what one echoes that has missed an answer
 RECEIVES_NOTHING = "it receives nothing from us"
@@ -43,10 +43,9 @@ class Roster:
         self.cost = Integral(now)  # dollars
         self.ready = Integral(now)  # instance-seconds of preemptible ones with work to give
         self.own: set[str] = set()  # names that the trainer's engines have had
-        self.banished: dict[str, str] = {}  # who may not join again (`_identity`), and why
-        self._identities: dict[str, str] = {}  # name → who that was
+        self.names = Names()
+        self.banished: dict[str, str] = {}  # who may not join again (`identity`), and why
         self.check_at = math.inf  # no server is due for anything before
-        self.numbers = 0  # in names given out
         # That a rollout holds while it is sampled, on average. Before a step is known: as if
         # responses had any length up to the longest.
         self.row_tokens = settings.slot_tokens / 2
@@ -80,7 +79,7 @@ class Roster:
         most = self._settings.max_servers
         if len(self.streams) >= most:
             return f"there are {most} instances already; leave some work to the learner"
-        if reason := self.banished.get(_identity(hello)):
+        if reason := self.banished.get(identity(hello)):
             return f"sent away before: {reason}; look for a fault of that host, then start it anew"
         return ""
 
@@ -107,7 +106,7 @@ class Roster:
         return self.index.pool(batch.begin.version, batch.begin.params_digest)
 
     def join(self, stream: int, hello: Hello, now: float) -> Instance:
-        instance = Instance(stream, self._name(hello), hello, now)
+        instance = Instance(stream, self.names.give(hello, self.index.names), hello, now)
         self.streams[stream] = instance
         self.index.join(instance)
         instance.fit(self.row_tokens)
@@ -116,16 +115,12 @@ class Roster:
         if hello.reserved:
             self.fingerprint = self.fingerprint or hello.fingerprint
             self.own.add(instance.name)
-        self._identities.pop(instance.name, None)
-        self._identities[instance.name] = _identity(hello)
-        if len(self._identities) > REMEMBERED_INSTANCES:
-            del self._identities[next(iter(self._identities))]
         return instance
 
     def banish(self, name: str, reason: str) -> None:
         """Let the server that had that name not join again: its next work would go the same way."""
-        if name in self._identities:
-            self.banished.setdefault(self._identities[name], reason)
+        if (who := self.names.owner(name)) is not None:
+            self.banished.setdefault(who, reason)
             if len(self.banished) > MAX_BANISHED:
                 del self.banished[next(iter(self.banished))]
 
@@ -135,8 +130,8 @@ class Roster:
 
     def same_process(self, name: str) -> list[Instance]:
         """The living streams of the server that had that name, whatever they are called now."""
-        who = self._identities.get(name)
-        return [i for i in self if not i.reserved and _identity(i.hello) == who]
+        who = self.names.owner(name)
+        return [i for i in self if not i.reserved and identity(i.hello) == who]
 
     def retire(self, instance: Instance) -> None:
         """It goes soon: no more work for it."""
@@ -287,7 +282,7 @@ class Roster:
     def mark(self) -> tuple[object, ...]:
         """Another whenever `snapshot` has changed by more than time going by."""
         cost, banished = self.cost, len(self.banished)
-        return self.joined, self.lost, self.numbers, banished, cost.level, cost.lumps
+        return self.joined, self.lost, self.names.numbers, banished, cost.level, cost.lumps
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """What of a `RunState` is known here."""
@@ -295,14 +290,15 @@ class Roster:
             "banished": dict(self.banished),
             "joined": self.joined,
             "lost": self.lost,
-            "numbers": self.numbers,
+            "numbers": self.names.numbers,
             "dollars": self.cost.total(now),
             "dollars_per_second": self.cost.level,
         }
 
     def restore(self, entry: RunState, now: float) -> None:
         """Nobody is connected yet."""
-        self.joined, self.lost, self.numbers = entry.joined, entry.lost, entry.numbers
+        self.joined, self.lost = entry.joined, entry.lost
+        self.names.resume(entry.numbers)
         self.banished = dict(entry.banished)
         since = max(0.0, now - entry.at)  # a clock that was set back says nothing
         self.cost.resume(entry.dollars + since * entry.dollars_per_second, now)
@@ -333,17 +329,3 @@ class Roster:
     def pay_egress(self, num_bytes: int) -> None:
         """Weights have left the learner's site."""
         self.cost.add(num_bytes / 1e9 * self._settings.fleet.egress_dollars_per_gb)
-
-    def _name(self, hello: Hello) -> str:
-        """One that nobody else has had: tokens are filed under it."""
-        taken = self.index.names
-        name, who = hello.instance, _identity(hello)
-        while not name or name in taken or self._identities.get(name, who) != who:
-            self.numbers += 1
-            name = f"{hello.instance or 'server'}-{self.numbers}"
-        return name
-
-
-def _identity(hello: Hello) -> str:
-    """A server, as far as what it says distinguishes it from another."""
-    return f"{hello.nonce}/{hello.instance}"
