@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from configs.sim import base
+from rlboost_jax.manager.reducer.components import Choices
 from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.reducer.parts import Choices
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.simulator.load import sim_config

@@ -72,7 +72,7 @@ def _order(world: World, *, means: bool) -> None:
 
 
 def _plans(world: World) -> StepPlans:
-    plans = world.manager.parts.plans
+    plans = world.manager.components.plans
     assert plans is not None, "these policies predict nothing"
     return plans
 

@@ -15,7 +15,7 @@ from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.observe.trace import (
     FOLDER,
     Doubtful,
-    Placed,
+    PlacedSpan,
     read_spans,
     spans_path,
     trace_path,
@@ -72,7 +72,7 @@ class StepProfile(Closing):
         own, dropped = self.spans.take()
         spans, doubts = read_spans(spans_path(self._workdir, self._step))
         spans += [
-            Placed(
+            PlacedSpan(
                 process="trainer",
                 lane=span.lane,
                 name=span.name,

@@ -22,7 +22,7 @@ LANES: Final = ("learner", "publisher", "step", "seeding window", "placement", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class PlacedSpan:
     """A span of one of the processes, all on one clock."""
 
     process: str
@@ -61,16 +61,16 @@ def trace_path(workdir: str | Path, step: int) -> Path:
     return Path(workdir) / FOLDER / f"step_{step}.trace.json.gz"
 
 
-def read_spans(path: Path) -> tuple[list[Placed], dict[str, Doubtful]]:
+def read_spans(path: Path) -> tuple[list[PlacedSpan], dict[str, Doubtful]]:
     """What `span_file.py` of the manager wrote, and by process what is doubtful.
 
     Broken lines are left out.
     """
-    spans: list[Placed] = []
+    spans: list[PlacedSpan] = []
     doubts: dict[str, Doubtful] = {}
     for line in read_lines(path):
         if "name" in line:
-            spans.append(Placed(**line))
+            spans.append(PlacedSpan(**line))
         else:
             process = line.pop("process")
             doubts[process] = doubts.get(process, Doubtful()).and_also(Doubtful(**line))
@@ -78,7 +78,7 @@ def read_spans(path: Path) -> tuple[list[Placed], dict[str, Doubtful]]:
 
 
 def write_trace(
-    path: Path, spans: Sequence[Placed], doubts: Mapping[str, Doubtful], *, step: int
+    path: Path, spans: Sequence[PlacedSpan], doubts: Mapping[str, Doubtful], *, step: int
 ) -> None:
     """Write a gzipped trace in one piece."""
     part = path.with_suffix(".part")
@@ -89,7 +89,7 @@ def write_trace(
 
 
 def chrome_trace(
-    spans: Sequence[Placed], doubts: Mapping[str, Doubtful], *, step: int
+    spans: Sequence[PlacedSpan], doubts: Mapping[str, Doubtful], *, step: int
 ) -> dict[str, Any]:
     """The trace as JSON has it. Time 0 is the first span's begin."""
     origin = min((span.start for span in spans), default=0.0)
@@ -119,7 +119,7 @@ def chrome_trace(
     }
 
 
-def _places(spans: Iterable[Placed]) -> dict[tuple[str, str], tuple[int, int]]:
+def _places(spans: Iterable[PlacedSpan]) -> dict[tuple[str, str], tuple[int, int]]:
     """(process, lane) → the numbers that stand for them."""
     lanes: dict[str, set[str]] = {}
     for span in spans:
@@ -146,11 +146,11 @@ def _names(places: Mapping[tuple[str, str], tuple[int, int]]) -> Iterator[dict[s
 
 
 def _flows(
-    spans: Sequence[Placed], places: Mapping[tuple[str, str], tuple[int, int]], origin: float
+    spans: Sequence[PlacedSpan], places: Mapping[tuple[str, str], tuple[int, int]], origin: float
 ) -> Iterator[dict[str, Any]]:
     """An arrow from each dispatch to the receipt of its tokens: the next with its sequence
     number on the lane that the manager has for that server."""
-    waiting: dict[tuple[str, str, int], Placed] = {}
+    waiting: dict[tuple[str, str, int], PlacedSpan] = {}
     number = 0
     for span in sorted(spans, key=lambda span: span.end):
         sequence = span.args.get("sequence", -1)

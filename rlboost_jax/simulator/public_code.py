@@ -20,10 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from rlboost_jax.manager.reducer.components import Choices
 from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.reducer.parts import Choices
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance

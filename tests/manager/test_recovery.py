@@ -208,9 +208,9 @@ def test_what_a_pull_costs_is_known_again() -> None:
     desk = Desk(settings(fleet__egress_dollars_per_gb=2.0))
     desk.open_run()
     desk.trainer(m.Publish(manifest=heavy(0)))
-    assert desk.manager.parts.sizing.prices(desk.now).pull == pytest.approx(60.0)
+    assert desk.manager.components.sizing.prices(desk.now).pull == pytest.approx(60.0)
     desk.crash(1.0)
-    assert desk.manager.parts.sizing.prices(desk.now).pull == pytest.approx(60.0)
+    assert desk.manager.components.sizing.prices(desk.now).pull == pytest.approx(60.0)
 
 
 def test_pulls_are_paid_for_once_and_stay_so() -> None:

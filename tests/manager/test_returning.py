@@ -6,7 +6,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.policies.returning import Home, goes_back, newer, still_there
-from rlboost_jax.manager.state.waiting import Waiting
+from rlboost_jax.manager.state.rollout_queue import RolloutQueue
 from tests.manager.desk import Desk
 from tests.manager.fakes import MAX_TOKENS, STOP, settings
 from tests.manager.test_parked import A, B, say
@@ -50,7 +50,7 @@ def test_a_mean_of_late_begins_with_the_first() -> None:
 
 
 def test_who_has_a_home_is_found_there_and_taken_once() -> None:
-    queue: Waiting[str] = Waiting()
+    queue: RolloutQueue[str] = RolloutQueue()
     queue.put("b", 2, fresh=False, home="x")
     queue.put("a", 1, fresh=False, home="x")
     queue.put("c", 3, fresh=False)

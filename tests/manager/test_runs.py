@@ -228,7 +228,7 @@ def test_a_reconnect_in_mid_step_restarts_no_clock() -> None:
     desk.now = 3.0
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
     desk.trainer(begin_batch(0, 0, "d"), stream=50)
-    assert desk.manager.parts.seeding.clock.total(3.0) == 3.0, "the window opened at 0"
+    assert desk.manager.components.seeding.clock.total(3.0) == 3.0, "the window opened at 0"
     desk.now = 4.0
     desk.trainer(trained(0), stream=50)
     (report,) = desk.sent(m.BatchReport)

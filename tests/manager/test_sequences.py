@@ -289,7 +289,7 @@ def test_a_response_in_the_making_goes_back_to_before_an_untrusted_instance() ->
     desk(ServerGone(B, "killed"))
     reply(desk, (), over=True, prompt=m.pack_tokens(NEXT))
     rollout = only(desk)
-    desk.manager.parts.placements.redo([], ["server-10"], desk.now)
+    desk.manager.components.placements.redo([], ["server-10"], desk.now)
     assert (rollout.work.sequence, rollout.attempt, rollout.all_tokens) == (0, 1, 0)
 
 
@@ -339,7 +339,7 @@ def test_what_measures_is_withdrawn_and_what_stays_of_it_is_said_again() -> None
     (question,) = desk.sent(m.Parked)
     desk.trainer(m.Answer(**{**asked, "work": question.work}))
     assert [(s, last) for s, _, _, last in results(desk)] == [(1, True)]
-    desk.manager.parts.placements.redo([], [name], desk.now)
+    desk.manager.components.placements.redo([], [name], desk.now)
     desk.actions = desk.manager.handle(ServerGone(other, "killed"), desk.now)
     said = [a.message for a in desk.actions if getattr(a, "stream", None) == TRAINER]
     kinds = [type(x) for x in said if isinstance(x, m.Withdrawn | m.FinishedRollout)]

@@ -200,7 +200,7 @@ def test_only_so_many_ended_streams_are_remembered() -> None:
         desk.server(stream, hello(slots=0))  # refused
         desk.join(stream + 1)
         desk(ServerGone(stream + 1, "killed"))
-    ended = desk.manager.parts.servers._ended
+    ended = desk.manager.components.servers._ended
     found = [stream for stream in range(last + 1) if stream in ended]
     assert found == list(range(last - REMEMBERED_STREAMS, last))
 

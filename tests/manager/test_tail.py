@@ -35,8 +35,8 @@ def at_work() -> Desk:
 def dismiss(desk: Desk, stream: int) -> None:
     """As `Tail` does."""
     manager = desk.manager
-    manager.parts.servers.dismiss(manager.view.instances[stream], desk.now)
-    manager.parts.tail.resting = len(manager.view.fleet.standing)
+    manager.components.servers.dismiss(manager.view.instances[stream], desk.now)
+    manager.components.tail.resting = len(manager.view.fleet.standing)
     desk.tick(desk.now + 1e-3)
 
 
@@ -61,7 +61,7 @@ def test_all_come_back_when_there_is_work_again() -> None:
     dismiss(desk, A)
     desk.server(A, m.Goodbye(reason="asked to"))
     desk.exit("local-1", "0")
-    desk.manager.parts.tail.resting = None
+    desk.manager.components.tail.resting = None
     assert request("local-3") in desk.tick(desk.now + 1.0) + desk.grant("local-2")
 
 
@@ -90,5 +90,5 @@ def test_one_that_stays_is_hung_up_on_and_killed() -> None:
 def test_a_server_started_by_hand_is_never_sent_home() -> None:
     desk = at_work()
     desk.join(AGAIN, version=0)
-    desk.manager.parts.servers.dismiss(desk.manager.view.instances[AGAIN], desk.now)
+    desk.manager.components.servers.dismiss(desk.manager.view.instances[AGAIN], desk.now)
     assert not desk.manager.view.instances[AGAIN].departure.dismissed

@@ -57,10 +57,10 @@ def test_running_rollouts_move_above_the_plateau_and_the_shortest_first() -> Non
     instance = next(iter(desk.manager.view.roster))
     for batch in (2, 8):  # as many tokens a second with two as with eight
         for _ in range(4):
-            desk.manager.parts.profile.add(
+            desk.manager.components.profile.add(
                 instance.kind, batch=batch, tokens=8, seconds=1.0, context=3.0
             )
-    desk.manager.parts.profile.end_step()
+    desk.manager.components.profile.end_step()
     desk.tokens(A, [r for r in requests if r.work.sample not in (2, 5)], 1)
     still = [i for i in instance.held if instance.held[i].num_tokens == 0]
     desk.join(B, version=0, slots=8)

@@ -5,7 +5,7 @@ import pytest
 
 from rlboost_jax.observe.trace import (
     Doubtful,
-    Placed,
+    PlacedSpan,
     chrome_trace,
     read_spans,
     spans_path,
@@ -15,8 +15,12 @@ from rlboost_jax.observe.trace import (
 from tests.observe.traces import Trace, assert_nested, load
 
 
-def span(process: str, lane: str, name: str, start: float, seconds: float, **args: Any) -> Placed:
-    return Placed(process=process, lane=lane, name=name, start=start, seconds=seconds, args=args)
+def span(
+    process: str, lane: str, name: str, start: float, seconds: float, **args: Any
+) -> PlacedSpan:
+    return PlacedSpan(
+        process=process, lane=lane, name=name, start=start, seconds=seconds, args=args
+    )
 
 
 SPANS = [

@@ -518,7 +518,7 @@ class Run:
         if not instances:
             return False
         instance = instances[fault.target % len(instances)]
-        manager.parts.servers.dismiss(instance, self.world.clock())
+        manager.components.servers.dismiss(instance, self.world.clock())
         self.world.deliver(Stalled(0.0))  # of all events the one that changes least
         return True
 

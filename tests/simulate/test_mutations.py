@@ -104,9 +104,9 @@ def neighbours_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens count whichever version sampled them."""
     real = Ledger.receive
 
-    def receive(self: Ledger, rows: Any, version: int, held: Any, *args: Any, **more: Any) -> Any:
-        versions = [r.batch.begin.version for r in held.values()] or [version]
-        return real(self, rows, versions[0], held, *args, **more)
+    def receive(self: Ledger, rows: Any, version: int, instance: Any, now: float) -> Any:
+        versions = [r.batch.begin.version for r in instance.held.values()] or [version]
+        return real(self, rows, versions[0], instance, now)
 
     monkeypatch.setattr(Ledger, "receive", receive)
 

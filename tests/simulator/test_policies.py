@@ -136,7 +136,7 @@ def test_the_longest_first_only_where_that_is_predicted_to_pay(slots, instances,
     """An eighth of all rollouts begins at once, or nearly all."""
     crowded = {**CROWDED, "engine__slots": slots, "num_steps": 3}
     world, _ = steps(instances, policy__longest_first=True, **crowded)
-    assert world.manager.parts.plans.by_length == expected
+    assert world.manager.components.plans.by_length == expected
 
 
 def test_the_order_of_requests_that_begin_at_once_makes_no_difference():

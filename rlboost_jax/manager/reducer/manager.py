@@ -29,7 +29,7 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.reducer.batch_checks import ProtocolError
-from rlboost_jax.manager.reducer.parts import Choices, Parts
+from rlboost_jax.manager.reducer.components import Choices, Components
 from rlboost_jax.manager.reducer.view import View
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
@@ -48,7 +48,7 @@ class Manager:
     Attributes:
         owners: of all that it knows; written by their verbs alone.
         view: the same, to be read.
-        parts: who decides and does what.
+        components: who decides and does what.
         over: it has nothing more to do.
     """
 
@@ -64,8 +64,8 @@ class Manager:
         self._status_at = now
         self.owners = owners = Owners.of(settings, now, life)
         self._outbox = owners.outbox
-        self.parts = Parts(settings, owners, choices or Choices(), now)
-        self.view = View(owners, self.parts)
+        self.components = Components(settings, owners, choices or Choices(), now)
+        self.view = View(owners, self.components)
         self.over = False
 
     def recover(self, entries: Iterable[Entry], now: float) -> list[Action]:
@@ -76,12 +76,12 @@ class Manager:
 
     def restore(self, entry: Entry, now: float) -> None:
         """Take in the next of these; `restored` ends it."""
-        self.parts.recovery.restore(entry, now)
+        self.components.recovery.restore(entry, now)
 
     def restored(self, now: float) -> list[Action]:
         """Go on from what was taken in so."""
-        if self.parts.recovery.restored():
-            self.parts.trainer.recover(now)
+        if self.components.recovery.restored():
+            self.components.trainer.recover(now)
             batches = self.owners.ledger.batches.values()
             self._outbox.record(
                 "recovered",
@@ -95,7 +95,7 @@ class Manager:
         """Take in an event and all deadlines that have come by `now`."""
         if self.over:
             return []
-        parts, owners, trainer = self.parts, self.owners, self.parts.trainer
+        parts, owners, trainer = self.components, self.owners, self.components.trainer
         changed = self._take(event, now)
         changed |= parts.servers.expire(now)
         changed |= parts.provisioning.carry_out_removal()
@@ -108,7 +108,7 @@ class Manager:
             parts.announcements.settle()
             parts.tail.settle(batches, now)
             if not trainer.ended:
-                parts.exchange.settle(now)
+                parts.replacements.settle(now)
                 parts.provisioning.start(parts.tail.resting, now, anew=parts.tail.returning)
             owners.roster.account(batches, parts.provisioning.starting_hourly, now)
             owners.pools.account(now)
@@ -127,7 +127,7 @@ class Manager:
         if self.over:
             return None
         watched = self._status_at if self._outbox.trainer is not None else math.inf
-        moments = self.owners.roster.check_at, self.parts.trainer.orphan_at, watched
+        moments = self.owners.roster.check_at, self.components.trainer.orphan_at, watched
         first = min(*moments, self.owners.fleet.absent_at, self._wake_at())
         return None if math.isinf(first) else first
 
@@ -144,7 +144,7 @@ class Manager:
 
     def _take(self, event: Event, now: float) -> bool:
         """Let who is concerned take an event in; whether anything may have changed by it."""
-        parts, owners = self.parts, self.owners
+        parts, owners = self.components, self.owners
         match event:
             case FromServer(stream, message):
                 return parts.servers.hear(stream, message, now)
@@ -185,14 +185,18 @@ class Manager:
 
     def _hear_trainer(self, stream: int, message: TrainerMessage, now: float) -> None:
         try:
-            self.parts.trainer.hear(stream, message, now)
+            self.components.trainer.hear(stream, message, now)
         except ProtocolError as error:
             self._outbox.send(stream, Refused(reason=str(error)))
             self._outbox.close(stream, str(error))
-            self.parts.trainer.gone(stream, now)
+            self.components.trainer.gone(stream, now)
 
     def _wake_at(self) -> float:
         """When work or the fleet is to be settled again though nothing has happened."""
-        parts, batch = self.parts, self.owners.ledger.active
+        parts, batch = self.components, self.owners.ledger.active
         window = math.inf if batch is None else parts.dispatch.wake_at(batch)
-        return min(window, parts.provisioning.wake_at(parts.tail.resting), parts.tail.back_at)
+        return min(
+            window,
+            parts.provisioning.wake_at(parts.tail.resting),
+            parts.tail.back_at,
+        )

@@ -10,12 +10,12 @@ from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.reducer.announcements import Announcements
 from rlboost_jax.manager.reducer.drains import Drains
 from rlboost_jax.manager.reducer.intake import Intake
-from rlboost_jax.manager.reducer.introductions import introduction, welcome
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.renewals import Renewals
 from rlboost_jax.manager.reducer.returns import Returns
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.sharing import Sharing
+from rlboost_jax.manager.reducer.welcome import introduction, welcome
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.ended_streams import EndedStreams
 from rlboost_jax.manager.state.instances import Instance

@@ -14,10 +14,10 @@ from rlboost_jax.manager.reducer.batch_checks import ProtocolError, check_begin,
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.doubts import Doubts
-from rlboost_jax.manager.reducer.lessons import Lessons
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.servers import Servers
+from rlboost_jax.manager.reducer.step_feedback import StepFeedback
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord
@@ -49,7 +49,7 @@ class Trainer:
         announcements: Announcements,
         servers: Servers,
         control: WindowControl,
-        lessons: Lessons,
+        feedback: StepFeedback,
         reports: BatchReports,
         answers: Answers,
         now: float,
@@ -64,7 +64,7 @@ class Trainer:
         self._announcements = announcements
         self._servers = servers
         self._control = control
-        self._lessons = lessons
+        self._feedback = feedback
         self._reports = reports
         self._answers = answers
         self._doubts = Doubts(owners, placements, servers)
@@ -252,7 +252,7 @@ class Trainer:
         whole = not (batch.resumed or batch.measures)  # before what is unfinished of it is dropped
         if whole:
             known = self._control.window.instance_cap if self._control.learnt else None
-            self._lessons.learn(batch, message, known, now)
+            self._feedback.learn(batch, message, known, now)
         self._ledger.close(batch)
         self._placements.release_cancelled(now)
         if whole:  # half a batch says nothing, more than one too much
@@ -262,9 +262,9 @@ class Trainer:
                 now,
                 instances=self._reports.instances(batch, now),
                 seeding=seeding,
-                wanted=self._lessons.wanted,
+                wanted=self._feedback.wanted,
             )
-        self._lessons.end_step()
+        self._feedback.end_step()
         report = self._reports.report(batch, seeding, self._control.window, now)
         self._reports.record(batch, message, report)
         self._outbox.to_trainer(report)

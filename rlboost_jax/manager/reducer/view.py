@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.manager.reducer.parts import Parts
+from rlboost_jax.manager.reducer.components import Components
 from rlboost_jax.manager.state.fleet import Fleet
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
@@ -14,9 +14,9 @@ from rlboost_jax.sequences.identities import Batch, Version
 
 
 class View:
-    def __init__(self, owners: Owners, parts: Parts) -> None:
+    def __init__(self, owners: Owners, components: Components) -> None:
         self._owners = owners
-        self._parts = parts
+        self._components = components
 
     @property
     def batch(self) -> BatchRecord | None:
@@ -59,16 +59,16 @@ class View:
     @property
     def window(self) -> WindowState:
         """Of the next step."""
-        return self._parts.control.window
+        return self._components.control.window
 
     def eligible(self, batch: BatchRecord) -> tuple[Iterable[Instance], Iterable[Instance]]:
         """Reserved and preemptible instances that can work on a step."""
-        return self._parts.dispatch.reserved(batch), self._parts.dispatch.remote(batch)
+        return self._components.dispatch.reserved(batch), self._components.dispatch.remote(batch)
 
     @property
     def window_open(self) -> bool:
         """Whether the reserved engines generate."""
-        return self._parts.seeding.open
+        return self._components.seeding.open
 
     @property
     def manifests(self) -> Mapping[int, Manifest]:

@@ -12,7 +12,7 @@ from typing import Any
 from rlboost_jax.manager.events import MachineRemoved
 from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.policies.machines import wanted
-from rlboost_jax.manager.state.free import FreeMachines
+from rlboost_jax.manager.state.free_machines import FreeMachines
 from rlboost_jax.manager.state.pools import Pools
 from rlboost_jax.manager.state.server import Server
 from rlboost_jax.messages import Hello

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from rlboost_jax.manager.limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
 from rlboost_jax.manager.state.activity import Activity
 from rlboost_jax.manager.state.departure import Departure
-from rlboost_jax.manager.state.holding import Holding
+from rlboost_jax.manager.state.held_rollouts import HeldRollouts
 from rlboost_jax.manager.state.lease import Lease
 from rlboost_jax.manager.state.pages import Pages
 from rlboost_jax.manager.state.parameters import Parameters
@@ -47,7 +47,7 @@ class Instance:
 
     __slots__ = (
         "_cache_tokens",
-        "_holding",
+        "_held_rollouts",
         "_remarks",
         "_said",
         "_watcher",
@@ -82,8 +82,8 @@ class Instance:
         self.activity = Activity(now)
         self.pages = self._empty_pages()
         self.departure = Departure()
-        self._holding = Holding()
-        self.held: Mapping[int, Rollout] = self._holding.rollouts
+        self._held_rollouts = HeldRollouts()
+        self.held: Mapping[int, Rollout] = self._held_rollouts.rollouts
         self.order = 0
         self._said: deque[str] = deque(maxlen=LAST_LINES)
         self._remarks = Bucket(REMARKS_PER_SECOND, REMARK_BURST)  # what is worth a line
@@ -110,17 +110,17 @@ class Instance:
     @property
     def groups(self) -> Mapping[int, int]:
         """Rollouts held, per group."""
-        return self._holding.groups
+        return self._held_rollouts.groups
 
     @property
     def num_releasing(self) -> int:
         """Rollouts that are being released."""
-        return self._holding.num_releasing
+        return self._held_rollouts.num_releasing
 
     @property
     def asked_at(self) -> float:
         """Since when it owes an answer to a release; inf: it owes none."""
-        return self._holding.asked_at
+        return self._held_rollouts.asked_at
 
     @property
     def kind(self) -> tuple[str, str, int]:
@@ -262,17 +262,17 @@ class Instance:
             if rollout.begun or rollout.group not in self.groups:
                 self.activity.prefill(rollout.length - rollout.spared)
             self.pages.take(rollout.length)
-            self._holding.hold(rollout)
+            self._held_rollouts.hold(rollout)
         self._held_changed()
 
     def release(self, rollouts: Sequence[Rollout], now: float) -> None:
         """These of its rollouts are to be given back; none of them was before."""
-        self._holding.release(rollouts, now)
+        self._held_rollouts.release(rollouts, now)
         self._held_changed()
 
     def let_go(self, request_id: int) -> Rollout | None:
         """No longer held here, whatever the reason; None if it never was."""
-        rollout = self._holding.let_go(request_id)
+        rollout = self._held_rollouts.let_go(request_id)
         if rollout is not None:
             if rollout.parked:
                 others = sum([r.length for r in self.held.values()])
@@ -290,7 +290,7 @@ class Instance:
 
     def excuse(self, seconds: float, now: float) -> None:
         """It owes no progress for so long, by our own fault."""
-        self._holding.forgive(seconds, now)
+        self._held_rollouts.forgive(seconds, now)
         self.activity.forgive(seconds, now)
 
     def newest_pending(self, count: int, batch: BatchRecord | None = None) -> list[Rollout]:
@@ -299,15 +299,15 @@ class Instance:
         Args:
             batch: whose; None: of any.
         """
-        return self._holding.newest_pending(count, batch)
+        return self._held_rollouts.newest_pending(count, batch)
 
     def pending_of_others(self, batch: BatchRecord) -> int:
         """Rollouts that wait here for a slot, or may, and are not of this batch."""
-        return self._holding.pending_of_others(batch)
+        return self._held_rollouts.pending_of_others(batch)
 
     def shortest(self, batch: BatchRecord, count: int) -> list[Rollout]:
         """Those that cost the least prefill elsewhere."""
-        return self._holding.shortest(batch, count)
+        return self._held_rollouts.shortest(batch, count)
 
     def status(self, lease_seconds: float, now: float) -> InstanceStatus:
         version, activity, line = self.parameters.version, self.activity, self.lease.line

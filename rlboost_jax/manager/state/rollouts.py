@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator
 import msgspec
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.manager.state.placed import Placed
-from rlboost_jax.manager.state.waiting import Waiting
+from rlboost_jax.manager.state.placed_episode import PlacedEpisode
+from rlboost_jax.manager.state.rollout_queue import RolloutQueue
 from rlboost_jax.messages import (
     BeginBatch,
     FinishedRollout,
@@ -18,7 +18,7 @@ from rlboost_jax.messages import (
 from rlboost_jax.sequences.identities import Batch, Work, sample_number
 
 
-class Rollout(Placed):
+class Rollout(PlacedEpisode):
     """A response in the making: waiting, held by an instance, parked or finished.
 
     *Parked* is one whose turn has ended and that goes on once it is answered. Nothing else says
@@ -157,7 +157,7 @@ class BatchRecord:
         self.books = Books()
         self.rollouts: list[Rollout] = []
         self._by_sample: dict[int, Rollout] = {}
-        self._waiting: Waiting[Rollout] = Waiting()
+        self._waiting: RolloutQueue[Rollout] = RolloutQueue()
         self.num_waiting = 0
         self.ask_for(begin.prompts)
 
@@ -318,7 +318,7 @@ class BatchRecord:
         return iter(self._waiting)
 
     def rank(self, ranks: dict[int, float]) -> None:
-        """Queue samples by these from now on; see `Waiting.rank`."""
+        """Queue samples by these from now on; see `RolloutQueue.rank`."""
         self._waiting.rank(ranks)
 
     def rank_of(self, rollout: Rollout) -> float:

@@ -13,7 +13,7 @@ from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 
 
-class Exchange:
+class Replacements:
     def __init__(
         self,
         settings: Settings,

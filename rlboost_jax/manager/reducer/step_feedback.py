@@ -10,7 +10,7 @@ from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.messages import BatchTrained
 
 
-class Lessons:
+class StepFeedback:
     def __init__(
         self,
         roster: Roster,

@@ -1,4 +1,4 @@
-"""The parts of a manager, each made with the parts that it needs."""
+"""The components of a manager, each made with those that it needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from rlboost_jax.manager.reducer.answers import Answers
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
 from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.dispatch import Dispatch
-from rlboost_jax.manager.reducer.exchange import Exchange
 from rlboost_jax.manager.reducer.intake import Intake
-from rlboost_jax.manager.reducer.lessons import Lessons
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.provisioning import Provisioning
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.recovery import Recovery
+from rlboost_jax.manager.reducer.replacements import Replacements
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.servers import Servers
 from rlboost_jax.manager.reducer.sizing import Sizing
+from rlboost_jax.manager.reducer.step_feedback import StepFeedback
 from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.reducer.tail import Tail
 from rlboost_jax.manager.reducer.trainer import Trainer
@@ -36,7 +36,7 @@ class Choices:
     control: Callable[[Settings, Roster], WindowControl] = WindowControl
 
 
-class Parts:
+class Components:
     """In the order in which one is made of others."""
 
     def __init__(self, settings: Settings, owners: Owners, choices: Choices, now: float) -> None:
@@ -55,12 +55,12 @@ class Parts:
         )
         self.purchases = Purchases(settings, owners)
         self.sizing = Sizing(settings, owners, self.purchases)
-        self.lessons = Lessons(
+        self.feedback = StepFeedback(
             owners.roster, self.seeding, self.dispatch, self.profile, plans, self.sizing
         )
         self.control = choices.control(settings, owners.roster)
         self.provisioning = Provisioning(settings, owners, self.control, self.purchases)
-        self.exchange = Exchange(
+        self.replacements = Replacements(
             settings, owners, self.purchases, self.servers, self.sizing, self.control
         )
         self.reports = BatchReports(owners, self.placements)
@@ -72,7 +72,7 @@ class Parts:
             self.announcements,
             self.servers,
             self.control,
-            self.lessons,
+            self.feedback,
             self.reports,
             Answers(settings, owners, self.dispatch, model),
             now,

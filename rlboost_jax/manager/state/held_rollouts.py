@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 
 
-class Holding:
+class HeldRollouts:
     """
     Attributes:
         rollouts: by request id, oldest placement first.

@@ -28,7 +28,7 @@ class _Entry(Generic[T]):
         return self.item
 
 
-class Waiting(Generic[T]):
+class RolloutQueue(Generic[T]):
     """Those with tokens first, as they are nearest to the tail; then by rank, then by sample."""
 
     def __init__(self) -> None:

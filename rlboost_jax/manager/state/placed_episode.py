@@ -9,7 +9,7 @@ from rlboost_jax.sequences.identities import Version, Work
 from rlboost_jax.sequences.sequence import common_tokens
 
 
-class Placed(Episode):
+class PlacedEpisode(Episode):
     """
     Attributes:
         holder: instance that has it now; "": none has.
