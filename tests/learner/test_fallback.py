@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints.writing import CheckpointNotWritten, Checkpoints
 from rlboost_jax.learner.processes.world import ALONE
 from rlboost_jax.storage import at_rest, durable
+from tests.patience import PATIENCE_SECONDS
 
 SHAPES = {"params": {"w": (40, 3)}, "moments": [(40, 3), ()]}
 SHAPES_ARE = {"is_leaf": lambda node: isinstance(node, tuple)}
@@ -104,6 +106,54 @@ def test_another_model_is_no_damage(folder):
     with Checkpoints(folder, keep=3) as checkpoints, pytest.raises(CheckpointBroken):
         newest_sound(checkpoints, wider, ALONE, print)
     assert (folder / "3").exists()
+
+
+def test_a_sound_one_of_another_model_is_not_passed_over(tmp_path):
+    """To go on from the one before would drop what the run was changed for."""
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        checkpoints.save(1, state_of(1), {"step": 1})
+        checkpoints.save(2, {**state_of(2), "params": {"v": np.zeros((40, 3), "f4")}}, {"step": 2})
+    with pytest.raises(CheckpointBroken, match=r"checkpoint 2 in .* cannot be read"):
+        resumed(tmp_path)
+    assert steps_in(tmp_path) == [1, 2]
+
+
+def test_a_file_that_it_was_not_written_with_makes_one_broken(folder):
+    """Orbax would take it for a part of an array."""
+    (folder / "3" / "state" / "d" / "more").write_bytes(b"1")
+    step, state, (note,) = resumed(folder)
+    assert step == 2 and is_state_of(state, 2)
+    assert "it was not there when the folder was written" in note
+
+
+def test_copies_that_wait_for_the_disk_are_bounded(tmp_path):
+    """Without room for a second one its `save` waits for the first, and hears what became of it."""
+    second = threading.Event()
+
+    class Watched(np.ndarray):
+        @property
+        def nbytes(self):
+            second.set()
+            return super().nbytes
+
+    def refuse(step):
+        assert second.wait(PATIENCE_SECONDS)
+        raise OSError(f"nobody listens to {step}")
+
+    state = {"w": np.ones(1000, "f4")}
+    for room, waits in ((4000, True), (8000, False)):
+        second.clear()
+        folder = tmp_path / str(room)
+        checkpoints = Checkpoints(folder, keep=3, on_durable=refuse, waiting_bytes=room)
+        checkpoints.save(1, state, {})
+        with pytest.raises(OSError, match="nobody listens to 1"):
+            if waits:
+                checkpoints.save(2, {"w": np.ones(1000, "f4").view(Watched)}, {})
+            else:
+                checkpoints.save(2, state, {})  # beside it, while nobody has heard of the first
+                second.set()
+                checkpoints.wait()
+        checkpoints.close()
 
 
 def test_a_host_that_can_read_nothing_now_breaks_no_checkpoint(folder, monkeypatch):

@@ -31,7 +31,7 @@ from rlboost_jax.storage import at_rest, durable
 
 Tree = TypeVar("Tree")  # a pytree of arrays
 
-WAITING_BYTES: Final = 2**28  # of copies that wait for the disk; a larger state waits for it itself
+WAITING_BYTES: Final = 2**28  # a larger state waits for the disk itself
 
 
 class CheckpointNotWritten(RuntimeError):
@@ -63,6 +63,7 @@ class Checkpoints(Closing):
         keep: int,
         on_durable: Callable[[int], None] = lambda step: None,
         before: Callable[[], None] = lambda: None,
+        waiting_bytes: int = WAITING_BYTES,
     ) -> None:
         """Open the folder, and make it where missing.
 
@@ -70,9 +71,10 @@ class Checkpoints(Closing):
             keep: newest checkpoints left in the folder, the others are deleted.
             on_durable: called with the step, in step order, from a thread of its own.
             before: called there before a step is put in its place, and may wait.
+            waiting_bytes: of copies that wait for the disk; with more, `save` waits for it.
         """
         self._folder, self._keep, self._on_durable = Path(folder).absolute(), keep, on_durable
-        self._before = before
+        self._before, self._waiting_bytes = before, waiting_bytes
         durable.make_folder(self._folder)
         self._bulletin = Bulletin(self._folder.name)
         if self._bulletin.index == 0:
@@ -108,7 +110,7 @@ class Checkpoints(Closing):
             raise ValueError(f"checkpoint {step} would come after {self._newest}; steps only grow")
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         shared = any(map(_is_shared, jax.tree.leaves(state)))
-        self._make_room(WAITING_BYTES - size if not shared else 0)
+        self._make_room(self._waiting_bytes - size if not shared else 0)
         older = {VERSIONS: dict(versions)} if versions else {}
         if shared:
             item = self._begun(step, {STATE: state, **older}, extra)
