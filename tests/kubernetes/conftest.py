@@ -24,3 +24,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         accounts = "rlboost-server", "rlboost-trainer"
         made.wait_until(lambda: made.named("serviceaccounts") >= set(accounts), "accounts")
         yield made
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The next test finds all nodes and no pods, whatever became of this one."""
+    yield
+    if "cluster" in request.fixturenames:
+        made = request.getfixturevalue("cluster")
+        made.kubectl("uncordon", *made.named("nodes"))
+        made.kubectl("-n=rlboost", "delete", "pods", "--all", "--grace-period=0", "--force")
+        made.wait_until(lambda: not made.items("pods"), "end of its pods")

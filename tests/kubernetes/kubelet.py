@@ -84,6 +84,8 @@ class Kubelet:
         meta, spec, uid = pod["metadata"], pod["spec"], pod["metadata"]["uid"]
         process = self.processes.get(uid)
         if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            if "deletionTimestamp" in meta:  # since it ran, and as it ended
+                await self._forget(pod)
             return
         if process is None:
             if "deletionTimestamp" in meta:

@@ -47,8 +47,10 @@ async def opened(
     launcher = KubernetesLauncher(fleet, place, api=api)
     provider = PolledProvider(launcher, place.run_id, poll_seconds=0.3, settle_seconds=0.0)
     ear = Ear(provider)
-    yield provider, ear
-    await provider.close()
+    try:
+        yield provider, ear
+    finally:
+        await provider.close()
     await ear.whole()
 
 
@@ -138,8 +140,7 @@ def test_a_program_that_ends_leaves_its_last_line_and_no_pod(
             assert isinstance(ended, Exited) and ended.code == 3
             assert ended.reason == "exit code 3: Error; no answer from head:1"
             assert (tmp_path / "logs" / "pod-1.log").read_text().startswith("first\n")
-            while cluster.items("pods"):
-                await asyncio.sleep(0.1)
+            await asyncio.to_thread(cluster.wait_until, lambda: not cluster.items("pods"), "end")
 
     play(story)
 
