@@ -175,6 +175,28 @@ def known(trips: int, round_trip: float, late: int = 0) -> Line:
     return line
 
 
+def test_the_first_round_trip_is_the_way_however_long() -> None:
+    """RFC 6298, 2.2: half of it is the deviation, so the time-out is three of it. Nothing was known
+    that it could be late by: it says nothing of losses."""
+    line, quick = Line(), Line()
+    line.took(2.0)
+    quick.took(0.001)
+    assert (line.round_trip, line.deviation, line.timeout) == (2.0, 1.0, 6.0)
+    assert line.losses == quick.losses
+
+
+def test_a_line_is_known_once_the_first_renewals_were_answered() -> None:
+    """Which come one upon the other; earlier ones are forgotten a little by then."""
+    line = Line()
+    known = []
+    for _ in range(2 * FIRST_RENEWALS):
+        line.took(0.01)
+        known.append(line.known)
+    assert FIRST_RENEWALS <= known.index(True) + 1 <= FIRST_RENEWALS + 1 and all(
+        known[known.index(True) :]
+    )
+
+
 def test_the_pause_is_that_of_as_many_losses_in_a_row_as_the_odds_allow() -> None:
     line = known(3000, 0.3)
     assert line.round_trip == pytest.approx(0.3) and line.deviation == pytest.approx(0.0, abs=1e-9)
