@@ -20,6 +20,7 @@ import pytest
 
 from rlboost_jax.host.processes import start_time
 from rlboost_jax.relay.passing import Stream
+from rlboost_jax.relay.start import PROGRAM
 from tests.patience import PATIENCE_SECONDS
 
 LINES = 14_000  # of 100 bytes: more than a pipe and the relay keep
@@ -299,6 +300,30 @@ def test_an_interrupt_reaches_one_whose_terminal_stands_still(tmp_path: Path):
     os.write(ours, b"\x03")
     assert process.wait(PATIENCE_SECONDS) == -signal.SIGINT
     os.close(ours)
+
+
+def test_all_is_said_to_be_through_while_others_may_still_speak():
+    """A process need not wait for its children to end: what they say later is passed on all the
+    same."""
+    (source, speaks), (hears, target) = os.pipe(), os.pipe()
+    relay = subprocess.Popen(
+        [sys.executable, "-I", "-S", PROGRAM, "3600", f"{source}:{target}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(source, target),
+    )
+    os.close(source)
+    os.close(target)
+    os.write(speaks, b"early\n")
+    assert relay.stdin is not None and relay.stdout is not None
+    relay.stdin.close()
+    assert select.select([relay.stdout], [], [], PATIENCE_SECONDS)[0]
+    assert relay.stdout.read(1) == b"." and os.read(hears, 2**16) == b"early\n"
+    os.write(speaks, b"late\n")
+    os.close(speaks)
+    assert all_of(hears) == b"late\n" and relay.wait(PATIENCE_SECONDS) == 0
+    relay.stdout.close()
+    os.close(hears)
 
 
 def test_a_line_without_an_end_counts_as_one():
