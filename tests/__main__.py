@@ -39,7 +39,7 @@ from tests.processes import marked
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "RLBOOST_TEST_SESSION"  # in the environment of every process that is started
 PART_MARK = "RLBOOST_TEST_PART"  # the same, for those of one part
-SLOWEST = 10  # tests shown
+SLOWEST = 10  # tests and files shown
 NICENESS = "15"  # of a part beside another
 # That one begins with, the longest first: what comes last has a core for itself. The first three
 # compile programs of different sizes; all others wait for those of `short_and_calm`.
@@ -193,15 +193,19 @@ def files_of_checkout(root: Path) -> set[str]:
 
 
 def report(results: Sequence[Result], left: Sequence[str], seconds_in_all: float) -> None:
-    seconds: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()  # by test
     reasons: Counter[str] = Counter()
     for result in results:
         seconds.update(result.tally.get("seconds", {}))
         reasons.update(result.tally.get("reasons", {}).values())
     if seconds:
-        print(f"\nslowest {SLOWEST}")
-        for test, value in seconds.most_common(SLOWEST):
-            print(f"  {value:6.1f} s  {test}")
+        files: Counter[str] = Counter()
+        for test, value in seconds.items():
+            files[test.partition("::")[0]] += value
+        for title, counted in (("tests", seconds), ("files", files)):
+            print(f"\nslowest {SLOWEST} {title}")
+            for name, value in counted.most_common(SLOWEST):
+                print(f"  {value:6.1f} s  {name}")
     if reasons:
         print("\nskipped")
         for reason, count in reasons.most_common():
