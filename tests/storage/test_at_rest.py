@@ -112,6 +112,23 @@ def test_a_small_file_of_before_has_no_digest(tmp_path):
     assert at_rest.read_sealed(path, "") is None
     path.write_text(json.dumps(VALUES))
     assert at_rest.read_sealed(path, "") == VALUES and not at_rest.is_sealed(path)
+    at_rest.write_sealed(path, VALUES)
+    assert at_rest.is_sealed(path)
+
+
+@pytest.mark.parametrize("missing", [at_rest.SEAL, "files"])
+def test_digests_of_a_folder_are_all_there_or_damaged(tmp_path, missing):
+    """Without the digest of the digests nobody could say that they are those that were written."""
+    path = tmp_path / at_rest.FILE
+    assert at_rest.described(tmp_path) is None
+    values = json.loads(at_rest.describe(tmp_path, {}))
+    del values[missing]
+    if missing != at_rest.SEAL:  # it is right about what there is
+        del values[at_rest.SEAL]
+        values = at_rest.sealed(values)
+    path.write_text(json.dumps(values))
+    with pytest.raises(Damaged, match="it lacks digests"):
+        at_rest.described(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.ESTALE])
