@@ -63,6 +63,12 @@ class RMSNorm(nnx.Module):
         return (x_f32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
 
 
+Product = Callable[
+    ..., nnx.Module
+]  # the module of a matrix: of its name and sizes, see `lora.linear`
+Norm = Callable[[int], RMSNorm]  # of a width
+
+
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions and, optionally, normalised heads.
 
@@ -72,16 +78,9 @@ class Attention(nnx.Module):
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        rngs: nnx.Rngs,
-        by_row: bool,
-        split: bool,
-        split_rows: bool,
-        joined: bool,
+        self, config: ModelConfig, product: Product, norm: Norm, *, split: bool, joined: bool
     ) -> None:
         E, D, bias = config.embed_dim, config.head_dim, config.attention_bias
-        product = partial(linear, config, rngs=rngs, by_row=by_row, split_rows=split_rows)
         heads, others = config.num_query_heads * D, config.num_key_heads * D
         if joined:
             self.query_key_value = product("", E, heads + 2 * others, bias=bias)
@@ -91,8 +90,7 @@ class Attention(nnx.Module):
             self.value = product("v_proj", E, others, bias=bias)
         self.output = product("o_proj", heads, E, bias=config.output_bias, split_inputs=split)
         if config.qk_norm:
-            self.query_norm = _norm(config, D, by_row)
-            self.key_norm = _norm(config, D, by_row)
+            self.query_norm, self.key_norm = norm(D), norm(D)
         self.config, self.joined = config, joined
 
     def __call__(
@@ -125,16 +123,7 @@ class Attention(nnx.Module):
 class GatedMLP(nnx.Module):
     """SwiGLU or GeGLU. Source: Shazeer 2020, arXiv:2002.05202, equation 6."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        rngs: nnx.Rngs,
-        by_row: bool,
-        split: bool,
-        split_rows: bool,
-        joined: bool,
-    ) -> None:
-        product = partial(linear, config, rngs=rngs, by_row=by_row, split_rows=split_rows)
+    def __init__(self, config: ModelConfig, product: Product, *, split: bool, joined: bool) -> None:
         self.joined = joined
         if joined:
             self.gate_up = product("", config.embed_dim, 2 * config.hidden_dim)
@@ -168,17 +157,19 @@ class DecoderLayer(nnx.Module):
         split_rows: bool = False,
         joined: bool = False,
     ) -> None:
-        self.attention_norm = _norm(config, config.embed_dim, by_row)
-        self.attention = Attention(config, rngs, by_row, split, split_rows, joined)
-        self.mlp_norm = _norm(config, config.embed_dim, by_row)
+        norm: Norm = partial(_norm, config, by_row=by_row)
+        product: Product = partial(linear, config, rngs=rngs, by_row=by_row, split_rows=split_rows)
+        self.attention_norm = norm(config.embed_dim)
+        self.attention = Attention(config, product, norm, split=split, joined=joined)
+        self.mlp_norm = norm(config.embed_dim)
         self.mlp: GatedMLP | RoutedMLP = (
             RoutedMLP(config, rngs, by_row, split, activation_of(config.activation))
             if config.num_experts
-            else GatedMLP(config, rngs, by_row, split, split_rows, joined)
+            else GatedMLP(config, product, split=split, joined=joined)
         )
         if config.post_norms:
-            self.attention_post_norm = _norm(config, config.embed_dim, by_row)
-            self.mlp_post_norm = _norm(config, config.embed_dim, by_row)
+            self.attention_post_norm = norm(config.embed_dim)
+            self.mlp_post_norm = norm(config.embed_dim)
         self.config = config
 
     def __call__(
