@@ -71,6 +71,18 @@ def test_who_would_idle_relieves_the_oldest_queue() -> None:
     assert choose_versions(demands(0, 5, queued=(2, 0)), [full, free(OLD)]) == [OLD, OLD]
 
 
+def test_who_would_idle_does_not_wait_for_one_that_is_on_its_way() -> None:
+    """Which may be one whose device hangs (found by a random schedule)."""
+    coming = replace(free(OLD), arrived=False)
+    assert choose_versions(demands(2, 0), [coming, free(NEW)]) == [OLD, OLD]
+    assert choose_versions(demands(2, 0), [coming, free(NEW), free(NEW)]) == [OLD, OLD, None]
+    assert choose_versions(demands(2, 5), [coming, free(NEW)]) == [OLD, NEW], "it has work"
+    assert choose_versions(demands(1, 0), [coming, busy(OLD, 1), free(NEW)]) == [None, OLD, None]
+    # Nor does it turn back for one that is free by now: it is half way there.
+    half_way = replace(free(OLD), arrived=False)
+    assert choose_versions(demands(2, 0), [coming, free(NEW), half_way]) == [OLD, None, OLD]
+
+
 def gathered(rollouts: int, *, rows: int, newer: int = 50) -> list[Demand]:
     return [Demand(unheld=rollouts, rows=rows), Demand(unheld=newer, rows=rows)]
 
@@ -108,12 +120,19 @@ def fleets(draw: st.DrawFn) -> tuple[list[Demand], list[Holder]]:
     wanted = draw(DEMANDS)
     places = st.none() | st.integers(0, len(wanted) - 1)
 
-    def holder(announced: int | None, holds: int | None, held: int, slots: int) -> Holder:
+    def holder(
+        announced: int | None, holds: int | None, held: int, slots: int, arrived: bool
+    ) -> Holder:
         return Holder(
-            announced=announced, holds=holds, held=held if holds is not None else 0, slots=slots
+            announced=announced,
+            holds=holds,
+            held=held if holds is not None else 0,
+            slots=slots,
+            arrived=arrived,
         )
 
-    holders = st.builds(holder, places, places, st.integers(1, 4), st.integers(1, 3))
+    numbers = st.integers(1, 4), st.integers(1, 3)
+    holders = st.builds(holder, places, places, *numbers, st.booleans())
     return wanted, draw(st.lists(holders, max_size=6))
 
 
@@ -143,9 +162,13 @@ def test_what_always_holds(fleet: tuple[list[Demand], list[Holder]]) -> None:
 
 
 def after(holders: Sequence[Holder], chosen: Sequence[int | None]) -> list[Holder]:
-    """The same instances, once what was chosen is announced."""
+    """The same instances, once what was chosen is announced; nobody has arrived since."""
     return [
-        replace(holder, announced=announced)
+        replace(
+            holder,
+            announced=announced,
+            arrived=holder.arrived and announced == holder.announced,
+        )
         for holder, announced in zip(holders, chosen, strict=True)
     ]
 

@@ -1,7 +1,7 @@
 """Which policy version each instance is to hold: a pure function.
 
 With a lag several batches are open at once, each sampled from its own version, and an instance
-holds one version at a time. Six rules, the first that applies:
+holds one version at a time. Seven rules, the first that applies:
 
 1. where newer versions want instances, the last rollouts of an older one are gathered at as few
    as have slots for them; the others go on to the newer one;
@@ -12,7 +12,9 @@ holds one version at a time. Six rules, the first that applies:
 4. nobody is at a version that has such rollouts, and nobody is free: those who hold the least of
    a newer one go back, for the learner waits for the oldest batch;
 5. who would idle goes to the oldest version with rollouts that wait for a slot elsewhere;
-6. all others take the newest version: its batch is begun next.
+6. or that wait for instances which are all still on their way: one of these may never arrive (a
+   device that hangs), and the batch would wait for it for ever;
+7. all others take the newest version: its batch is begun next.
 
 So a newer version takes an instance from the work of an older batch only where others stay that
 can take it over, and an older batch is never without anybody.
@@ -43,6 +45,7 @@ class Holder:
     held: int = 0  # rollouts
     slots: int
     passing: bool = False  # a reserved engine: it hands over when its window ends
+    arrived: bool = True  # it has loaded what was announced to it
 
 
 def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> list[int | None]:
@@ -77,9 +80,12 @@ def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> lis
                     chosen[n] = version
                     need -= holders[n].slots
                     busy.remove(n)
+        here = (h for h, place in zip(holders, chosen, strict=True) if place == version)
+        if not any(holder.announced == version and holder.arrived for holder in here):
+            need = demand.unheld
         queued.append(need + demand.queued)
     for version, left in enumerate(queued):
-        for n in tuple(free):
+        for n in sorted(free, key=lambda n: holders[n].announced != version):
             if left > 0:
                 chosen[n] = version
                 left -= holders[n].slots

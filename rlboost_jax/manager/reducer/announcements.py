@@ -168,6 +168,7 @@ def _holder(instance: Instance, places: Mapping[BatchRecord, int], versions: lis
         held=len(instance.held),
         slots=instance.last_room,
         passing=instance.reserved,
+        arrived=announced is not None and instance.parameters.are(announced),
     )
 
 
