@@ -14,6 +14,7 @@ from rlboost_jax.manager.events import FromTrainer, ServerGone, TrainerGone
 from rlboost_jax.manager.limits import MAX_OPEN_BATCHES
 from rlboost_jax.manager.reducer import announcements, batch_checks
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.parameters import Parameters
 from tests.manager import fakes
 from tests.manager.desk import RESERVED, TRAINER, Desk, trained
 from tests.manager.fakes import RUN, batch, begin_batch, hello, manifest, ready
@@ -137,6 +138,22 @@ def test_rollouts_of_a_lost_server_find_somebody() -> None:
     desk.server(B, ready(1))
     again = desk.requests(B)
     assert [(r.work.batch, len(r.response_tokens)) for r in again] == [(2, 4)] * 2
+
+
+def test_an_idle_server_does_not_wait_for_one_that_may_never_arrive() -> None:
+    """C is to sample what a lost server had left, and its device hangs: B, which has nothing to do
+    until the oldest batch is over, goes back for it."""
+    desk = at_batch_1()
+    desk.server(B, ready(1))
+    later = desk.requests(B)
+    desk.join(C)
+    desk(ServerGone(A, "killed"))
+    assert announced_to(desk, C) == [0] and announced_to(desk, B) == []
+    desk.tokens(B, later)
+    assert announced_to(desk, B) == [0]
+    desk.server(B, ready(0))
+    desk.tokens(B, desk.requests(B))
+    assert desk.manager.view.open[1].finished
 
 
 def test_a_token_of_another_version_than_its_batch_is_lost() -> None:
@@ -487,7 +504,8 @@ def test_an_instance_counts_for_the_oldest_batch_that_it_has_rollouts_of() -> No
     """Whichever it was given first: what it still gives back may be of a newer one."""
     older, newer = object(), object()
     held = {1: SimpleNamespace(batch=newer), 2: SimpleNamespace(batch=older)}
-    parameters = SimpleNamespace(announced=manifest(0, "d"))
+    parameters = Parameters()
+    parameters.announce(manifest(0, "d"), held=False, back=False)
     instance: Any = SimpleNamespace(held=held, parameters=parameters, last_room=2, reserved=False)
     places: Any = {older: 0, newer: 1}
     assert announcements._holder(instance, places, [0, 1]).holds == 0
