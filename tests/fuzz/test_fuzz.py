@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import get_args
 
 import msgspec
@@ -70,9 +71,12 @@ def test_it_would_find_a_ledger_that_takes_tokens_of_strangers(
     """The search itself is worth something: here is what it is looking for."""
     receive = Ledger.receive
 
-    def gullible(self, rows, version, held, name, now, **reserved):
+    def gullible(self, rows, version, instance, now):
         everyone = {r.request_id: r for r in self.active.rollouts if r.result is None}
-        return receive(self, rows, version, everyone, name, now, **reserved)
+        holder = SimpleNamespace(
+            name=instance.name, reserved=instance.reserved, hello=instance.hello, held=everyone
+        )
+        return receive(self, rows, version, holder, now)
 
     monkeypatch.setattr(Ledger, "receive", gullible)
     with pytest.raises(AssertionError):
