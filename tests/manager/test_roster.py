@@ -7,7 +7,7 @@ import pytest
 
 from rlboost_jax.manager.events import ServerGone
 from rlboost_jax.manager.state.roster import MAX_BANISHED, MAX_PRICE, RECEIVES_NOTHING, Roster
-from tests.manager.desk import RESERVED, Desk, seeded, trained
+from tests.manager.desk import RESERVED, at_work, seeded, trained
 from tests.manager.fakes import hello, length, settings
 
 A, B = 10, 11
@@ -129,12 +129,8 @@ def test_a_step_knows_whether_its_fleet_has_changed() -> None:
 
 
 def test_tokens_under_way_are_over_with_their_server() -> None:
-    desk = Desk(settings(deterministic=False, manager__window_initial_seconds=1e-9))
-    desk.open_run(reserved=False)
-    desk.publish(0)
-    desk.join(A, 0)
-    desk.begin(0)
-    desk.tokens(A, desk.requests(A), 1, in_flight=8)
+    desk, requests = at_work(A)
+    desk.tokens(A, requests, 1, in_flight=8)
     assert desk.manager.view.roster.under_way() == (0, 8)
     desk(ServerGone(A, "gone"), at=1.0)
     assert desk.manager.view.roster.under_way() == (0, 0)
