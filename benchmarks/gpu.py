@@ -4,8 +4,8 @@
     python -m benchmarks.gpu --parts="table kernels qwen3_8b_openr1,qualification qwen3_8b_openr1"
 
 Each part runs in a process of its own, so that one which fails, or takes the device with it,
-leaves the others alone; so does each job of the table, and each configuration of qualification. A
-part whose packages are missing is left out, and the table says so.
+leaves the others alone; so does each job of the table, each configuration of qualification and
+each way of the peer. A part whose packages are missing is left out, and the table says so.
 `--dry_run` goes through the same parts at reduced sizes on whatever device there is, with kernels
 for GPU interpreted; its figures mean nothing.
 
@@ -50,7 +50,11 @@ PARTS = {
     "training": "gpu_models",
     "loop": "gpu_models",
 }
-DIVIDED = {"qualification": "configs", "table": "jobs"}  # and what lists its pieces
+DIVIDED = {  # and what lists its pieces
+    "qualification": "configs",
+    "table": "jobs",
+    "transformers": "ways",
+}
 PART_SECONDS = 1800.0  # until a part is abandoned
 JOB_SECONDS = 600.0  # and a job of the table
 LOST = "its process ended"  # of a part that was not done by then
@@ -181,7 +185,7 @@ def main(
     parser.add_argument(
         "--parts",
         default=",".join(PARTS),
-        help=f"of {', '.join(PARTS)}; of {' and '.join(DIVIDED)} also a piece, as they are printed",
+        help=f"of {', '.join(PARTS)}; of {', '.join(DIVIDED)} also a piece, as they are printed",
     )
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/gpu.json"))
     parser.add_argument("--dry_run", action="store_true", help="small sizes, any device")
