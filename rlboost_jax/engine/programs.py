@@ -224,6 +224,7 @@ class Programs:
         chosen: list[Int[Array, "T A"] | None] = []
         written: list[Float[Array, "P L C D"]] = []
         model, split = self._share, self._split
+        rows = _apart(rows)
 
         def attend(
             q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"]
@@ -256,9 +257,7 @@ class Programs:
                 split=split,
             )
             chosen.append(experts)
-        # The two programs take different rows from here on. Without a barrier the compiler may
-        # keep bfloat16 values unrounded up to their next use in one of them and not in the other.
-        x = jax.lax.optimization_barrier(x)
+        x = _apart(x)
         if self._routing is None:
             return x, tuple(written), None
         routes = jnp.stack([experts for experts in chosen if experts is not None], axis=1)
@@ -274,23 +273,33 @@ class Programs:
     ) -> tuple[Int[Array, " R"], Float[Array, " R"], Int[Array, " R"]]:
         """What rows without a sequence get means nothing."""
         # Sums over the vocabulary are XLA's, whose order depends on the number of rows.
-        most = self.layout.sampled_rows
+        most, rows = self.layout.sampled_rows, len(x)
         R = min(len(x), most)  # sequences are in the first rows
-        logits = head(self._share, params, x[:R], split=self._split)
-        columns = (
+        given = (
+            x[:R],
             uniforms(keys[:R], positions[:R]),
             controls.temperature[:R],
             controls.top_p[:R],
             controls.top_k[:R],
         )
+        x, *columns = _apart(given)
+        logits = head(self._share, params, x, split=self._split)
         padded = (_padded(column, most) for column in (logits, *columns))
         tokens, logprobs = tokens_from_noise(*padded, truncated=self._truncated)
-        rows = len(x)
-        return (
-            _padded(tokens[:R], rows),
-            _padded(logprobs[:R], rows),
-            _padded(_checksum(logits), rows),
-        )
+        sampled = _apart((tokens[:R], logprobs[:R], _checksum(logits)))
+        tokens, logprobs, checksums = (_padded(column, rows) for column in sampled)
+        return tokens, logprobs, checksums
+
+
+def _apart(values: Any) -> Any:
+    """The same, where the compiler may not join what comes before with what comes after.
+
+    Mixed and decode steps make their rows in different ways, take other rows of the last layer and
+    do something else with what is sampled. Joined with any of it, a norm may add up in another
+    order, or a bfloat16 value stay unrounded, in one of the two programs. Rounded later, most such
+    differences go: on an H200 one log-probability in some 100,000 had other bits.
+    """
+    return jax.lax.optimization_barrier(values)
 
 
 def _padded(column: Shaped[Array, "R *_"], rows: int) -> Shaped[Array, "N *_"]:
