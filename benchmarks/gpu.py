@@ -17,6 +17,7 @@ The parts, in `gpu_table.py`, `gpu_kernels.py` and `gpu_models.py`:
     bandwidth     attention as a share of the fastest read, 4 MB to 4 GB of keys and values
     latency       one tiny call inside a compiled step
     products      row counts of equal bits in matrix products; the price of a constant one
+    paths         tokens that prefill and decode steps give different bits
     engine        tokens per second of our engine, in the shape of Qwen3-0.6B
     transformers  the same of `transformers` on torch
     training      a training step as a share of the peak of matrix products
@@ -45,6 +46,7 @@ PARTS = {
     "bandwidth": "gpu_kernels",
     "latency": "gpu_kernels",
     "products": "gpu_kernels",
+    "paths": "gpu_models",
     "engine": "gpu_models",
     "transformers": "gpu_models",
     "training": "gpu_models",

@@ -51,27 +51,12 @@ def _settings() -> Any:
 def engine(*, dry_run: bool) -> list[dict[str, Any]]:
     """Tokens per second by implementation of attention, with 256 rows a step and with few."""
     from rlboost_jax.engine.engine import Engine
-    from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
     from rlboost_jax.models.params import init_params
-    from rlboost_jax.sequences.identities import Work
 
     model, settings = _model(dry_run), _settings().engine
     batch, new = (2, 4) if dry_run else (BATCH, NEW)
     params = init_params(model, 0)
-    rng = np.random.default_rng(0)
-    prompts = rng.integers(model.vocab_size, size=(batch, PROMPT)).astype(np.int32)
-    sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=new, stop_ids=())
-    requests = [
-        GenerateRequest(
-            work=Work(seed=0, batch=0, prompt=i, sample=0),
-            request_id=i,
-            version=0,
-            prompt_tokens=pack_tokens(prompt),
-            response_tokens=b"",
-            sampling=sampling,
-        )
-        for i, prompt in enumerate(prompts)
-    ]
+    requests = [_request(i, _prompt(model, i), temperature=0.0, most=new) for i in range(batch)]
 
     def generate(machine: Engine) -> None:
         machine.submit(requests)
@@ -106,6 +91,91 @@ def engine(*, dry_run: bool) -> list[dict[str, Any]]:
             target = f"≤ {PRICE_TARGET}"
             figures.append(figure(f"{name}, price of 256 rows", price, "x", target))
     return figures
+
+
+def paths(*, dry_run: bool) -> Iterator[dict[str, Any]]:
+    """Whether the decode step that sampled a token and a prefill up to it give it equal bits.
+
+    Such as differ are rare: what two programs add up in another order is rounded to bfloat16 next,
+    which hides nearly all of it. The start-up check of an engine looks at too few tokens.
+    """
+    from rlboost_jax.engine.engine import Engine
+    from rlboost_jax.models.params import init_params
+
+    batch, new, rounds = (2, 4, 1) if dry_run else (BATCH, 128, 4)
+    narrow = {"embed_dim": 64, "num_layers": 2, "hidden_dim": 128, "vocab_size": 128}
+    whole = _model(dry_run)
+    models = {"2 layers, 64 wide": replace(whole, **narrow), "the whole model": whole}
+    for label, model in models.items():
+        config = replace(
+            _settings().engine,
+            slots=batch,
+            page_size=16 if dry_run else 64,
+            token_rows=64,
+            max_prompt_tokens=PROMPT,
+            attention="xla" if dry_run else "mosaic_gpu",
+            kv_dtype=model.dtype,
+        )
+        machine = Engine(model, config, slot_tokens=PROMPT + new, truncated_sampling=False)
+        machine.load(init_params(model, 0), 0)
+        machine.warm_up()
+        seen = differ = 0
+        for first in range(0, batch * (rounds if model is not whole else 1), batch):
+            prompts = {i: _prompt(model, i) for i in range(first, first + batch)}
+            said = _answers(machine, {(i, 0): _request(i, p, most=new) for i, p in prompts.items()})
+            again = {
+                (i, place): _request(i, prompts[i], tokens[:place], most=place + 1)
+                for (i, _), (tokens, _) in said.items()
+                for place in range(1, len(tokens))
+            }
+            for (i, place), (tokens, logprobs) in _answers(machine, again).items():
+                once = [part[place : place + 1].tobytes() for part in said[i, 0]]
+                seen += 1
+                differ += once != [tokens.tobytes(), logprobs.tobytes()]
+        yield figure(f"{label}: of {seen} tokens, other bits by prefill", differ, "tokens", "0")
+
+
+def _prompt(model: Any, index: int) -> np.ndarray:
+    return np.random.default_rng(index).integers(model.vocab_size, size=PROMPT).astype(np.int32)
+
+
+def _request(
+    index: int, prompt: np.ndarray, response: Any = (), *, most: int, temperature: float = 1.0
+) -> Any:
+    """Of a rollout that has come to `response` already."""
+    from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+    from rlboost_jax.sequences.identities import Work
+
+    return GenerateRequest(
+        work=Work(seed=0, batch=0, prompt=index, sample=0),
+        request_id=index,
+        version=0,
+        prompt_tokens=pack_tokens(prompt),
+        response_tokens=pack_tokens(np.array(response, np.int32)),
+        sampling=Sampling(
+            temperature=temperature, top_p=1.0, top_k=0, max_tokens=most, stop_ids=()
+        ),
+    )
+
+
+def _answers(machine: Any, requests: dict[Any, Any]) -> dict[Any, tuple[np.ndarray, np.ndarray]]:
+    """Tokens and log-probabilities of what an engine samples for each."""
+    import msgspec
+
+    names = dict(enumerate(requests))
+    machine.submit(
+        [msgspec.structs.replace(requests[name], request_id=i) for i, name in names.items()]
+    )
+    parts: dict[Any, list[Any]] = {name: [] for name in requests}
+    for dispatch in machine.run():
+        ends = np.cumsum(dispatch.counts, dtype=int)
+        for i, count, end in zip(dispatch.request_ids.tolist(), dispatch.counts, ends, strict=True):
+            which = slice(end - count, end)
+            parts[names[i]].append((dispatch.tokens[which], dispatch.logprobs[which]))
+    return {
+        name: (np.concatenate([t for t, _ in some]), np.concatenate([p for _, p in some]))
+        for name, some in parts.items()
+    }
 
 
 def ways(*, dry_run: bool) -> tuple[str, ...]:

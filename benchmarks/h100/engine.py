@@ -128,6 +128,7 @@ class _Server:
             assumptions=Assumptions() if load is None else self._assumptions(load, steps),
             assumed=assumed,
             context=load.context if load else 0.0,
+            shared_rounding=load is not None and self.run.deterministic,
         )
 
     def _assumptions(self, load: _Load, steps: int) -> Assumptions:

@@ -32,6 +32,7 @@ class Program:
     assumptions: Assumptions = field(default_factory=Assumptions)
     assumed: str = ""  # the same in words
     context: float = 0.0  # tokens that each row of an engine's step sees
+    shared_rounding: bool = False  # whether it has to give a row the bits that others give it
 
 
 def product_parameters(model: ModelConfig) -> float:

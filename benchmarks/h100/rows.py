@@ -8,6 +8,7 @@ from benchmarks.h100 import chip
 from benchmarks.h100.cost import Collective, Cost, cost_of, largest
 from benchmarks.h100.hlo import parse
 from benchmarks.h100.program import Program
+from benchmarks.h100.rounding import rounding
 
 GIB, GB = 2.0**30, 1e9
 
@@ -39,6 +40,7 @@ def compiled_row(program: Program, options: dict[str, Any] | None = None) -> dic
         "fits": program.held_bytes + temporary <= chip.MEMORY_BYTES,
         "largest": [f"{size / GIB:.2f} GiB {text}" for size, text in largest(module)],
         "compile_seconds": seconds,
+        **({"rounding": rounding(module)} if program.shared_rounding else {}),
     }
 
 

@@ -1,0 +1,80 @@
+"""Where a program rounds: the arithmetic on floating-point numbers in each of its kernels.
+
+Two programs that have to give a row equal bits must do the same arithmetic in the same kernels. The
+compiler joins each operation with what surrounds it, which differs between programs, and a sum that
+is joined with something else may be added up in another order.
+"""
+
+import hashlib
+import re
+from collections import Counter
+
+from benchmarks.h100.hlo import Computation, Instruction, Module, Shape
+
+_FLOATS = ("bf16", "f16", "f32", "f64", "f8")  # how their names begin
+_MOVES = frozenset({
+    "bitcast", "bitcast-convert", "broadcast", "call", "concatenate", "conditional", "constant",
+    "copy", "dynamic-slice", "dynamic-update-slice", "gather", "get-tuple-element", "iota",
+    "opt-barrier", "pad", "parameter", "reshape", "reverse", "select", "slice", "transpose",
+    "tuple", "while",
+})  # fmt: skip
+_LAYOUT = re.compile(r"\{[^{}]*\}")
+# Attributes that say what is computed.
+_SAID = re.compile(r"(dimensions|slice|lhs_\w+|rhs_\w+|window|slice_sizes)=(\{[^}]*\}|\w+)")
+_KERNELS = ("mosaic_gpu_v2", "__gpu$xla.gpu.triton")  # our own: the same whatever is around them
+
+
+def rounding(module: Module) -> dict[str, int]:
+    """How often a program has each kernel that rounds, by a digest of its arithmetic.
+
+    Left out are our own kernels, integers, and what only moves numbers.
+    """
+    found: Counter[str] = Counter()
+    for name, computation in module.computations.items():
+        if name in module.fused:
+            continue
+        for instruction in computation.values():
+            if text := arithmetic(module, instruction):
+                found[hashlib.sha256(text.encode()).hexdigest()[:12]] += 1
+    return dict(sorted(found.items()))
+
+
+def arithmetic(module: Module, instruction: Instruction) -> str:
+    """What a kernel does with floating-point numbers, a line each; "" if it rounds none."""
+    if instruction.opcode == "fusion":
+        inside = module.computations[instruction.attribute("calls")]
+    elif instruction.target in _KERNELS:
+        return ""
+    else:
+        inside = {instruction.name: instruction}
+    return "\n".join(_lines(inside))
+
+
+def _lines(inside: Computation) -> list[str]:
+    """Of what rounds, and of what that is made from.
+
+    Names become numbers, and whatever is no floating-point number a dot.
+    """
+    counts: set[str] = set()
+    for one in reversed(list(inside.values())):  # operands come before their use
+        if _rounds(one) or one.name in counts:
+            counts.update((one.name, *one.operands))
+    numbers: dict[str, str] = {}
+    lines = []
+    for one in inside.values():
+        if one.name not in counts or not _is_float(one.shapes) or one.opcode == "tuple":
+            continue
+        operands = ",".join(numbers.get(name, "·") for name in one.operands)
+        what = one.arguments if one.opcode == "constant" else operands
+        said = " ".join(f"{key}={value}" for key, value in _SAID.findall(one.attributes))
+        numbers[one.name] = str(len(numbers))
+        lines.append(f"{_LAYOUT.sub('', one.type)} {one.opcode}{one.target}({what}) {said}".strip())
+    return lines
+
+
+def _rounds(one: Instruction) -> bool:
+    return one.opcode not in _MOVES and _is_float(one.shapes)
+
+
+def _is_float(shapes: tuple[Shape, ...]) -> bool:
+    return any(shape.dtype.startswith(_FLOATS) for shape in shapes)
