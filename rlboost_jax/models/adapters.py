@@ -6,7 +6,7 @@ others are the *base*. Where a model has no adapters everything is trained, and 
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import cache
 from typing import Any, Final
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from rlboost_jax.models.compiler_options import same_bits
 from rlboost_jax.models.lora import merged
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
 from rlboost_jax.settings.model import LoraConfig, ModelConfig
@@ -55,17 +56,17 @@ def merged_layer(model: ModelConfig, layer: Params, dtype: Any) -> Params:
     Args:
         dtype: of the merged matrices; they are rounded to `model.dtype` before.
     """
-    return _merge(layer, lambda *factors: _merged(*factors, model.lora.scale, model.dtype, dtype))
+    scale, dtypes = model.lora.scale, (model.dtype, dtype)
+    return _merge(layer, lambda kernel, a, b: _merged(kernel, a, b, scale, *dtypes))
 
 
 def merged_params(model: ModelConfig, params: Params, dtype: Any) -> Params:
     """A whole tree without adapters, layers stacked, of one with them; merged ones on the host."""
 
     def merge(*factors: Any) -> np.ndarray:
-        each = zip(*factors, strict=True)
-        return np.stack(
-            [_merged(*map(jnp.asarray, f), model.lora.scale, model.dtype, dtype) for f in each]
-        )
+        scale, dtypes = model.lora.scale, (model.dtype, dtype)
+        each = (map(jnp.asarray, f) for f in zip(*factors, strict=True))
+        return np.stack([_merged(kernel, a, b, scale, *dtypes) for kernel, a, b in each])
 
     return _merge(params, merge)
 
@@ -86,6 +87,17 @@ def _merge(node: Params, merge: Callable[..., Any]) -> Params:
     return parts
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5))
 def _merged(kernel: Array, a: Array, b: Array, scale: float, rounded_to: str, dtype: Any) -> Array:
-    return merged(kernel, a, b, scale=scale, dtype=jnp.dtype(rounded_to), by_row=True).astype(dtype)
+    (device,) = kernel.devices()
+    result: Array = _program(device)(kernel, a, b, scale, rounded_to, dtype)
+    return result
+
+
+@cache
+def _program(device: jax.Device) -> Any:
+    """That every engine makes the same matrices with."""
+
+    def merge(kernel: Array, a: Array, b: Array, scale: float, to: str, dtype: Any) -> Array:
+        return merged(kernel, a, b, scale=scale, dtype=jnp.dtype(to), by_row=True).astype(dtype)
+
+    return jax.jit(merge, static_argnums=(3, 4, 5), compiler_options=same_bits(device))

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from rlboost_jax.engine.devices import Devices
+from rlboost_jax.models import adapters
 from rlboost_jax.models.compiler_options import same_bits
 from rlboost_jax.models.sharding import program_on
 from tests.small import small_model
@@ -27,8 +28,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_learners_and_engines_ask_for_it_on_gpus(asked: list[dict[str, Any]]) -> None:
     program_on(Mesh(np.array([GPU]), ("data",)), lambda x: x, donate_argnums=0)
     Devices(small_model(), 1, [GPU]).program(lambda x: x, (), ())
-    learner, engine = (options["compiler_options"] for options in asked)
-    assert learner == {"xla_gpu_deterministic_ops": True}
+    adapters._program.__wrapped__(GPU)  # what merges them
+    learner, engine, merging = (options["compiler_options"] for options in asked)
+    assert learner == merging == {"xla_gpu_deterministic_ops": True}
     assert learner.items() < engine.items()
     assert "WHILE" in engine["xla_gpu_enable_command_buffer"].split(",")
     assert asked[0]["donate_argnums"] == 0
