@@ -102,7 +102,7 @@ def paths(*, dry_run: bool) -> Iterator[dict[str, Any]]:
     from rlboost_jax.engine.engine import Engine
     from rlboost_jax.models.params import init_params
 
-    batch, new, rounds = (2, 4, 1) if dry_run else (BATCH, 128, 4)
+    batch, new, rounds = (2, 4, 1) if dry_run else (BATCH, 96, 2)
     narrow = {"embed_dim": 64, "num_layers": 2, "hidden_dim": 128, "vocab_size": 128}
     whole = _model(dry_run)
     models = {"2 layers, 64 wide": replace(whole, **narrow), "the whole model": whole}

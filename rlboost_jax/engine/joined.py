@@ -1,8 +1,8 @@
 """Matrices that multiply the same rows, side by side as one: queries, keys and values; gate and up.
 
 One product reads the rows once and fills a GPU better. XLA for GPUs knows that and joins small
-matrices itself, but at each use: a seventh of a decode step of Qwen3-0.6B on an H200. Each column
-of a product has the bits that it had. Shares of matrices on several devices stay apart.
+matrices itself, but at each use: a seventh of a decode step of Qwen3-0.6B on an H200. On a CPU each
+column of a product has the bits that it had. Shares of matrices on several devices stay apart.
 """
 
 from collections.abc import Sequence
