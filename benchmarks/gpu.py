@@ -58,7 +58,7 @@ DIVIDED = {  # and what lists its pieces
     "transformers": "ways",
 }
 PART_SECONDS = 1800.0  # until a part is abandoned
-JOB_SECONDS = 600.0  # and a job of the table
+JOB_SECONDS = 600.0  # and a piece of a divided one
 LOST = "its process ended"  # of a part that was not done by then
 Result = dict[str, Any]  # of a part: status, reason, seconds, figures
 
@@ -102,7 +102,7 @@ def run_part(
 
 
 def each(names: Iterable[str], *, dry_run: bool) -> Iterator[str]:
-    """What gets a process of its own: parts, jobs of the table, configurations."""
+    """What gets a process of its own: parts, and the pieces of divided ones."""
     for name in names:
         if name not in DIVIDED:
             yield name

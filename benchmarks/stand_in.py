@@ -30,6 +30,7 @@ from rlboost_jax.messages import GenerateRequest, Hello, Manifest, unpack_tokens
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.rollout.zygote import Zygote
+from rlboost_jax.weights.download import ByteCounter
 from rlboost_jax.weights.pull import fetch
 from rlboost_jax.weights.spool import spooled
 
@@ -176,6 +177,9 @@ class Pulled:
 class NothingToPull:
     """Puller of a server whose engine needs no weights."""
 
+    def __init__(self) -> None:
+        self.pulled = ByteCounter()
+
     async def pull(self, manifest: Manifest) -> Pulled:
         return Pulled()
 
@@ -184,11 +188,13 @@ class Fetcher:
     """Puller that brings the files of a version here over HTTP, and throws them away."""
 
     def __init__(self, weights: Endpoint) -> None:
-        self._weights = weights
+        self._weights, self.pulled = weights, ByteCounter()
 
     async def pull(self, manifest: Manifest) -> Pulled:
         async with spooled(None, manifest.num_bytes) as spool:
-            await fetch(manifest, source="http", server=self._weights, spool=spool)
+            await fetch(
+                manifest, source="http", server=self._weights, spool=spool, counter=self.pulled
+            )
         return Pulled(fetched_bytes=manifest.num_bytes)
 
 
@@ -211,6 +217,7 @@ async def serve(options: argparse.Namespace) -> None:
         stand_in_hello(options.name, settings, reserved=False),
         Worker(StandInEngine(settings)),
         puller,
+        pulled=lambda: puller.pulled.total,
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, client.leave, "terminated")

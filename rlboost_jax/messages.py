@@ -141,6 +141,7 @@ class Renew(Message, frozen=True, kw_only=True):
     echo: float = 0.0  # the newest stamp heard: proof that this side hears the manager at all
     # The longest that an answer has taken since the last renewal; 0: none has come.
     round_trip: Seconds = 0.0
+    pulled_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of all versions, so far
 
 
 class Ready(Message, frozen=True, kw_only=True):

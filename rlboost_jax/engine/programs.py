@@ -297,7 +297,7 @@ def _apart(values: Any) -> Any:
     Mixed and decode steps make their rows in different ways, take other rows of the last layer and
     do something else with what is sampled. Joined with any of it, a norm may add up in another
     order, or a bfloat16 value stay unrounded, in one of the two programs. Rounded later, most such
-    differences go: on an H200 one log-probability in some 100,000 had other bits.
+    differences go: on an H200 one log-probability in ten thousand had other bits.
     """
     return jax.lax.optimization_barrier(values)
 

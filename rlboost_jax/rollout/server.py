@@ -234,6 +234,7 @@ async def _serve(
         puller,
         orphan_seconds=config.fleet.orphan_seconds,
         compiled=lambda: num_compiles() - before,
+        pulled=lambda: puller.pulled.total,
         reach=puller.reach,
         log=log,
     )

@@ -55,6 +55,7 @@ class Stream:
     """
     Args:
         compiled: how many programs were compiled since the engine was warm.
+        pulled: bytes of weights that have come so far.
         clock: the manager's; what its answers say of it is put in here.
         updates: pulls announced versions; None for the trainer's own engine.
         leave: called with the reason when the manager sends this server home.
@@ -69,6 +70,7 @@ class Stream:
         worker: Worker,
         *,
         compiled: Callable[[], int],
+        pulled: Callable[[], int],
         clock: Clock,
         updates: WeightUpdates | None,
         leave: Callable[[str], None],
@@ -79,7 +81,8 @@ class Stream:
         self._log = log
         self._leave_seconds = leave_seconds
         self._hello, self._worker, self._updates = hello, worker, updates
-        self._compiled, self._clock, self._spans = compiled, clock, worker.spans
+        self._compiled, self._pulled = compiled, pulled
+        self._clock, self._spans = clock, worker.spans
         self._leave, self._leaving = leave, leaving
         self._outbox: asyncio.Queue[ServerMessage] = asyncio.Queue()
         self._stamp = 0.0  # the newest of the manager's
@@ -185,6 +188,7 @@ class Stream:
                 programs_compiled=self._compiled(),
                 echo=self._stamp,
                 round_trip=self._renewals.take_longest(),
+                pulled_bytes=self._pulled(),
             )
             self._renewals.asked(loop.time())
             self.say(renew)

@@ -39,11 +39,27 @@ class Retries:
 RETRIES: Final = Retries()
 
 
+class ByteCounter:
+    """Bytes that have come so far, of all files, in any thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._total = threading.Lock(), 0
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._total += count
+
+
 class _Checked:
     """A file being written: how much of it is here, and what it hashes to so far."""
 
-    def __init__(self, entry: FileEntry, stream: BinaryIO, source: str):
+    def __init__(self, entry: FileEntry, stream: BinaryIO, source: str, counter: ByteCounter):
         self._entry, self._stream, self._source = entry, stream, source
+        self._counter = counter
         self.restart()
 
     def restart(self) -> None:
@@ -58,6 +74,7 @@ class _Checked:
             raise self.error(f"more than the {self._entry.size} bytes of its manifest")
         self._digest.update(data)
         self._stream.write(data)
+        self._counter.add(len(data))
 
     def finish(self) -> None:
         self._stream.flush()
@@ -74,23 +91,24 @@ class _Checked:
 
 
 def copy_file(
-    entry: FileEntry, directory: Path, target: Path, abort: threading.Event | None = None
+    entry: FileEntry, directory: Path, target: Path, counter: ByteCounter, abort: threading.Event
 ) -> None:
     """Copy a file from a directory this host can see. Blocks: call it in a thread.
 
     Args:
+        counter: of what comes.
         abort: ends the copy when set.
 
     Raises:
         WeightsError: missing, unreadable, or not what the manifest says.
     """
     with target.open("wb") as stream:
-        checked = _Checked(entry, stream, str(directory))
+        checked = _Checked(entry, stream, str(directory), counter)
         try:
             with (directory / entry.path).open("rb", buffering=0) as origin:
                 while data := origin.read(CHUNK_BYTES):
                     checked.write(data)
-                    if abort is not None and abort.is_set():
+                    if abort.is_set():
                         break
         except OSError as error:
             raise checked.error(error.strerror or str(error)) from None
@@ -102,16 +120,20 @@ async def download_file(
     session: aiohttp.ClientSession,
     url: str,
     target: Path,
+    counter: ByteCounter,
     retries: Retries = RETRIES,
 ) -> None:
     """Fetch a file by HTTP; a connection that breaks is taken up again where it broke.
+
+    Args:
+        counter: of what comes.
 
     Raises:
         WeightsError: refused by the server, failed `retries.attempts` times, or not what the
             manifest says.
     """
     with target.open("wb") as stream:
-        checked = _Checked(entry, stream, url)
+        checked = _Checked(entry, stream, url, counter)
         for attempt in range(retries.attempts):
             if attempt:
                 first = retries.first_backoff_seconds

@@ -20,7 +20,7 @@ import tensorstore as ts
 
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry, Manifest
-from rlboost_jax.weights.download import RETRIES, Retries, copy_file, download_file
+from rlboost_jax.weights.download import RETRIES, ByteCounter, Retries, copy_file, download_file
 from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf
 from rlboost_jax.weights.names import WeightsError, check_names
 from rlboost_jax.weights.seal import check_seal
@@ -49,6 +49,9 @@ class Puller:
         weights: HOST:PORT where they are served, whatever `reach` says; "": go by `reach`.
         folder: for spools; None takes memory where there is room, else the temporary folder.
         retries: of downloads.
+
+    Attributes:
+        pulled: counts what has come so far, of all snapshots.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Puller:
     ):
         self._source, self._manager, self._folder = source, manager, folder
         self._weights, self._port, self._retries = weights, 0, retries
-        self._kept = LeafCache()
+        self._kept, self.pulled = LeafCache(), ByteCounter()
 
     def reach(self, port: int) -> None:
         """Weights are served at this port of the host where the manager is reached; 0: at the
@@ -89,6 +92,7 @@ class Puller:
                     source=self._source,
                     server=server,
                     spool=spool,
+                    counter=self.pulled,
                     retries=self._retries,
                 )
                 params = await asyncio.to_thread(read_params, spool, missing)
@@ -104,12 +108,14 @@ async def fetch(
     source: str,
     server: Endpoint | None,
     spool: Path,
+    counter: ByteCounter,
     retries: Retries = RETRIES,
 ) -> Path:
     """Bring every file of a manifest into `spool`, verified; returns `spool`.
 
     Args:
         server: of files over HTTP.
+        counter: of what comes.
 
     Raises:
         WeightsError: naming the first file that is missing or differs, and how.
@@ -123,14 +129,14 @@ async def fetch(
         source == "auto" and await asyncio.to_thread(_visible, directory, manifest)
     ):
         try:
-            await _copy_all(manifest.files, directory, spool)
+            await _copy_all(manifest.files, directory, spool, counter)
             return spool
         except WeightsError:
             if source == "directory" or server is None:
                 raise  # "auto" has HTTP left to try
     if server is None:
         raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
-    await _download_all(manifest, server, spool, retries)
+    await _download_all(manifest, server, spool, counter, retries)
     return spool
 
 
@@ -193,13 +199,17 @@ def _opened(folder: Path, manifest: Manifest) -> dict[str, ts.TensorStore]:
     return opened
 
 
-async def _copy_all(files: tuple[FileEntry, ...], directory: Path, spool: Path) -> None:
+async def _copy_all(
+    files: tuple[FileEntry, ...], directory: Path, spool: Path, counter: ByteCounter
+) -> None:
     """Several at a time: hashing leaves the interpreter free for the others."""
     loop = asyncio.get_running_loop()
     abort = threading.Event()
     threads = ThreadPoolExecutor(CONCURRENT_FILES, thread_name_prefix="weights")
     copies = [
-        loop.run_in_executor(threads, copy_file, entry, directory, spool / entry.path, abort)
+        loop.run_in_executor(
+            threads, copy_file, entry, directory, spool / entry.path, counter, abort
+        )
         for entry in files
     ]
     try:
@@ -213,7 +223,7 @@ async def _copy_all(files: tuple[FileEntry, ...], directory: Path, spool: Path) 
 
 
 async def _download_all(
-    manifest: Manifest, server: Endpoint, spool: Path, retries: Retries
+    manifest: Manifest, server: Endpoint, spool: Path, counter: ByteCounter, retries: Retries
 ) -> None:
     async with aiohttp.ClientSession(
         server.url(),
@@ -231,6 +241,7 @@ async def _download_all(
                     session,
                     weights_url(manifest.version, entry.path),
                     spool / entry.path,
+                    counter,
                     retries,
                 )
             )

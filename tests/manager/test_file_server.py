@@ -24,7 +24,7 @@ from rlboost_jax.manager.service.file_server.orders import (
 )
 from rlboost_jax.manager.service.file_server.process import FileServer, Restarts, listening_socket
 from rlboost_jax.messages import FileEntry, Manifest
-from rlboost_jax.weights.download import download_file
+from rlboost_jax.weights.download import ByteCounter, download_file
 from rlboost_jax.weights.serve import weights_url
 from tests.endpoints import endpoint
 
@@ -153,7 +153,9 @@ def test_a_pull_goes_on_when_the_process_is_killed(tmp_path: Path, run: Run) -> 
             aiohttp.ClientSession(there.url(), headers=there.headers) as session,
         ):
             # It raises for a digest that is not the manifest's.
-            await download_file(entry, session, weights_url(7, "large"), tmp_path / "here")
+            await download_file(
+                entry, session, weights_url(7, "large"), tmp_path / "here", ByteCounter()
+            )
         assert len(killed) == 2 and reports == ["signal 9"] * 2
         assert came < 1.5 * LARGE, "it began anew"
 

@@ -91,6 +91,117 @@ def test_the_clock_starts_when_work_comes() -> None:
     assert A in desk.closed()
 
 
+LOADING = 10 * PATIENCE  # weights may be slow to come, and to go to the device
+
+
+def loading(**changes: object) -> Desk:
+    """A holds nothing and is on its way to version 1, since second 51."""
+    desk, requests = working(**changes)
+    desk.tokens(A, requests, 99)
+    desk.now = 50.0
+    desk.publish(1)
+    desk.now = 51.0
+    desk.server(A, m.Renew())
+    return desk
+
+
+def test_a_server_that_hangs_with_weights_is_lost() -> None:
+    desk = loading()
+    desk.now = 200.0
+    desk.server(A, m.Renew())
+    desk.tick(51.0 + LOADING - 0.01)
+    assert not desk.closed()
+    assert desk.manager.next_deadline() <= 51.0 + LOADING
+    desk.tick(51.0 + LOADING)
+    assert desk.closed() == {A: "no byte of weights for 300 s"}
+    desk.join(A + 1, instance=f"server-{A}")
+    assert A + 1 not in desk.closed(), "it may have been the source, which hung for all"
+
+
+def test_a_server_of_the_provider_s_that_hangs_with_weights_is_replaced() -> None:
+    desk = Desk(settings(manager__lease_seconds=1e6))
+    desk.open_run()
+    desk.publish(0)
+    desk(MachineAdded("machine"))
+    desk.grant("local-1")
+    desk.join_granted(A, "local-1")
+    desk.publish(1)
+    desk.server(A, m.Renew())
+    desk.tick(desk.now + LOADING)
+    assert A in desk.closed()
+    assert [a.instance for a in desk.actions if isinstance(a, Terminate)] == ["local-1"]
+
+
+@pytest.mark.parametrize("progress", [3.0, 30.0])
+def test_a_pull_has_time_to_say_that_nothing_comes(progress: float) -> None:
+    """After six attempts of 10 s."""
+    desk = loading(manager__progress_seconds=progress)
+    desk.tick(51.0 + 119.0)
+    assert not desk.closed()
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [m.Renew(pulled_bytes=1), m.WeightsRejected(version=1, reason="one bit flipped")],
+    ids=str,
+)
+def test_a_byte_of_weights_or_a_word_on_them_is_progress(sign: m.ServerMessage) -> None:
+    desk = loading()
+    desk.now = 200.0
+    desk.server(A, sign)
+    for now in (300.0, 400.0, 200.0 + LOADING - 0.01):
+        desk.now = now
+        desk.server(A, m.Renew(pulled_bytes=getattr(sign, "pulled_bytes", 0)))
+        desk.tick(now)
+    assert not desk.closed()
+    desk.tick(200.0 + LOADING)
+    assert A in desk.closed()
+
+
+def test_who_has_loaded_owes_no_more_bytes() -> None:
+    desk = loading()
+    desk.server(A, ready(1))
+    for now in (60.0, 51.0 + 2 * LOADING):
+        desk.now = now
+        desk.server(A, m.Renew())
+        desk.tick(now)
+    assert not desk.closed()
+
+
+def test_another_announcement_is_no_progress() -> None:
+    """Versions are published more often than that."""
+    desk = loading()
+    for version, now in ((2, 150.0), (3, 250.0), (4, 350.0)):
+        desk.now = now
+        desk.publish(version)
+        desk.server(A, m.Renew())
+    desk.tick(51.0 + LOADING - 0.01)
+    assert not desk.closed()
+    desk.tick(51.0 + LOADING)
+    assert A in desk.closed()
+
+
+def test_time_in_which_nobody_was_heard_is_not_counted_for_weights() -> None:
+    desk = loading()
+    desk.now = 251.0
+    desk(Stalled(200.0))
+    desk.tick(51.0 + LOADING)
+    assert not desk.closed()
+    desk.tick(251.0 + LOADING)
+    assert A in desk.closed()
+
+
+def test_the_trainer_s_own_engine_pulls_nothing() -> None:
+    desk, _ = working(lag=1)
+    desk.begin(1)
+    desk.publish(1)
+    for now in (60.0, 60.0 + 2 * LOADING):
+        desk.now = now
+        desk.server(RESERVED, m.Renew())
+        desk.tick(now)
+    assert RESERVED not in desk.closed()
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_an_answer_to_a_release_is_progress(asked: bool) -> None:
     """What is given back unasked is none, nor what it does not hold."""

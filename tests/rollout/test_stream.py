@@ -99,6 +99,18 @@ def test_a_renewal_says_how_many_programs_were_compiled(fakes):
     asyncio.run(scenario())
 
 
+def test_a_renewal_says_how_much_of_weights_has_come(fakes):
+    async def scenario():
+        counts = itertools.count(0, 1000)
+        serving = fakes.serving(fakes.Engine(), fakes.Weights(), pulled=lambda: next(counts))
+        async with serving as (manager, _, _):
+            stream = await fakes.ready(manager)
+            first, second = [(await stream.next_renew()).pulled_bytes for _ in range(2)]
+            assert second == first + 1000
+
+    asyncio.run(scenario())
+
+
 def test_a_renewal_says_how_long_an_answer_took_without_what_the_manager_was_busy(fakes):
     async def scenario():
         async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, _):

@@ -315,7 +315,7 @@ class Server:
 
     def _fetch(self, stream: int, chosen: m.Manifest, pull: int) -> None:
         def done() -> None:
-            if self._absent(stream, done) or pull != self._pull:
+            if self._absent(stream, done) or pull != self._pull or self.stalled:
                 return
             if self._busy:
                 self._asked += list(self.held)

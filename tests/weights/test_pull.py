@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from rlboost_jax.messages import FileEntry, Manifest
 from rlboost_jax.weights import serve
-from rlboost_jax.weights.download import RETRIES, Retries
+from rlboost_jax.weights.download import RETRIES, ByteCounter, Retries
 from rlboost_jax.weights.pull import Puller, WeightsError, fetch, read_params
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.spool import Spool, lock_folder, new_folder, spooled
@@ -84,6 +84,21 @@ def test_over_http(manifest, params):
     pulled, seen = pull_http(manifest)
     assert_same(pulled.params, params)
     assert len(seen) == len(manifest.files)
+
+
+@pytest.mark.parametrize("source", ["directory", "http"])
+def test_what_has_come_is_counted_from_pull_to_pull(manifest, source):
+    size = sum(entry.size for entry in manifest.files)
+
+    async def scenario():
+        async with served(manifest) as (manager, _):
+            puller = Puller(source=source, manager=manager if source == "http" else None)
+            assert puller.pulled.total == 0
+            for pulls in (1, 2):
+                await puller.pull(remote(manifest) if source == "http" else manifest)
+                assert puller.pulled.total == pulls * size
+
+    asyncio.run(scenario())
 
 
 def test_auto_goes_where_the_snapshot_can_be_had(manifest, params):
@@ -239,7 +254,7 @@ def test_a_name_that_leads_elsewhere_is_refused(manifest, tmp_path, name):
     spool = tmp_path / "a/b/spool"
     spool.mkdir(parents=True)
     with pytest.raises(WeightsError, match="unsafe file name"):
-        asyncio.run(fetch(bad, source="directory", server=None, spool=spool))
+        asyncio.run(fetch(bad, source="directory", server=None, spool=spool, counter=ByteCounter()))
     assert not any(spool.iterdir())
 
 
@@ -247,13 +262,17 @@ def test_a_leaf_name_that_leads_elsewhere_is_refused(manifest, tmp_path):
     leaf = msgspec.structs.replace(manifest.leaves[0], name="../embed")
     bad = msgspec.structs.replace(manifest, leaves=(leaf,))
     with pytest.raises(WeightsError, match="unsafe leaf name"):
-        asyncio.run(fetch(bad, source="directory", server=None, spool=tmp_path))
+        asyncio.run(
+            fetch(bad, source="directory", server=None, spool=tmp_path, counter=ByteCounter())
+        )
 
 
 def test_a_name_that_occurs_twice_is_refused(manifest, tmp_path):
     bad = msgspec.structs.replace(manifest, files=(*manifest.files, manifest.files[0]))
     with pytest.raises(WeightsError, match="twice"):
-        asyncio.run(fetch(bad, source="directory", server=None, spool=tmp_path))
+        asyncio.run(
+            fetch(bad, source="directory", server=None, spool=tmp_path, counter=ByteCounter())
+        )
 
 
 @pytest.mark.parametrize("change", [{"shape": (8, 40)}, {"dtype": "bfloat16"}])

@@ -16,6 +16,7 @@ class Renewals:
         if compiled > instance.activity.programs_compiled and instance.may_remark(now):
             instance.activity.compiled(compiled)
             self._outbox.record("compiled", instance.name, programs=compiled)
+        instance.parameters.renewed(message.pulled_bytes, now)
         if reason := self._roster.unreachable(instance, message, now):
             return reason
         lease = self._roster.lease(instance)

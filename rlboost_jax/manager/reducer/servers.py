@@ -5,6 +5,7 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 """
 
 import math
+from typing import assert_never
 
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.reducer.announcements import Announcements
@@ -114,6 +115,7 @@ class Servers:
                 instance.says(lines)
                 return False
             case WeightsRejected():
+                instance.parameters.rejected(now)
                 self._outbox.record(
                     "rejected", instance.name, version=message.version, reason=message.reason
                 )
@@ -145,19 +147,25 @@ class Servers:
             return False
         changed = False
         for instance in list(roster):
-            due, reason, stuck = roster.deadline(instance)
+            due, reason, lack = roster.deadline(instance)
             if now >= due:
-                if stuck:
-                    self._stuck(instance, reason, now)
-                else:
-                    self.lose(instance, reason, now)
+                match lack:
+                    case "line":
+                        self.lose(instance, reason, now)
+                    case "work":
+                        self._stuck(instance, reason, now)
+                    case "weights":  # their source may hang, for all: it is welcome again
+                        self.lose(instance, reason, now)
+                        self._end(instance)
+                    case _:
+                        assert_never(lack)
             elif now >= self._drains.begins_at(instance):
                 if self._drains.advance(instance, now):
                     self.lose(instance, "it was asked to leave and is still here", now)
             else:
                 continue
             changed = True
-        moments = (min(roster.deadline(i)[0], self._drains.next_at(i, now)) for i in roster)
+        moments = (min(roster.deadline(i).at, self._drains.next_at(i, now)) for i in roster)
         roster.looked(min(moments, default=math.inf))
         return changed
 

@@ -292,6 +292,7 @@ class Instance:
         """It owes no progress for so long, by our own fault."""
         self._held_rollouts.forgive(seconds, now)
         self.activity.forgive(seconds, now)
+        self.parameters.forgive(seconds, now)
 
     def newest_pending(self, count: int, batch: BatchRecord | None = None) -> list[Rollout]:
         """The last placed that have shown no token here: a server begins with the oldest.

@@ -1,4 +1,6 @@
-"""Which parameters a server holds, and which were announced to it."""
+"""Which parameters a server holds, which were announced to it, and its progress with them."""
+
+import math
 
 from rlboost_jax.messages import BeginBatch, Manifest
 from rlboost_jax.sequences.identities import Version
@@ -11,16 +13,21 @@ class Parameters:
         version: that it holds; None: none yet.
         digest: of the parameters it holds; "" once others were announced.
         prefetched: that it was to fetch beforehand; None: none.
+        progress_at: of its last sign of progress with what was announced, a byte or a rejection;
+            inf: it holds that, or has not renewed its lease since. Another announcement is none.
     """
 
-    __slots__ = ("_paid_version", "announced", "digest", "prefetched", "version")
+    __slots__ = ("_paid_version", "_pulled_bytes", "announced", "digest", "prefetched",
+                 "progress_at", "version")  # fmt: skip
 
     def __init__(self) -> None:
         self.announced: Manifest | None = None
         self.version: Version | None = None
         self.digest = ""
         self.prefetched: Manifest | None = None
+        self.progress_at = math.inf
         self._paid_version = -1  # the newest that it was charged for pulling
+        self._pulled_bytes = 0
 
     def are(self, named: Manifest | BeginBatch) -> bool:
         """Whether it holds just those."""
@@ -37,7 +44,9 @@ class Parameters:
         self.announced = manifest
         if back:
             self._paid_version = min(self._paid_version, manifest.version - 1)
-        if not held:
+        if held:
+            self.progress_at = math.inf
+        else:
             self.digest = ""
 
     def prefetch(self, manifest: Manifest) -> None:
@@ -46,7 +55,25 @@ class Parameters:
 
     def loaded(self, version: Version, digest: str) -> None:
         """The engine has them."""
-        self.version, self.digest = version, digest
+        self.version, self.digest, self.progress_at = version, digest, math.inf
+
+    def renewed(self, pulled_bytes: int, now: float) -> None:
+        """It lives, and has pulled so much in all."""
+        more, self._pulled_bytes = pulled_bytes > self._pulled_bytes, pulled_bytes
+        if self.announced is None or self.are(self.announced):
+            self.progress_at = math.inf
+        elif more or self.progress_at == math.inf:
+            self.progress_at = now
+
+    def rejected(self, now: float) -> None:
+        """It could not have what was announced, and tries again."""
+        if self.progress_at < math.inf:
+            self.progress_at = now
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Nothing could be heard of it for so long, by our own fault."""
+        if self.progress_at < math.inf:
+            self.progress_at = min(now, self.progress_at + seconds)
 
     @property
     def staying(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from rlboost_jax.manager.accounts import Integral
 from rlboost_jax.manager.journal import RunState
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.deadline import Deadline, loaded_by
 from rlboost_jax.manager.state.index import Index, Pool
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.names import Names, identity
@@ -191,25 +192,33 @@ class Roster:
         self.index.leave(instance)
         self.changed |= instance.member
 
-    def deadline(self, instance: Instance) -> tuple[float, str, bool]:
-        """When a server counts as lost if nothing changes, why, and whether it is stuck then.
+    def deadline(self, instance: Instance) -> Deadline:
+        """Of a server, the first one.
 
         Tokens and answers come over its line, so what its lease has beyond the shortest is added
         to its patience.
         """
         lease = self.lease(instance)
         gone = self._loss_of_line(instance, lease)
+        manager, activity, line = self._settings.manager, instance.activity, 0.0
+        if not instance.reserved:
+            line = lease - manager.lease_seconds
+            since = instance.parameters.progress_at
+            gone = min(gone, loaded_by(since, manager.progress_seconds, line))
         if not instance.held:
             return gone
-        activity = instance.activity
-        patience = activity.patience(self._settings.manager.progress_seconds)
-        if not instance.reserved:
-            patience += lease - self._settings.manager.lease_seconds
-        stuck = activity.progress_at + patience, f"no progress for {patience:.3g} s", True
-        owing = instance.asked_at + patience, f"gave nothing back for {patience:.3g} s", True
-        return min(gone, stuck, owing)
+        patience = activity.patience(manager.progress_seconds) + line
+        silent, owing = (
+            f"no progress for {patience:.3g} s",
+            f"gave nothing back for {patience:.3g} s",
+        )
+        return min(
+            gone,
+            Deadline(activity.progress_at + patience, silent, "work"),
+            Deadline(instance.asked_at + patience, owing, "work"),
+        )
 
-    def _loss_of_line(self, instance: Instance, lease: float) -> tuple[float, str, bool]:
+    def _loss_of_line(self, instance: Instance, lease: float) -> Deadline:
         """When it counts as lost for its line.
 
         A server that receives nothing is found by `unreachable` at its next message, unless its
@@ -218,12 +227,13 @@ class Roster:
         is merely silent has its whole lease.
         """
         known, renew = instance.lease, self._settings.manager.renew_seconds
-        silent = known.heard_at + lease, f"silent for {lease:.3g} s", False
+        silent = Deadline(known.heard_at + lease, f"silent for {lease:.3g} s", "line")
         way = known.line.round_trip + 4 * known.line.deviation
         if known.echo_age <= ANSWER_MISSED * renew + way:
             return silent
         cut_off = known.hears_at + lease + renew + way
-        return min(silent, (cut_off, f"unreachable for {lease:.3g} s: {RECEIVES_NOTHING}", False))
+        reason = f"unreachable for {lease:.3g} s: {RECEIVES_NOTHING}"
+        return min(silent, Deadline(cut_off, reason, "line"))
 
     @property
     def shortest_lease(self) -> float:
@@ -245,7 +255,7 @@ class Roster:
 
     def watch(self, instance: Instance) -> None:
         """It holds work from now on, or its lease is another: look at it in time."""
-        self.look_at(self.deadline(instance)[0])
+        self.look_at(self.deadline(instance).at)
 
     def look_at(self, moment: float) -> None:
         """Some server may be due for something then."""
