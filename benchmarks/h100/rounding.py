@@ -21,6 +21,13 @@ _MOVES = frozenset({
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 # Attributes that say what is computed.
 _SAID = re.compile(r"(dimensions|slice|lhs_\w+|rhs_\w+|window|slice_sizes)=(\{[^}]*\}|\w+)")
+# Those that say by which emitter, in which tiles or by which algorithm of a library; without what
+# says when and where.
+_EMITTED = re.compile(r"\b(?:kind=(\w+)|backend_config=(\{.*\}))")
+_SCHEDULED = re.compile(
+    r'"(?:operation_queue_id|wait_on_operation_queues|force_earliest_schedule|reification_cost'
+    r'|device_type)":(?:\[[^]]*\]|"[^"]*"|\w+),?'
+)
 _KERNELS = ("mosaic_gpu_v2", "__gpu$xla.gpu.triton")  # our own: the same whatever is around them
 
 
@@ -47,10 +54,17 @@ def arithmetic(module: Module, instruction: Instruction) -> str:
         return ""
     else:
         inside = {instruction.name: instruction}
-    return "\n".join(_lines(inside))
+    lines = _lines(module, inside)
+    return "\n".join([_emission(instruction), *lines]) if lines else ""
 
 
-def _lines(inside: Computation) -> list[str]:
+def _emission(instruction: Instruction) -> str:
+    """How the order of sums is decided in a kernel."""
+    found = "".join(map("".join, _EMITTED.findall(instruction.attributes)))
+    return _SCHEDULED.sub("", found).replace(",}", "}").replace("{}", "")
+
+
+def _lines(module: Module, inside: Computation) -> list[str]:
     """Of what rounds, and of what that is made from.
 
     Names become numbers, and whatever is no floating-point number a dot.
@@ -66,9 +80,13 @@ def _lines(inside: Computation) -> list[str]:
             continue
         operands = ",".join(numbers.get(name, "·") for name in one.operands)
         what = one.arguments if one.opcode == "constant" else operands
-        said = " ".join(f"{key}={value}" for key, value in _SAID.findall(one.attributes))
+        said = [f"{key}={value}" for key, value in _SAID.findall(one.attributes)]
+        reducer = module.computations.get(one.attribute("to_apply"), {})
+        said += [part.opcode for part in reducer.values() if part.is_root]
+        said += [_emission(one)] if one.opcode == "fusion" else []  # a tile of a product
         numbers[one.name] = str(len(numbers))
-        lines.append(f"{_LAYOUT.sub('', one.type)} {one.opcode}{one.target}({what}) {said}".strip())
+        type_ = _LAYOUT.sub("", one.type)
+        lines.append(f"{type_} {one.opcode}{one.target}({what}) {' '.join(said)}".strip())
     return lines
 
 

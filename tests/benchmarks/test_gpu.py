@@ -14,6 +14,13 @@ from rlboost_jax.qualification.records import Trial, Verdict
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("part", gpu.DIVIDED)
+def test_pieces_of_divided_parts_have_their_names(part):
+    for dry_run in (True, False):
+        pieces = list(gpu.each([part], dry_run=dry_run))
+        assert pieces and all(piece.startswith(f"{part} ") for piece in pieces)
+
+
 @pytest.mark.parametrize("part", gpu.PARTS)
 def test_runs_dry(part):
     result = gpu.run_part(part, dry_run=True)

@@ -57,7 +57,8 @@ def test_only_kernels_that_round_are_counted() -> None:
         ("%wide", "%narrow.7"),
         ("s32[64,1]{1,0} parameter(1)", "s32[64,1]{0,1} parameter(1)"),
         ("f32[64,8]{1,0} custom-call", "f32[96,8]{1,0} custom-call"),
-        ("kind=kInput", 'kind=kCustom, metadata={op_name="jit(f)/while/body/reduce"}'),
+        ("kind=kInput", 'kind=kInput, metadata={op_name="jit(f)/while/body/reduce"}'),
+        ("kind=kInput", 'kind=kInput, backend_config={"operation_queue_id":"3"}'),
     ],
 )
 def test_names_integers_and_our_own_kernels_do_not_count(old: str, new: str) -> None:
@@ -82,10 +83,19 @@ def test_what_only_moves_beside_the_arithmetic_does_not_count() -> None:
         ("dimensions={1}, to", "dimensions={0}, to"),
         ("multiply(%wide, %wide)", "add(%wide, %wide)"),
         ("constant(0)", "constant(1)"),
+        ("f32[] add(%a, %b)", "f32[] maximum(%a, %b)"),
+        ("kind=kInput", "kind=kCustom"),
+        (
+            "kind=kInput",
+            'kind=kInput, backend_config={"operation_queue_id":"3","tiles":["1","64"]}',
+        ),
         ("f32[64,128]{1,0} multiply", "bf16[64,128]{1,0} multiply"),
         (NORM[NORM.index("%fused_norm") : NORM.index("  %square")], JOINED.lstrip()),
     ],
-    ids=["dimension", "operation", "constant", "type", "joined with what comes before"],
+    ids=[
+        *("dimension", "operation", "constant", "reducer", "emitter", "tiles", "type"),
+        "joined with what comes before",
+    ],
 )
 def test_another_arithmetic_is_told_apart(old: str, new: str) -> None:
     assert old in NORM
