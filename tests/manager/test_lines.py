@@ -321,7 +321,7 @@ def test_a_trainers_own_engine_is_not_lost_on_a_busy_host() -> None:
         assert not desk.records("line")
     roster, instance = desk.manager.view.roster, desk.manager.view.instances[RESERVED]
     assert roster.lease(instance) == LONGEST
-    assert roster.deadline(instance)[0] <= desk.now + 3.0 and instance.held
+    assert roster.deadline(instance).at <= desk.now + 3.0 and instance.held
     desk(ServerGone(RESERVED, "killed"), at=2.0)
     assert RESERVED not in desk.manager.view.instances
 
@@ -401,4 +401,4 @@ def test_work_over_a_bad_line_may_be_as_late_as_the_line() -> None:
     assert slack > 3.0
     desk.begin(0, prompts=1)
     assert instance.held, "it is at work"
-    assert roster.deadline(instance)[0] == desk.now + LEASE + slack
+    assert roster.deadline(instance).at == desk.now + LEASE + slack

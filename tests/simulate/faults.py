@@ -22,6 +22,7 @@ from rlboost_jax.manager.events import (
     Stalled,
 )
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.deadline import LOADING_SECONDS
 from rlboost_jax.providers.base import Exited, Granted, Refused, Started, Withdrawn
 from rlboost_jax.settings.fleet import Sizing
 from rlboost_jax.settings.manager import Routing, Window
@@ -284,6 +285,8 @@ class Run:
         """Raises AssertionError or whatever the manager raised."""
         calm_at = self.world.now if self._calm_at is None else self._calm_at
         limit = calm_at + LIMIT * (SLOW_LINES if self.schedule.lines else 1.0)
+        # With a lag, all may wait for what one is to load that hangs, and then for the next one.
+        limit += LOADING_SECONDS * sum(fault.kind == "wedge" for fault in self.schedule.faults)
         try:
             self.world.run(lambda: self.world.exit is not None, limit)
             check_whole(self.world)

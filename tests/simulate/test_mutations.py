@@ -16,6 +16,7 @@ from rlboost_jax.manager.reducer.doubts import Doubts
 from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.service import journal_files
+from rlboost_jax.manager.state.deadline import Deadline
 from rlboost_jax.manager.state.episode import Episode
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.lease import Lease
@@ -81,10 +82,10 @@ def lease_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = Roster.deadline
 
-    def deadline(self: Roster, instance: Instance) -> tuple[float, str, bool]:
-        due, reason, stuck = real(self, instance)
-        late = 0.0 if stuck else self._settings.manager.renew_seconds
-        return due + late, reason, stuck
+    def deadline(self: Roster, instance: Instance) -> Deadline:
+        due = real(self, instance)
+        late = self._settings.manager.renew_seconds if not due.stuck else 0.0
+        return due._replace(at=due.at + late)
 
     monkeypatch.setattr(Roster, "deadline", deadline)
 

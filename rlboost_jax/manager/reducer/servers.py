@@ -5,7 +5,6 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 """
 
 import math
-from typing import assert_never
 
 from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.reducer.announcements import Announcements
@@ -147,18 +146,12 @@ class Servers:
             return False
         changed = False
         for instance in list(roster):
-            due, reason, lack = roster.deadline(instance)
+            due, reason, stuck = roster.deadline(instance)
             if now >= due:
-                match lack:
-                    case "line":
-                        self.lose(instance, reason, now)
-                    case "work":
-                        self._stuck(instance, reason, now)
-                    case "weights":  # their source may hang, for all: it is welcome again
-                        self.lose(instance, reason, now)
-                        self._end(instance)
-                    case _:
-                        assert_never(lack)
+                if stuck:
+                    self._stuck(instance, reason, now)
+                else:
+                    self.lose(instance, reason, now)
             elif now >= self._drains.begins_at(instance):
                 if self._drains.advance(instance, now):
                     self.lose(instance, "it was asked to leave and is still here", now)

@@ -214,8 +214,8 @@ class Roster:
         )
         return min(
             gone,
-            Deadline(activity.progress_at + patience, silent, "work"),
-            Deadline(instance.asked_at + patience, owing, "work"),
+            Deadline(activity.progress_at + patience, silent, stuck=True),
+            Deadline(instance.asked_at + patience, owing, stuck=True),
         )
 
     def _loss_of_line(self, instance: Instance, lease: float) -> Deadline:
@@ -227,13 +227,13 @@ class Roster:
         is merely silent has its whole lease.
         """
         known, renew = instance.lease, self._settings.manager.renew_seconds
-        silent = Deadline(known.heard_at + lease, f"silent for {lease:.3g} s", "line")
+        silent = Deadline(known.heard_at + lease, f"silent for {lease:.3g} s", stuck=False)
         way = known.line.round_trip + 4 * known.line.deviation
         if known.echo_age <= ANSWER_MISSED * renew + way:
             return silent
         cut_off = known.hears_at + lease + renew + way
         reason = f"unreachable for {lease:.3g} s: {RECEIVES_NOTHING}"
-        return min(silent, Deadline(cut_off, reason, "line"))
+        return min(silent, Deadline(cut_off, reason, stuck=False))
 
     @property
     def shortest_lease(self) -> float:
