@@ -19,6 +19,8 @@ from rlboost_jax.engine.layouts import Layout, make_layout
 from rlboost_jax.engine.rollouts import Rollout, rollout_of_tokens
 from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.messages import Sampling
+from rlboost_jax.models.params import Params, abstract_params, flatten_params, unflatten_params
+from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.run import RunConfig
 
 SCALE = 0.02  # of parameters, so that nothing overflows after all layers
@@ -168,3 +170,20 @@ def _draw(shape: tuple[int, ...], dtype: str) -> jax.Array:
         return jnp.zeros(shape, dtype)
     wide = jnp.float32 if jnp.dtype(dtype).itemsize < 2 else dtype
     return (SCALE * jax.random.normal(jax.random.key(0), shape, wide)).astype(dtype)
+
+
+def parameters(model: ModelConfig, dtype: str) -> Params:
+    """Random ones with lively activations, layers stacked, drawn on the device.
+
+    Those that a run begins with are drawn on the host, which takes minutes for billions.
+    """
+
+    def draw(index: int, name: str, shape: tuple[int, ...]) -> jax.Array:
+        if name.endswith("scale"):
+            return jnp.ones(shape, dtype)
+        size_in = 1 if name.endswith("bias") else shape[-2]
+        return size_in**-0.5 * jax.random.normal(jax.random.key(index), shape, dtype)
+
+    shapes = {name: leaf.shape for name, leaf in flatten_params(abstract_params(model)).items()}
+    leaves = {name: draw(i, name, shape) for i, (name, shape) in enumerate(shapes.items())}
+    return unflatten_params(leaves)

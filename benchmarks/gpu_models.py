@@ -50,12 +50,12 @@ def _settings() -> Any:
 
 def engine(*, dry_run: bool) -> list[dict[str, Any]]:
     """Tokens per second by implementation of attention, with 256 rows a step and with few."""
+    from benchmarks.gpu_inputs import parameters
     from rlboost_jax.engine.engine import Engine
-    from rlboost_jax.models.params import init_params
 
     model, settings = _model(dry_run), _settings().engine
     batch, new = (2, 4) if dry_run else (BATCH, NEW)
-    params = init_params(model, 0)
+    params = parameters(model, model.dtype)
     requests = [_request(i, _prompt(model, i), temperature=0.0, most=new) for i in range(batch)]
 
     def generate(machine: Engine) -> None:
@@ -99,8 +99,8 @@ def paths(*, dry_run: bool) -> Iterator[dict[str, Any]]:
     Such as differ are rare: what two programs add up in another order is rounded to bfloat16 next,
     which hides nearly all of it. The start-up check of an engine looks at too few tokens.
     """
+    from benchmarks.gpu_inputs import parameters
     from rlboost_jax.engine.engine import Engine
-    from rlboost_jax.models.params import init_params
 
     batch, new, rounds = (2, 4, 1) if dry_run else (BATCH, 96, 2)
     narrow = {"embed_dim": 64, "num_layers": 2, "hidden_dim": 128, "vocab_size": 128}
@@ -117,7 +117,7 @@ def paths(*, dry_run: bool) -> Iterator[dict[str, Any]]:
             kv_dtype=model.dtype,
         )
         machine = Engine(model, config, slot_tokens=PROMPT + new, truncated_sampling=False)
-        machine.load(init_params(model, 0), 0)
+        machine.load(parameters(model, model.dtype), 0)
         machine.warm_up()
         seen = differ = 0
         for first in range(0, batch * (rounds if model is not whole else 1), batch):
@@ -244,10 +244,10 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
     import jax
     import jax.numpy as jnp
 
+    from benchmarks.gpu_inputs import parameters
     from rlboost_jax.learner.packing import empty
     from rlboost_jax.learner.programs.policy import PolicyPrograms
     from rlboost_jax.learner.state import init_state
-    from rlboost_jax.models.params import init_params
     from rlboost_jax.models.sharding import make_mesh
 
     model, run = _model(dry_run), _settings()
@@ -256,7 +256,7 @@ def training(*, dry_run: bool) -> list[dict[str, Any]]:
     step = PolicyPrograms(
         model, learner, run.algorithm, run.sampling, num_updates=10, mesh=make_mesh((1, 1, 1))
     )
-    params = init_params(model, 0)
+    params = parameters(model, "float32")
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     state = init_state(params, step.optimizer, step.shardings)
     del params
