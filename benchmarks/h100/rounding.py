@@ -18,7 +18,6 @@ _MOVES = frozenset({
     "opt-barrier", "pad", "parameter", "reshape", "reverse", "select", "slice", "transpose",
     "tuple", "while",
 })  # fmt: skip
-_LAYOUT = re.compile(r"\{[^{}]*\}")
 # Attributes that say what is computed.
 _SAID = re.compile(r"(dimensions|slice|lhs_\w+|rhs_\w+|window|slice_sizes)=(\{[^}]*\}|\w+)")
 # Those that say by which emitter, in which tiles or by which algorithm of a library; without what
@@ -42,12 +41,16 @@ def rounding(module: Module) -> dict[str, int]:
             continue
         for instruction in computation.values():
             if text := arithmetic(module, instruction):
-                found[hashlib.sha256(text.encode()).hexdigest()[:12]] += 1
+                found[_digest(text)] += 1
     return dict(sorted(found.items()))
 
 
 def arithmetic(module: Module, instruction: Instruction) -> str:
-    """What a kernel does with floating-point numbers, a line each; "" if it rounds none."""
+    """What a kernel does with floating-point numbers, a line each; "" if it rounds none.
+
+    Each line begins with a digest of what is computed, by which the lines that use it name it.
+    Their order says nothing: a kernel may do several things.
+    """
     if instruction.opcode == "fusion":
         inside = module.computations[instruction.attribute("calls")]
     elif instruction.target in _KERNELS:
@@ -55,7 +58,7 @@ def arithmetic(module: Module, instruction: Instruction) -> str:
     else:
         inside = {instruction.name: instruction}
     lines = _lines(module, inside)
-    return "\n".join([_emission(instruction), *lines]) if lines else ""
+    return "\n".join([_emission(instruction), *sorted(lines)]) if lines else ""
 
 
 def _emission(instruction: Instruction) -> str:
@@ -65,29 +68,41 @@ def _emission(instruction: Instruction) -> str:
 
 
 def _lines(module: Module, inside: Computation) -> list[str]:
-    """Of what rounds, and of what that is made from.
-
-    Names become numbers, and whatever is no floating-point number a dot.
-    """
+    """Of what rounds, and of what that is made from; what is no such number is a dot."""
     counts: set[str] = set()
     for one in reversed(list(inside.values())):  # operands come before their use
         if _rounds(one) or one.name in counts:
             counts.update((one.name, *one.operands))
-    numbers: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    types: dict[str, str] = {}
     lines = []
     for one in inside.values():
         if one.name not in counts or not _is_float(one.shapes) or one.opcode == "tuple":
             continue
-        operands = ",".join(numbers.get(name, "·") for name in one.operands)
-        what = one.arguments if one.opcode == "constant" else operands
+        operands = [digests.get(name, "·") for name in one.operands]
+        types[one.name] = ",".join(_without_ones(shape) for shape in one.shapes)
+        if one.opcode in ("bitcast", "reshape") and types.get(one.operands[0]) == types[one.name]:
+            digests[one.name] = operands[0]
+            continue
+        what = one.arguments if one.opcode == "constant" else ",".join(operands)
         said = [f"{key}={value}" for key, value in _SAID.findall(one.attributes)]
         reducer = module.computations.get(one.attribute("to_apply"), {})
         said += [part.opcode for part in reducer.values() if part.is_root]
         said += [_emission(one)] if one.opcode == "fusion" else []  # a tile of a product
-        numbers[one.name] = str(len(numbers))
-        type_ = _LAYOUT.sub("", one.type)
-        lines.append(f"{type_} {one.opcode}{one.target}({what}) {' '.join(said)}".strip())
+        text = f"{types[one.name]} {one.opcode}{one.target}({what}) {' '.join(said)}".strip()
+        if one.opcode == "parameter":
+            text = f"{types[one.name]} parameter"
+        digests[one.name] = _digest(text)
+        lines.append(f"{digests[one.name]} {text}")
     return lines
+
+
+def _without_ones(shape: Shape) -> str:
+    return f"{shape.dtype}[{','.join(str(size) for size in shape.dims if size != 1)}]"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _rounds(one: Instruction) -> bool:

@@ -66,6 +66,21 @@ def test_names_integers_and_our_own_kernels_do_not_count(old: str, new: str) -> 
     assert rounding(parse(NORM.replace(old, new))) == rounding(parse(NORM))
 
 
+def test_the_order_of_what_a_kernel_does_and_lengths_of_1_do_not_count() -> None:
+    norm = "  ROOT %norm = f32[64]{0} reduce(%square, %zero), dimensions={1}, to_apply=%add"
+    half = (
+        "  %half = f32[] constant(0.5)\n  %halves = f32[64,128]{1,0} broadcast(%half)\n",
+        "  %more = f32[64,128]{1,0} add(%wide, %halves)\n",
+        "  ROOT %two = (f32[64]{0}, f32[64,128]{1,0}) tuple(%norm, %more)",
+    )
+    first = norm.replace("ROOT ", "") + "\n" + "".join(half)
+    last = "".join(half[:2]) + norm.replace("ROOT ", "") + "\n" + half[2]
+    one, other = (NORM.replace(norm, text) for text in (first, last))
+    assert rounding(parse(one)) == rounding(parse(other)) != rounding(parse(NORM))
+    longer = one.replace("f32[64,128]{1,0} add", "f32[64,1,128]{2,1,0} add")
+    assert rounding(parse(longer)) == rounding(parse(one)) and longer != one
+
+
 def test_what_only_moves_beside_the_arithmetic_does_not_count() -> None:
     both = NORM.replace(
         "  ROOT %norm = f32[64]{0} reduce(%square, %zero), dimensions={1}, to_apply=%add",
