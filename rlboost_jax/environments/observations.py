@@ -36,8 +36,8 @@ def checked_observation(value: Any, *, first: bool) -> Observation:
                 f"token ids are one row of integers, not {value.dtype} {value.shape}"
             )
         ids = value.astype(np.int64)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < 2**31):
-            raise BadObservation(f"token ids go from 0 to {2**31 - 1}; there is {ids.min()}")
+        if len(ids) and not (np.min(ids) >= 0 and np.max(ids) < 2**31):
+            raise BadObservation(f"token ids go from 0 to {2**31 - 1}; there is {np.min(ids)}")
         return value.astype(np.int32)
     if isinstance(value, list | tuple):
         return tuple(_message(message, first) for message in value)

@@ -148,7 +148,7 @@ class EngineThread(ClosingThread):
         self._tenancy.ran(
             dispatch.request_ids.tolist(),
             prefilled=any(before.values()),
-            steps=int(dispatch.counts.max(initial=1)),
+            steps=int(np.max(dispatch.counts, initial=1)),
             seconds=seconds,
         )
         for request_id in dispatch.finished:

@@ -158,7 +158,7 @@ class Bounds:
         after = trainer.apply_seconds + config.weight_bytes / config.links.host_bytes_per_second
         return _Step(
             worths=np.cumsum(np.sort(worths, axis=1), axis=1),
-            shortest=np.sort(np.minimum.reduce(alone)),
+            shortest=np.sort(np.min(alone, axis=0)),
             remaining=np.cumsum(np.sort(trained))[::-1],
             learner=trainer.begin_seconds + float(trained.sum()) + after + trainer.switch_seconds,
             begin=trainer.begin_seconds,
