@@ -217,7 +217,6 @@ async def serve(options: argparse.Namespace) -> None:
         stand_in_hello(options.name, settings, reserved=False),
         Worker(StandInEngine(settings)),
         puller,
-        pulled=lambda: puller.pulled.total,
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, client.leave, "terminated")

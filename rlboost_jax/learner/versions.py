@@ -26,6 +26,7 @@ from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params
 from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.weights.download import ByteCounter
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
 from rlboost_jax.weights.shares import Share, as_share, from_local_parts, local_parts, stored
@@ -137,6 +138,7 @@ class AtHand:
             base: of the adapters, where these are what a version has.
         """
         self._versions, self._base = versions, base
+        self.pulled = ByteCounter()  # nothing comes over a line
 
     async def pull(self, manifest: Manifest) -> Pulled:
         """Raises WeightsError: these parameters are not kept, or not any more."""
@@ -158,7 +160,7 @@ class PulledOnce:
     """
 
     def __init__(self, puller: PullerLike) -> None:
-        self._puller, self._one = puller, asyncio.Lock()
+        self._puller, self._one, self.pulled = puller, asyncio.Lock(), puller.pulled
         self._pulled: WeakValueDictionary[tuple[Version, str], Any] = WeakValueDictionary()
 
     async def pull(self, manifest: Manifest) -> Any:

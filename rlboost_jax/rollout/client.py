@@ -55,7 +55,6 @@ class InstanceClient:
         puller: None for the trainer's own engine, which is given its parameters by `offer`.
         orphan_seconds: how long to look for a manager; a `Welcome` replaces it.
         compiled: how many programs were compiled since the engine was warm.
-        pulled: bytes of weights that have come so far.
         clock: the manager's; what its answers say of it is put in here.
         leave_seconds: for the last tokens and the goodbye.
         settled_seconds: a stream that lived as long was a good one.
@@ -73,7 +72,6 @@ class InstanceClient:
         *,
         orphan_seconds: float = 10.0,
         compiled: Callable[[], int] = lambda: 0,
-        pulled: Callable[[], int] = lambda: 0,
         clock: Clock | None = None,
         leave_seconds: float = stream.LEAVE_SECONDS,
         settled_seconds: float = SETTLED_SECONDS,
@@ -86,7 +84,7 @@ class InstanceClient:
         self._backoff = backoff or _backoff
         self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
         self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
-        self._compiled, self._pulled = compiled, pulled
+        self._compiled = compiled
         self._clock, self._reach = clock or Clock(), reach
         self._stream: Stream | None = None  # of this moment, or the last
         self._updates: WeightUpdates | None = None
@@ -229,7 +227,7 @@ class InstanceClient:
             self._hello,
             self._worker,
             compiled=self._compiled,
-            pulled=self._pulled,
+            pulled=lambda: 0 if self._puller is None else self._puller.pulled.total,
             clock=self._clock,
             updates=self._updates,
             leave=self.leave,

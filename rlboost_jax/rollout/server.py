@@ -234,7 +234,6 @@ async def _serve(
         puller,
         orphan_seconds=config.fleet.orphan_seconds,
         compiled=lambda: num_compiles() - before,
-        pulled=lambda: puller.pulled.total,
         reach=puller.reach,
         log=log,
     )

@@ -7,13 +7,14 @@ import pytest
 
 from rlboost_jax.learner.versions import PulledOnce
 from rlboost_jax.messages import Manifest
+from rlboost_jax.weights.download import ByteCounter
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
 
 
 class Snapshots:
     def __init__(self):
-        self.pulls, self.faults = [], 0
+        self.pulls, self.faults, self.pulled = [], 0, ByteCounter()
 
     async def pull(self, manifest):
         self.pulls.append((manifest.version, manifest.params_digest))

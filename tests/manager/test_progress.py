@@ -14,7 +14,7 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.state.fleet import ABSENT_SECONDS
 from rlboost_jax.manager.state.pool import FIRST_RETRY_SECONDS
 from tests.manager.desk import RESERVED, Desk, at_work
-from tests.manager.fakes import batch, ready, settings
+from tests.manager.fakes import batch, manifest, ready, settings
 
 A = 10
 PATIENCE = 30.0  # manager.progress_seconds of these tests
@@ -118,13 +118,19 @@ def test_a_server_that_hangs_with_weights_is_lost() -> None:
     assert "no byte" in desk.closed()[A + 1], "it would hang again"
 
 
-def test_a_server_of_the_provider_s_that_hangs_with_weights_is_replaced() -> None:
+def granted() -> Desk:
+    """A is one of the provider's; leases are for another test."""
     desk = Desk(settings(manager__lease_seconds=1e6))
     desk.open_run()
     desk.publish(0)
     desk(MachineAdded("machine"))
     desk.grant("local-1")
     desk.join_granted(A, "local-1")
+    return desk
+
+
+def test_a_server_of_the_provider_s_that_hangs_with_weights_is_replaced() -> None:
+    desk = granted()
     desk.publish(1)
     desk.server(A, m.Renew())
     desk.tick(desk.now + LOADING)
@@ -159,13 +165,17 @@ def test_a_byte_of_weights_or_a_word_on_them_is_progress(sign: m.ServerMessage) 
 
 
 def test_who_has_loaded_owes_no_more_bytes() -> None:
+    """From then on, and not from its next renewal."""
     desk = loading()
+    desk.now = 50.9 + LOADING
     desk.server(A, ready(1))
-    for now in (60.0, 51.0 + 2 * LOADING):
+    desk.tick(51.0 + LOADING)
+    assert not desk.closed()
+    for now in (52.0 + LOADING, 52.0 + 3 * LOADING):
         desk.now = now
         desk.server(A, m.Renew())
         desk.tick(now)
-    assert not desk.closed()
+    assert A in desk.manager.view.instances
 
 
 def test_another_announcement_is_no_progress() -> None:
@@ -192,14 +202,15 @@ def test_time_in_which_nobody_was_heard_is_not_counted_for_weights() -> None:
 
 
 def test_the_trainer_s_own_engine_pulls_nothing() -> None:
-    desk, _ = working(lag=1)
-    desk.begin(1)
-    desk.publish(1)
+    desk, requests = working()
+    desk.tokens(A, requests, 99)
+    own = desk.manager.view.instances[RESERVED].parameters
+    own.announce(manifest(1, "d"), held=False, back=False)  # as with a lag
     for now in (60.0, 60.0 + 2 * LOADING):
         desk.now = now
         desk.server(RESERVED, m.Renew())
         desk.tick(now)
-    assert RESERVED not in desk.closed()
+    assert RESERVED in desk.manager.view.instances
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -394,12 +405,7 @@ def test_the_machine_of_a_failed_server_rests_longer_each_time(by: str) -> None:
 
 def test_a_server_that_dials_again_before_its_old_stream_is_missed_lives_on() -> None:
     """It is there all the time, so nothing is terminated."""
-    desk = Desk(settings(manager__lease_seconds=1e6))
-    desk.open_run()
-    desk.publish(0)
-    desk(MachineAdded("machine"))
-    desk.grant("local-1")
-    desk.join_granted(A, "local-1")
+    desk = granted()
     desk.join_granted(A + 1, "local-1")
     desk(ServerGone(A, "the old one, at last"))
     assert A + 1 not in desk.closed()

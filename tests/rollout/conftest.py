@@ -17,6 +17,7 @@ from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.weights import serve
+from rlboost_jax.weights.download import ByteCounter
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
 from tests.endpoints import endpoint
@@ -259,6 +260,7 @@ class FakeWeights:
     def __init__(self, broken: dict[int, int] | None = None, held: set[int] | None = None):
         self.broken, self.held, self.pulls = broken or {}, held or set(), []
         self.let_go = asyncio.Event()
+        self.pulled = ByteCounter()
 
     async def pull(self, manifest: messages.Manifest) -> Pulled:
         self.pulls.append(manifest.version)

@@ -242,7 +242,7 @@ def test_an_exception_of_the_engine_ends_the_run(fakes):
 
 
 def test_a_mistake_while_pulling_ends_the_run(fakes):
-    class Broken:
+    class Broken(fakes.Weights):
         async def pull(self, manifest):
             raise ZeroDivisionError("in the puller")
 
