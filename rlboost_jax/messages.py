@@ -5,6 +5,7 @@ Token ids and log-probabilities travel as raw little-endian arrays inside `bytes
 frame that does not decode into one of the records is an error that ends its stream.
 """
 
+import zlib
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -390,11 +391,15 @@ class Doubt(Message, frozen=True, kw_only=True):
     positions: bytes  # uint32: among the tokens after the prompt, of the first one in doubt
     gap: float  # nats, the largest
     sequences: bytes = b""  # uint32: in which of a response's sequences that is; b"": in the first
+    # uint32: `checksum` of each sequence in doubt, since a manager that has lost a part of its
+    # journal may make another of the same attempt; b"": not said.
+    checksums: bytes = b""
 
 
 class Answer(Message, frozen=True, kw_only=True):
     """What the environment says to a parked response, named by work, attempt and turn: whatever
-    comes a second time, or late, changes nothing.
+    comes a second time, or late, changes nothing. It is said on the stream on which it was asked:
+    another manager's response of the same name may have other tokens.
 
     A response is over without the answer if its slot has no room for the answer, or for its next
     prompt, together with all that it may still sample.
@@ -654,6 +659,11 @@ def pack_logprobs(logprobs: ArrayLike) -> bytes:
 
 def unpack_logprobs(data: bytes) -> NDArray[np.float32]:
     return np.frombuffer(data, "<f4")
+
+
+def checksum(tokens: bytes, logprobs: bytes) -> int:
+    """CRC-32 of a sequence as it is delivered."""
+    return zlib.crc32(logprobs, zlib.crc32(tokens))
 
 
 def pack_ids(request_ids: ArrayLike) -> bytes:

@@ -15,6 +15,7 @@ class EpisodeQuestion:
         turns: of the sequence: what was sampled and then given; of the newest nothing yet.
         finished: nothing more is sampled in the episode: what is it worth?
         logprobs: of what was sampled in each turn, float32; (): not known.
+        stream: on which it is asked; the answer belongs there.
     """
 
     attempt: int
@@ -22,6 +23,7 @@ class EpisodeQuestion:
     turns: tuple[tuple[bytes, bytes | None], ...]
     finished: bool = False
     logprobs: tuple[bytes, ...] = ()
+    stream: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

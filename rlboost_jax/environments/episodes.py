@@ -68,8 +68,9 @@ class EpisodeService:
         self.pool = EnvironmentPool(run.environment, sandbox_required=required, note=note)
         self._thread = ServiceThread("episodes")
         self._batches: dict[int, EpisodesOfBatch] = {}
-        self._early: dict[int, dict[int, messages.Parked]] = {}  # of batches that are not begun
-        self._answer: Callable[[messages.Answer], None] = lambda answer: None
+        # With their streams, of batches that are not begun.
+        self._early: dict[int, dict[int, tuple[messages.Parked, int]]] = {}
+        self._answer: Callable[[messages.Answer, int], None] = lambda answer, stream: None
         self._fail: Callable[[Exception], None] = lambda error: None
         self._folder: Path | None = None
         self._run_id = ""
@@ -94,14 +95,14 @@ class EpisodeService:
         folder: Path,
         run_id: str,
         *,
-        answer: Callable[[messages.Answer], None],
+        answer: Callable[[messages.Answer, int], None],
         fail: Callable[[Exception], None],
     ) -> None:
         """Before the first batch.
 
         Args:
             folder: of the run.
-            answer: sends an answer to the manager.
+            answer: sends an answer to the manager, on the stream on which it was asked.
             fail: lets the training loop hear of what ends the run.
         """
         self._folder, self._run_id = folder / FOLDER, run_id
@@ -156,13 +157,17 @@ class EpisodeService:
             journal,
             problems,
             room=self._run.engine.max_prompt_tokens + self._settings.max_given_tokens,
-            say=lambda work, say: self._answer(answer_of(work, say)),
+            say=lambda work, say: self._answer(answer_of(work, say), say.question.stream),
         )
         self._thread.call(self._begin, batch, begun, fail=self.fail)
 
-    def take(self, parked: messages.Parked) -> None:
-        """A turn is over; of any thread."""
-        self._thread.call(self._take, parked, fail=self.fail)
+    def take(self, parked: messages.Parked, stream: int = 0) -> None:
+        """A turn is over; of any thread.
+
+        Args:
+            stream: on which the manager asks; the answer belongs there.
+        """
+        self._thread.call(self._take, parked, stream, fail=self.fail)
 
     def judge(
         self,
@@ -240,24 +245,24 @@ class EpisodeService:
                 if live is not None:
                     live.close()
 
-    def _take(self, parked: messages.Parked) -> None:
+    def _take(self, parked: messages.Parked, stream: int) -> None:
         batch = self._batches.get(parked.work.batch)
         if batch is None:
-            self._early.setdefault(parked.work.batch, {})[parked.work.sample] = parked
+            self._early.setdefault(parked.work.batch, {})[parked.work.sample] = parked, stream
             return
         tokens = messages.unpack_tokens(parked.tokens)
         runs = runs_after_prompt(parked.runs, len(tokens))
         logprobs = messages.unpack_logprobs(parked.logprobs)
         question = question_of(
-            parked.attempt, parked.work.sequence, tokens, runs, logprobs=logprobs
+            parked.attempt, parked.work.sequence, tokens, runs, logprobs=logprobs, stream=stream
         )
         batch.ask(parked.work, question)
 
     def _begin(self, number: int, batch: EpisodesOfBatch) -> None:
         self._batches[number] = batch
         self.spawn(batch.open())
-        for parked in self._early.pop(number, {}).values():
-            self._take(parked)
+        for parked, stream in self._early.pop(number, {}).values():
+            self._take(parked, stream)
 
     def _ask(self, work: Work, question: EpisodeQuestion, verdict: Future[Verdict]) -> None:
         batch = self._batches.get(work.batch)

@@ -50,12 +50,14 @@ def question_of(
     *,
     logprobs: NDArray[np.float32] | None = None,
     finished: bool = False,
+    stream: int = 0,
 ) -> EpisodeQuestion:
     """Of a sequence after its prompt.
 
     Args:
         runs: of its tokens, in turn sampled and given.
         logprobs: of the sampled tokens; None: not known.
+        stream: see `EpisodeQuestion`.
     """
     ends = np.cumsum(runs)
     parts = [part.astype("<i4").tobytes() for part in np.split(tokens, ends[:-1])]
@@ -66,6 +68,7 @@ def question_of(
         turns=tuple(zip(parts[::2], given, strict=False)),
         finished=finished,
         logprobs=() if logprobs is None else _by_turn(logprobs, runs[::2]),
+        stream=stream,
     )
 
 

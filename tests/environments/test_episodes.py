@@ -44,11 +44,16 @@ class Desk:
 
     def __init__(self, run: RunConfig, folder: Path) -> None:
         self.run, self.folder = run, folder
-        self.answers: queue.Queue[messages.Answer] = queue.Queue()
+        self.answers: queue.Queue[tuple[messages.Answer, int]] = queue.Queue()  # with streams
         self.errors: queue.Queue[Exception] = queue.Queue()
         self.notes: list[str] = []
         self.service = EpisodeService(run, example={"index": 0}, seed=1, note=self.notes.append)
-        self.service.connect(folder, "run", answer=self.answers.put, fail=self.errors.put)
+        self.service.connect(
+            folder,
+            "run",
+            answer=lambda answer, stream: self.answers.put((answer, stream)),
+            fail=self.errors.put,
+        )
         self.problems: dict[int, Problem] = {}
         self.prompts: dict[int, list[int]] = {}
         for number in range(4):
@@ -58,7 +63,14 @@ class Desk:
     def begin(self, batch: int = 0) -> None:
         self.service.begin(batch, lambda work: self.problems.get(work.prompt))
 
-    def ask(self, *runs: list[int], sample: int = 0, attempt: int = 0, batch: int = 0) -> None:
+    def ask(
+        self,
+        *runs: list[int],
+        sample: int = 0,
+        attempt: int = 0,
+        batch: int = 0,
+        stream: int = 0,
+    ) -> None:
         """Of runs in turn sampled and given."""
         self.service.take(
             messages.Parked(
@@ -68,11 +80,12 @@ class Desk:
                 tokens=messages.pack_tokens(np.concatenate(runs)),
                 runs=tuple(map(len, runs)),
                 logprobs=b"",
-            )
+            ),
+            stream,
         )
 
     def answer(self) -> messages.Answer:
-        return self.answers.get(timeout=PATIENCE_SECONDS)
+        return self.answers.get(timeout=PATIENCE_SECONDS)[0]
 
     def said(self) -> tuple[list[int], bool]:
         answer = self.answer()
@@ -103,6 +116,17 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 def test_prompts_are_what_the_environment_says_first(desk: Desk) -> None:
     assert desk.prompts == {n: [2, n + 10, 3] for n in range(4)}
+
+
+def test_an_answer_goes_back_on_the_stream_of_its_question(desk: Desk) -> None:
+    """Also of one that came before its batch was begun, and was asked again meanwhile."""
+    desk.ask([5, 6, END], stream=1)
+    desk.ask([5, 7, END], stream=2)
+    desk.begin()
+    answer, stream = desk.answers.get(timeout=PATIENCE_SECONDS)
+    assert (messages.unpack_tokens(answer.tokens).tolist(), stream) == ([3, 13, 3], 2)
+    desk.ask([5, 7, END], stream=3)
+    assert desk.answers.get(timeout=PATIENCE_SECONDS) == (answer, 3)
 
 
 def test_turns_are_answered_and_the_whole_is_judged(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import zlib
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -338,6 +339,8 @@ def test_what_is_disputed_leaves_no_trace(build, groups, name):
     doubts = updates.train(0, (Group(prompt=0, trajectories=(lie, *others)),))
     assert [(d.sample, d.position) for d in doubts] == [(lying.sample, len(logprobs) - 1)]
     assert isinstance(doubts[0], Doubt) and doubts[0].gap > 4
+    delivered = lie.sequence.tokens[lie.sequence.runs[0] :].tobytes(), logprobs.tobytes()
+    assert doubts[0].checksum == zlib.crc32(b"".join(delivered))
     assert updates.train(0, (batch[0],)) == [], "the truth is taken in its place"
 
 

@@ -157,13 +157,22 @@ def test_what_is_disputed_is_waited_for_again(deterministic: bool):
         if not wrong:
             trained.append((index, [group.prompt for group in groups]))
         return [
-            Doubt(prompt=t.prompt, sample=t.sample, attempt=t.attempts[0], position=1, gap=3.0)
+            Doubt(
+                prompt=t.prompt,
+                sample=t.sample,
+                attempt=t.attempts[0],
+                checksum=0,
+                position=1,
+                gap=3.0,
+            )
             for t in wrong
         ]
 
     step = collector()
     driven(link, step, MicroBatches(4, 2, deterministic), train)
-    assert link.doubts == [(0, [Doubt(prompt=1, sample=2, attempt=0, position=1, gap=3.0)])]
+    assert link.doubts == [
+        (0, [Doubt(prompt=1, sample=2, attempt=0, checksum=0, position=1, gap=3.0)])
+    ]
     assert sorted(index for index, _ in trained) == [0, 1]
     assert sorted(prompt for _, prompts in trained for prompt in prompts) == [0, 1, 2, 3]
     if deterministic:
@@ -254,7 +263,10 @@ def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
         """A group of equal rewards is looked at, too."""
         wrong = [t for t in groups[0].trajectories if groups[0].prompt == 1 and not t.sample % 2]
         wrong = [t for t in wrong if t.sequence.continuation[1] == 1]
-        return [Doubt(prompt=1, sample=t.sample, attempt=0, position=1, gap=3.0) for t in wrong]
+        return [
+            Doubt(prompt=1, sample=t.sample, attempt=0, checksum=0, position=1, gap=3.0)
+            for t in wrong
+        ]
 
     def train(index: int, groups: tuple[Group, ...]) -> list[Doubt]:
         trained.append([group.trajectories[0].prompt for group in groups])
@@ -266,7 +278,9 @@ def test_dynamic_sampling_trains_the_first_prompts_whose_rewards_differ():
     assert asked == [range(2, 3), range(3, 4)]
     assert trained == [[1], [3]]
     assert [t.sample for t in stream.trajectories()] == [2, 3, 6, 7]
-    assert link.doubts == [(0, [Doubt(prompt=1, sample=2, attempt=0, position=1, gap=3.0)])]
+    assert link.doubts == [
+        (0, [Doubt(prompt=1, sample=2, attempt=0, checksum=0, position=1, gap=3.0)])
+    ]
     assert stream.prompts_used == 4
 
 

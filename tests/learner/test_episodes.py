@@ -204,7 +204,7 @@ def test_devices_are_taken_when_every_episode_is_whole():
     stream.begin()
     assert stream.arrived(rollout(last=False)) and not stream._generated
     assert stream.arrived(rollout(sequence=1, prompt=(4,))) and stream._generated
-    doubt = Doubt(prompt=0, sample=0, sequence=1, attempt=0, position=0, gap=9.0)
+    doubt = Doubt(prompt=0, sample=0, sequence=1, attempt=0, checksum=0, position=0, gap=9.0)
     stream._reject([doubt])
     assert not stream._generated
     assert not stream.arrived(rollout(sequence=1, prompt=(4,))), "those before it come first"

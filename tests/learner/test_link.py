@@ -1,6 +1,7 @@
 """The trainer's link, against a manager that follows a script."""
 
 import contextlib
+import queue
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from rlboost_jax.learner.fleet.link import (
     ManagerRefused,
     StepTooLarge,
 )
+from rlboost_jax.sequences.identities import Batch, Work
 from tests.endpoints import endpoint
 from tests.patience import PATIENCE_SECONDS
 
@@ -48,6 +50,7 @@ class Script:
         self.answers: dict[type, messages.ToTrainer] = {messages.TrainerHello: WELCOME}
         self.heard: list[type] = []
         self.numbers: list[int | None] = []  # of versions and batches
+        self.replies: list[bytes] = []  # tokens of `Answer`s
         self.dials = 0
         self.status = 101
         self.hang_up_on: type | None = None  # once
@@ -65,6 +68,8 @@ class Script:
             self.heard.append(type(message))
             manifest = getattr(message, "manifest", None)
             self.numbers.append(manifest.version if manifest else getattr(message, "batch", None))
+            if isinstance(message, messages.Answer):
+                self.replies.append(message.tokens)
             if type(message) is self.hang_up_on:
                 self.hang_up_on = None
                 break
@@ -245,6 +250,32 @@ def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script
     said = [messages.TrainerHello, messages.Publish, messages.BeginBatch, messages.ExtendBatch]
     assert script.heard == 2 * said and script.dials == 2
     assert link.end("over", over=True) is True
+
+
+def test_an_answer_is_said_on_the_stream_on_which_it_was_asked_or_nowhere(script):
+    """The next manager may ask of the same turn what another has sampled."""
+    work = Work(seed=0, batch=Batch(7), prompt=0, sample=0)
+    question = messages.Parked(
+        work=work, attempt=0, turn=0, tokens=bytes(4), runs=(), logprobs=bytes(4)
+    )
+    script.answers[messages.BeginBatch] = question
+    asked: queue.Queue[int] = queue.Queue()
+    with linked(script) as link:
+        link.parked = lambda parked, stream: asked.put(stream)
+        link.connect(HELLO)
+        link.begin_batch(begin_batch())
+        first = asked.get(timeout=PATIENCE_SECONDS)
+        script.hang_up_on = messages.BatchCommitted
+        link.committed(0)
+        second = asked.get(timeout=PATIENCE_SECONDS)
+        for stream, tokens in ((first, b"late"), (second, b"said"), (first, b"late")):
+            answer = messages.Answer(work=work, attempt=0, turn=0, tokens=tokens, over=True)
+            link.answer(answer, stream)
+        closed = messages.WindowClosed(batch=7, seconds=0.0, reason="begun")
+        script.answers[messages.ExtendBatch] = closed
+        link.extend_batch(messages.ExtendBatch(batch=7, prompts=()))
+        assert link.receive(PATIENCE_SECONDS) == closed
+        assert script.replies == [b"said"]
 
 
 def test_of_open_batches_all_is_said_again_and_of_one_that_is_over_nothing(script):

@@ -315,7 +315,14 @@ def test_groups_are_trained_as_they_are_judged(deterministic):
         if not liars:
             trained.extend(group.prompt for group in groups)
         return [
-            Doubt(prompt=t.prompt, sample=t.sample, attempt=t.attempts[0], position=0, gap=9.0)
+            Doubt(
+                prompt=t.prompt,
+                sample=t.sample,
+                attempt=t.attempts[0],
+                checksum=0,
+                position=0,
+                gap=9.0,
+            )
             for t in liars
         ]
 

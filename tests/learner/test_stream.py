@@ -116,7 +116,7 @@ class Schedule:
     def doubts(self, groups: tuple[Group, ...]) -> list[Doubt]:
         """Of the lies among responses that have not come a second time."""
         return [
-            Doubt(prompt=t.prompt, sample=t.sample, attempt=0, position=0, gap=9.0)
+            Doubt(prompt=t.prompt, sample=t.sample, attempt=0, checksum=0, position=0, gap=9.0)
             for group in groups
             for t in group.trajectories
             if t.sample in self.lies and not self.attempts[t.sample]

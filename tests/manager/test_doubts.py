@@ -12,13 +12,16 @@ from tests.manager.test_extending import GREEDY, extension
 A, B = 10, 11
 
 
-def doubt(*pairs: tuple[int, int], step: int = 0, attempt: int = 0) -> m.Doubt:
+def doubt(
+    *pairs: tuple[int, int], step: int = 0, attempt: int = 0, checksums: bytes = b""
+) -> m.Doubt:
     return m.Doubt(
         batch=step,
         samples=m.pack_ids([sample for sample, _ in pairs]),
         attempts=m.pack_ids([attempt for _ in pairs]),
         positions=m.pack_ids([position for _, position in pairs]),
         gap=3.0,
+        checksums=checksums,
     )
 
 
@@ -228,6 +231,21 @@ def test_a_doubt_about_an_earlier_attempt_blames_nobody_and_brings_the_present_o
     desk.trainer(doubt((lie, 0)))
     assert desk.closed() == {} and rollout.result is not None
     assert desk.sent(m.FinishedRollout) == [rollout.result]
+
+
+@pytest.mark.parametrize("position", [0, 999])
+def test_a_doubt_about_what_an_earlier_manager_has_delivered_blames_nobody(position: int) -> None:
+    """It made other tokens, which a full disk kept out of the journal, of the same attempt."""
+    desk, held = two_servers()
+    sample = held[A][0].work.sample
+    finish(desk, A, held[A][0])
+    result = rollouts(desk)[sample].result
+    assert result is not None
+    meant = m.checksum(result.tokens, result.logprobs)
+    desk.trainer(doubt((sample, position), checksums=m.pack_ids([meant ^ 1])))
+    assert desk.closed() == {} and desk.sent(m.FinishedRollout) == [result]
+    desk.trainer(doubt((sample, 0), checksums=m.pack_ids([meant])))
+    assert list(desk.closed()) == [A]
 
 
 def test_a_liar_that_has_dialled_again_is_known_by_its_process() -> None:

@@ -126,8 +126,8 @@ def episode(digest: str, step: int, sample: int, rules: Rules) -> tuple[Whole, .
 class Environments:
     """Beside the trainer, one for each response, as its questions see it.
 
-    They answer a while later, on whatever stream there is then. What is lost on the way is asked
-    again, and answered again.
+    They answer a while later, on the stream on which they were asked, or not at all. What is lost
+    on the way is asked again, and answered again.
 
     Attributes:
         habits: that questions will meet, the next one first.
@@ -146,7 +146,7 @@ class Environments:
         """
         Args:
             later: has something done, unless the trainer dies before.
-            say: sends, if there is a stream.
+            say: sends.
             stream: the present one; 0: none.
         """
         self._random, self._later, self._say, self._stream = random, later, say, stream
@@ -154,7 +154,8 @@ class Environments:
         self.habits: list[str] = []
         self.seen: set[str] = set()
         self._life = 0
-        self._pending: dict[tuple[m.Work, int, int], m.Answer] = {}
+        # By question, its stream included.
+        self._pending: dict[tuple[m.Work, int, int, int], m.Answer] = {}
 
     def take(self, parked: m.Parked) -> None:
         """A question."""
@@ -169,52 +170,55 @@ class Environments:
             prompt=m.pack_tokens(reply.prompt),
         )
         restart = msgspec.structs.replace(answer, tokens=b"", over=False, prompt=b"", restart=True)
-        soon = self._random.uniform(0.0, 0.4)
+        soon, stream = self._random.uniform(0.0, 0.4), self._stream()
         if not self.habits:
-            self._answer(answer, soon)
+            self._answer(answer, stream, soon)
             return
         habit = self.habits.pop(0)
         self.seen.add(habit)
         match habit:
             case "slow":
-                self._answer(answer, self._random.uniform(1.0, 3.0))
+                self._answer(answer, stream, self._random.uniform(1.0, 3.0))
             case "twice":
-                self._answer(answer, soon)
-                self._answer(answer, soon + self._random.uniform(0.0, 0.2))
+                self._answer(answer, stream, soon)
+                self._answer(answer, stream, soon + self._random.uniform(0.0, 0.2))
             case "late":
-                self._answer(answer, soon)
-                self._later(self._random.uniform(1.0, 3.0), lambda: self._say(answer))
+                self._answer(answer, stream, soon)
+                more = self._random.uniform(1.0, 3.0)
+                self._later(more, lambda: self._say_on(stream, answer))
             case "wrong":
-                self._wrong(answer, restart, soon)
+                self._wrong(answer, restart, stream, soon)
             case "never":
-                self._answer(restart, NEVER_SECONDS)
+                self._answer(restart, stream, NEVER_SECONDS)
             case _:
-                self._answer(restart, soon)
+                self._answer(restart, stream, soon)
 
     def die(self) -> bool:
         """All processes are gone, with what they were about to say: they are made again, and say
         the same. Whether any was asked anything."""
         self._life += 1
-        for answer in self._pending.values():
-            self._answer(answer, self._random.uniform(0.3, 1.0))
+        for (*_, stream), answer in self._pending.items():
+            self._answer(answer, stream, self._random.uniform(0.3, 1.0))
         return bool(self._pending)
 
-    def _answer(self, answer: m.Answer, seconds: float) -> None:
-        life, key = self._life, (answer.work, answer.attempt, answer.turn)
+    def _say_on(self, stream: int, answer: m.Answer) -> None:
+        """As `rlboost_jax.learner.fleet.link.ManagerLink.answer` does."""
+        if stream == self._stream():
+            self._say(answer)
+
+    def _answer(self, answer: m.Answer, stream: int, seconds: float) -> None:
+        life, key = self._life, (answer.work, answer.attempt, answer.turn, stream)
         self._pending[key] = answer
 
         def say() -> None:
             if life == self._life:
                 self._pending.pop(key, None)
-                self._say(answer)
+                self._say_on(stream, answer)
 
         self._later(seconds, say)
 
-    def _wrong(self, answer: m.Answer, restart: m.Answer, seconds: float) -> None:
-        """The right one, and behind it another to the same question, on the stream on which it was
-        asked: a manager that has come since may have lost the turn, and take no answer to it yet.
-        """
-        stream = self._stream()
+    def _wrong(self, answer: m.Answer, restart: m.Answer, stream: int, seconds: float) -> None:
+        """The right one, and behind it another to the same question."""
         others = [
             restart,
             msgspec.structs.replace(answer, tokens=m.pack_tokens([1, 2]), over=False, prompt=b""),
@@ -223,9 +227,9 @@ class Environments:
         other = others[self._random.randrange(len(others))]
 
         def say() -> None:
-            self._say(answer)
+            self._say_on(stream, answer)
             more = self._random.uniform(0.0, 0.3)
-            self._later(more, lambda: self._say(other) if stream == self._stream() else None)
+            self._later(more, lambda: self._say_on(stream, other))
 
         self._later(seconds, say)
 
@@ -241,4 +245,5 @@ def doubt_of(result: m.FinishedRollout, found: Sequence[int], right: Sequence[in
         positions=m.pack_ids([position]),
         gap=9.0,
         sequences=m.pack_ids([result.work.sequence]),
+        checksums=m.pack_ids([m.checksum(result.tokens, result.logprobs)]),
     )

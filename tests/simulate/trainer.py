@@ -277,7 +277,7 @@ class Trainer:
         made = Environments(
             self.world.random,
             self._later,
-            lambda answer: self._put(answer) if self.stream else None,
+            self._put,
             lambda: self.stream,
             several=self.rules.several,
         )

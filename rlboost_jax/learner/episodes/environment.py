@@ -53,15 +53,15 @@ class Environments:
         folder: Path,
         run_id: str,
         *,
-        answer: Callable[[messages.Answer], None],
+        answer: Callable[[messages.Answer, int], None],
         fail: Callable[[Exception], None],
     ) -> None:
         """Before the first batch; see `EpisodeService.connect`."""
         self._service.connect(folder, run_id, answer=answer, fail=fail)
 
-    def take(self, parked: messages.Parked) -> None:
-        """A turn is over; of any thread."""
-        self._service.take(parked)
+    def take(self, parked: messages.Parked, stream: int = 0) -> None:
+        """A turn is over; of any thread. See `EpisodeService.take`."""
+        self._service.take(parked, stream)
 
     def begin(self, batch: Batch, prompt_of: PromptOf) -> None:
         def problem(work: Work) -> Problem | None:

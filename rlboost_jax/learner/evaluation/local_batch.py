@@ -61,8 +61,8 @@ class LocalBatch:
         self._placed: dict[int, Rollout] = {}  # by request
         self._requests = 0
 
-    def answer(self, answer: Answer) -> None:
-        """What an environment says to a turn; of any thread."""
+    def answer(self, answer: Answer, stream: int = 0) -> None:
+        """What an environment says to a turn; of any thread. There is only one stream."""
         self._answers.put(answer)
 
     def fail(self, error: Exception) -> None:

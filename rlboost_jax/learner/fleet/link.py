@@ -85,8 +85,9 @@ class ManagerLink:
         self._trained: messages.BatchTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
-        # Called with what parked responses ask, in the link's own thread.
-        self.parked: Callable[[messages.Parked], None] = lambda parked: None
+        # Called in the link's own thread with what parked responses ask, and the stream of that.
+        self.parked: Callable[[messages.Parked, int], None] = lambda parked, stream: None
+        self._stream = 0  # how many were begun
         self._closing, self._locating = False, True
         self._trouble = "it was not reached"  # what stands between us and an answer
         self._task: Future[bool] | None = None
@@ -135,13 +136,16 @@ class ManagerLink:
                 attempts=messages.pack_ids([doubt.attempt for doubt in doubts]),
                 positions=messages.pack_ids([doubt.position for doubt in doubts]),
                 sequences=_sequences(doubts),
+                checksums=messages.pack_ids([doubt.checksum for doubt in doubts]),
                 gap=max(doubt.gap for doubt in doubts),
             )
         )
 
-    def answer(self, answer: messages.Answer) -> None:
-        """What the environment says. Where it is lost on the way, the manager asks once more."""
-        self._send(answer)
+    def answer(self, answer: messages.Answer, stream: int) -> None:
+        """What the environment says to what was asked on a stream. It is said there or nowhere: on
+        the next one the manager asks once more, and perhaps about other tokens, where it has lost
+        a part of its journal."""
+        self._thread.loop.call_soon_threadsafe(self._answer, answer, stream)
 
     def trained(self, trained: messages.BatchTrained) -> messages.BatchReport:
         """Tell that the update was applied and wait for the manager's account of the batch.
@@ -225,6 +229,10 @@ class ManagerLink:
     def _send(self, message: messages.TrainerMessage) -> None:
         self._thread.loop.call_soon_threadsafe(self._queue, message)
 
+    def _answer(self, answer: messages.Answer, stream: int) -> None:
+        if stream == self._stream:
+            self._outbox.put_nowait(answer)
+
     def _queue(self, message: messages.TrainerMessage) -> None:
         """Remember what must be said again, on the loop's own thread."""
         match message:
@@ -258,6 +266,7 @@ class ManagerLink:
             return False
 
     async def _talk(self, manager: Endpoint, hello: messages.TrainerHello) -> None:
+        self._stream += 1
         async with (
             aiohttp.ClientSession(headers=manager.headers) as session,
             session.ws_connect(
@@ -307,7 +316,7 @@ class ManagerLink:
             case messages.FleetStatus():
                 self.status = message
             case messages.Parked():
-                self.parked(message)
+                self.parked(message, self._stream)
             case messages.TrainerWelcome():
                 first, self.welcome = self.welcome is None, message
                 self._trouble = "no answer"

@@ -42,6 +42,7 @@ class Doubt:
     sample: int
     sequence: int = 0  # the first of the response's sequences that is in doubt
     attempt: int  # of that sequence
+    checksum: int  # of that sequence as it was delivered, see `messages.Doubt`
     position: int  # of the first doubted token, among those after the prompt
     gap: float  # nats between the two log-probabilities, the largest in that sequence
 

@@ -15,6 +15,7 @@ from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.stream.step_stream import Doubt
+from rlboost_jax.messages import checksum
 from rlboost_jax.models.params import Params
 from rlboost_jax.settings.run import RunConfig
 
@@ -119,6 +120,10 @@ class Learner:
                     sample=t.sample,
                     sequence=place,
                     attempt=t.attempts[place],
+                    checksum=checksum(
+                        sequence.continuation.astype("<i4").tobytes(),
+                        sequence.logprobs.astype("<f4").tobytes(),
+                    ),
                     position=int(after_prompt[wrong[0]]),
                     gap=float(gaps.max()),
                 )

@@ -5,7 +5,7 @@ from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.servers import Servers
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
-from rlboost_jax.messages import Doubt, unpack_ids
+from rlboost_jax.messages import Doubt, checksum, unpack_ids
 
 
 class Doubts:
@@ -19,7 +19,8 @@ class Doubts:
         """Blame the servers that sampled the tokens, and have their unproved work done again.
 
         The trainer has thrown away all sequences of a doubted response: the ones that remain are
-        delivered again, in order. So are those of a response whose doubt means an older attempt.
+        delivered again, in order. So are those of a response whose doubt means an older attempt,
+        or one of the same number that a manager before has delivered and not written down.
 
         Raises:
             ProtocolError: no such response was delivered, or an engine of the trainer's own
@@ -30,11 +31,12 @@ class Doubts:
         blamed: dict[str, None] = {}
         try:
             samples = unpack_ids(message.samples).tolist()
-            for sample, attempt, position, sequence in zip(
+            for sample, attempt, position, sequence, meant in zip(
                 samples,
                 unpack_ids(message.attempts).tolist(),
                 unpack_ids(message.positions).tolist(),
                 unpack_ids(message.sequences).tolist() or [0] * len(samples),
+                unpack_ids(message.checksums).tolist() or [None] * len(samples),
                 strict=True,
             ):
                 rollout = batch.rollout_of(sample)
@@ -44,7 +46,9 @@ class Doubts:
                 results = rollout.results
                 if sequence >= len(results):
                     continue  # it is being generated again already
-                if results[sequence].attempt == attempt:
+                result = results[sequence]
+                same = meant is None or meant == checksum(result.tokens, result.logprobs)
+                if same and result.attempt == attempt:
                     disputed[rollout] = None
                     blamed[rollout.sampler_of(rollout.locate(sequence, position))] = None
         except (ValueError, IndexError) as error:
