@@ -1,7 +1,12 @@
-"""How far a server's log-probabilities may be from the learner's own, in nats."""
+"""How far a server's log-probabilities may be from the learner's own, in nats, and what the manager
+is told of those that are not."""
 
+from collections.abc import Sequence
 from typing import Final
 
+from rlboost_jax import messages
+from rlboost_jax.learner.stream.step_stream import Doubt
+from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.run import RunConfig
 
 EXACT: Final = 1e-3  # float32 with the same sums, or nearly: honest gaps are 1e-6 to 1e-4
@@ -23,3 +28,17 @@ def tolerated_gap(run: RunConfig, platform: str) -> float:
     if {run.weights.rollout_dtype, run.engine.kv_dtype} != {"float32"}:
         return ROUNDED
     return EXACT if platform == "cpu" else SINGLE
+
+
+def message_of(batch: Batch, doubts: Sequence[Doubt]) -> messages.Doubt:
+    """Of one batch; of at least one response."""
+    sequences = [doubt.sequence for doubt in doubts]
+    return messages.Doubt(
+        batch=batch,
+        samples=messages.pack_ids([doubt.sample for doubt in doubts]),
+        attempts=messages.pack_ids([doubt.attempt for doubt in doubts]),
+        positions=messages.pack_ids([doubt.position for doubt in doubts]),
+        sequences=messages.pack_ids(sequences) if any(sequences) else b"",
+        checksums=messages.pack_ids([doubt.checksum for doubt in doubts]),
+        gap=max(doubt.gap for doubt in doubts),
+    )

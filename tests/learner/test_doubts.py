@@ -1,9 +1,12 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from rlboost_jax.learner.doubts import EXACT, ROUNDED, SINGLE, tolerated_gap
+from rlboost_jax.learner.doubts import EXACT, ROUNDED, SINGLE, message_of, tolerated_gap
+from rlboost_jax.learner.stream.step_stream import Doubt
+from rlboost_jax.sequences.identities import Batch
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,21 @@ def test_what_rounds_is_tolerated(config, weights, cache, platform, expected):
 def test_a_setting_goes_before(config, value):
     run = replace(config, learner=replace(config.learner, tolerated_gap=value))
     assert tolerated_gap(run, "cpu") == value
+
+
+def test_what_the_manager_is_told_names_each_sequence_as_it_was_delivered():
+    doubts = [
+        Doubt(prompt=0, sample=3, attempt=1, checksum=2**32 - 1, position=5, gap=2.5),
+        Doubt(prompt=1, sample=4, sequence=2, attempt=0, checksum=7, position=0, gap=9.0),
+    ]
+    said = message_of(Batch(8), doubts)
+    rows = (said.samples, said.sequences, said.attempts, said.checksums, said.positions)
+    assert [np.frombuffer(row, "<u4").tolist() for row in rows] == [
+        [3, 4],
+        [0, 2],
+        [1, 0],
+        [2**32 - 1, 7],
+        [5, 0],
+    ]
+    assert (said.batch, said.gap) == (8, 9.0)
+    assert message_of(Batch(8), doubts[:1]).sequences == b""

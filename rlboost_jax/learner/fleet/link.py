@@ -20,6 +20,7 @@ import msgspec
 
 from rlboost_jax import messages
 from rlboost_jax.credentials import Endpoint, explain
+from rlboost_jax.learner.doubts import message_of
 from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.sequences.identities import Batch
@@ -129,17 +130,7 @@ class ManagerLink:
     def doubt(self, batch: Batch, doubts: Sequence[Doubt]) -> None:
         """Have responses generated again, by others. One that is lost on the way is brought up
         again: the manager delivers the same response once more."""
-        self._send(
-            messages.Doubt(
-                batch=batch,
-                samples=messages.pack_ids([doubt.sample for doubt in doubts]),
-                attempts=messages.pack_ids([doubt.attempt for doubt in doubts]),
-                positions=messages.pack_ids([doubt.position for doubt in doubts]),
-                sequences=_sequences(doubts),
-                checksums=messages.pack_ids([doubt.checksum for doubt in doubts]),
-                gap=max(doubt.gap for doubt in doubts),
-            )
-        )
+        self._send(message_of(batch, doubts))
 
     def answer(self, answer: messages.Answer, stream: int) -> None:
         """What the environment says to what was asked on a stream. It is said there or nowhere: on
@@ -340,11 +331,6 @@ class ManagerLink:
                 f"of the {self._most_bytes:,} in a message; lower learner.prompts_per_step or "
                 "engine.max_prompt_tokens"
             )
-
-
-def _sequences(doubts: Sequence[Doubt]) -> bytes:
-    numbers = [doubt.sequence for doubt in doubts]
-    return messages.pack_ids(numbers) if any(numbers) else b""
 
 
 def _decoded(frame: bytes) -> messages.ToTrainer:
