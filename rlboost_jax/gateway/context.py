@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.chat.conversation import Continuation, Given, NewSequence, ParsedTurn
+from rlboost_jax.environments.observations import is_beyond
 from rlboost_jax.environments.protocol import Message
-from rlboost_jax.gateway.calls import ChatCall
-from rlboost_jax.gateway.errors import CONTEXT_FULL, invalid
+from rlboost_jax.gateway.calls import Call, ChatCall
+from rlboost_jax.gateway.errors import CONTEXT_FULL, ApiError, invalid
 from rlboost_jax.gateway.session import Ask
 
 
@@ -111,6 +112,13 @@ def ahead_of(context: Context | None, ask: Ask, chat: Chat) -> Context:
     return _begun(number, chat.first(call.messages, tools), call.messages)
 
 
+def check_length(call: Call, slot_tokens: int) -> None:
+    """Raises ApiError for messages that are longer than any context, before anybody makes tokens
+    of them: for 16 MB that takes seconds, in which no other call is heard."""
+    if isinstance(call, ChatCall) and is_beyond([call.messages], slot_tokens):
+        raise _full("far more tokens than fit", slot_tokens)
+
+
 def room_for(context: Context, slot_tokens: int, *, asked: int | None, most: int) -> int:
     """Tokens that a turn may have.
 
@@ -123,13 +131,17 @@ def room_for(context: Context, slot_tokens: int, *, asked: int | None, most: int
     """
     room = slot_tokens - context.length
     if room < 1:
-        raise invalid(
-            f"the conversation has {context.length} tokens; this model's maximum context length "
-            f"is {slot_tokens}, with the response",
-            "messages",
-            code=CONTEXT_FULL,
-        )
+        raise _full(f"{context.length} tokens", slot_tokens)
     return min(room, asked or room, most or room)
+
+
+def _full(tokens: str, slot_tokens: int) -> ApiError:
+    return invalid(
+        f"the conversation has {tokens}; this model's maximum context length is {slot_tokens}, "
+        "with the response",
+        "messages",
+        code=CONTEXT_FULL,
+    )
 
 
 def _begun(number: int, prompt: NDArray[np.int32], messages: tuple[Message, ...]) -> Context:

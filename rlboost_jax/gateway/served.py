@@ -16,7 +16,7 @@ from rlboost_jax.engine.requests import RequestRejected
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.gateway.backend import Model, Piece
 from rlboost_jax.gateway.calls import Call, ChatCall
-from rlboost_jax.gateway.context import Chat, Context, ahead_of, room_for
+from rlboost_jax.gateway.context import Chat, Context, ahead_of, check_length, room_for
 from rlboost_jax.gateway.engine_thread import EngineFailed, EngineThread, Stream, Yield
 from rlboost_jax.gateway.errors import failed, invalid
 from rlboost_jax.gateway.session import Ask, Called, Finish, SampledTurn
@@ -65,6 +65,7 @@ class Served:
 
     async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | SampledTurn]:
         call = ask.call
+        check_length(call, self._policy.slot_tokens)
         try:
             context = ahead_of(self._contexts.get(session), ask, self._chat)
         except ChatRefused as error:

@@ -188,3 +188,17 @@ async def test_a_context_that_is_full_says_so(served: Any) -> None:
                 said = (await answer.json())["error"]
                 assert answer.status == 400 and said["code"] == "context_length_exceeded"
                 assert str(MAX_TOKENS) in said["message"]
+
+
+async def test_what_is_longer_than_any_context_is_refused_before_tokens_are_made_of_it(
+    served: Any,
+) -> None:
+    with running(served) as place:
+        async with aiohttp.ClientSession() as client:
+            url = f"{place.url}/v1/chat/completions"
+            for content in ("x" * (2**20 + 1), "x" * 2**20):  # nobody has counted the first
+                body = {"messages": [{"role": "user", "content": content}]}
+                async with client.post(url, json=body, headers=place.headers) as answer:
+                    said = (await answer.json())["error"]
+                    assert answer.status == 400 and said["code"] == "context_length_exceeded"
+                    assert ("far more tokens" in said["message"]) == (len(content) > 2**20)
