@@ -33,7 +33,7 @@ COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compil
 METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test test-browser test-adapters test-slurm slurm \
+.PHONY: quickstart hf-tiny test test-browser chromium test-adapters test-slurm slurm \
   test-kubernetes kubernetes test-skypilot test-wheelhouse soak h100 docs docs-commands \
   experiments lint wheels-test lock clean
 
@@ -55,9 +55,15 @@ soak: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -q -m soak
 	$(VENV)/bin/python -m pytest -q -m "hypothesis and not soak and not system" --hypothesis-profile=soak
 
-test-browser: $(VENV)/browser/.installed
+test-browser: $(VENV)/browser/.installed chromium
 	PYTHONPATH=$(VENV)/browser RLBOOST_AXE=$(VENV)/browser/node_modules/axe-core/axe.min.js \
 	  $(VENV)/bin/python -m pytest -q -rA -m browser tests/browser
+
+# Debian's. Without it all tests of the target are skipped, and say so.
+chromium:
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium > /dev/null; } || \
+	  echo "chromium cannot be installed here"
 
 # tinker-cookbook has another one: it wants an older transformers than our lock has.
 test-adapters: $(VENV)-adapters/.installed $(VENV)-tinker/.installed
