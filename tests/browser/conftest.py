@@ -1,7 +1,8 @@
 """The page in a browser: `make test-browser`, and no part of any other lane.
 
 Needs playwright, Debian's chromium and, for one test, axe-core; the make target installs them, the
-first and the last into a folder of their own. Screenshots lie in RLBOOST_SCREENSHOTS, where that is set.
+first and the last into a folder of their own. Screenshots lie in RLBOOST_SCREENSHOTS, where that
+is set.
 """
 
 import os
