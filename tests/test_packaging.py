@@ -105,6 +105,15 @@ def test_both_lanes_are_locked(python: str, jax: str | None) -> None:
         assert tuple(map(int, versions["jax"].split(".")[:2])) >= (0, 11)
 
 
+def test_torch_of_the_index_can_be_installed_beside_the_lock() -> None:
+    """Its wheels for Linux want exact versions of NVIDIA's libraries, which `cuda13` has, too. Its
+    wheels without CUDA, which whoever makes the lock may have at hand, want none."""
+    for python in LANES:
+        found = locked(python)
+        assert found["nvidia-cudnn-cu13"] == "9.20.0.48", "of torch 2.13.0"
+    assert {"torch", "triton", "cuda-toolkit", "nvidia-cusparselt-cu13"} <= set(locked("3.11"))
+
+
 def test_the_lock_names_versions_only() -> None:
     """No host, path or hash: where packages come from is the reader's own setting."""
     text = LOCK.read_text()
