@@ -26,7 +26,8 @@ function shown(value, format = "number") {
   const size = Math.abs(value);
   if (format === "percent") return `${fixed(100 * value, size < 0.0995 ? 2 : 1)} %`;
   if (format === "dollars") return `$${size < 10 ? value.toFixed(4) : grouped(value, 2)}`;
-  if (format === "seconds") return `${significant(value)} s`;
+  if (format === "seconds" && 1e-6 <= size && size < 0.1) return `${significant(1e3 * value)} ms`;
+  if (format === "seconds") return `${significant(size < 1e-6 ? 0 : value)} s`;
   return significant(value);
 }
 

@@ -203,7 +203,7 @@ function newsItem(event) {
 class Logs {
   constructor() {
     this.choice = element("select", { "aria-label": "which log" });
-    this.text = element("pre", { class: "log", tabindex: "0", "aria-label": "end of the log" });
+    this.text = element("pre", { class: "log", role: "group", tabindex: "0", "aria-label": "end of the log" });
     this.root = element("details", { class: "panel wide", id: "logs" }, element("summary", {}, "Logs"), element("div", { class: "filters" }, this.choice), this.text);
     this.root.addEventListener("toggle", () => this.follow());
     this.choice.addEventListener("change", () => this.read().catch(() => {}));

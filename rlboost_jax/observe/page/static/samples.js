@@ -91,7 +91,7 @@ class Samples {
     const others = this.same(group).filter((entry) => entry.id !== id);
     this.detail.replaceChildren(
       element("h3", {}, `step ${group.step}, prompt ${group.prompt}`),
-      element("pre", { class: "prompt", dir: "auto", tabindex: "0", "aria-label": "prompt" }, group.prompt_text),
+      element("pre", { class: "prompt", dir: "auto", role: "group", tabindex: "0", "aria-label": "prompt" }, group.prompt_text),
       this.comparison(group, others),
       this.table(group),
     );
@@ -131,14 +131,14 @@ class Samples {
   text(row, sampled, text) {
     const trained = sampled && row.trained && !row.left_out;
     const label = sampled ? (trained ? "sampled, trained on" : "sampled, not trained on") : "given";
-    return element("pre", { class: `${sampled ? "response" : "prompt"}${trained ? " trained" : ""}`, dir: "auto", tabindex: "0", "aria-label": label }, text);
+    return element("pre", { class: `${sampled ? "response" : "prompt"}${trained ? " trained" : ""}`, dir: "auto", role: "group", tabindex: "0", "aria-label": label }, text);
   }
 
   // Against the best response to the same prompt at another step.
   comparison(group, others) {
     if (!others.length) return element("p", { class: "said" }, "This prompt was kept at this step only.");
     const choice = element("select", { "aria-label": "compare with the same prompt of" }, ...others.map((entry) => element("option", { value: entry.id }, `step ${entry.step} (mean reward ${shown(entry.mean)})`)));
-    const result = element("pre", { class: "difference", dir: "auto", tabindex: "0", "aria-label": "differences" });
+    const result = element("pre", { class: "difference", dir: "auto", role: "group", tabindex: "0", "aria-label": "differences" });
     const compare = async () => {
       const other = await this.source.group(choice.value);
       if (!other) return;
