@@ -107,7 +107,7 @@ def test_both_lanes_are_locked(python: str, jax: str | None) -> None:
 
 def test_torch_of_the_index_can_be_installed_beside_the_lock() -> None:
     """Its wheels for Linux want exact versions of NVIDIA's libraries, which `cuda13` has, too. Its
-    wheels without CUDA, which whoever makes the lock may have at hand, want none."""
+    wheels without CUDA, which may be at hand where the lock is made, want none."""
     for python in LANES:
         found = locked(python)
         assert found["nvidia-cudnn-cu13"] == "9.20.0.48", "of torch 2.13.0"

@@ -1,5 +1,5 @@
-"""How far a server's log-probabilities may be from the learner's own, in nats, and what the manager
-is told of those that are not."""
+"""How far a server's log-probabilities may be from the learner's own, in nats, and how those that
+are farther are reported to the manager."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -31,7 +31,7 @@ def tolerated_gap(run: RunConfig, platform: str) -> float:
 
 
 def message_of(batch: Batch, doubts: Sequence[Doubt]) -> messages.Doubt:
-    """Of one batch; of at least one response."""
+    """A report of one batch's doubts, of which there is at least one."""
     sequences = [doubt.sequence for doubt in doubts]
     return messages.Doubt(
         batch=batch,

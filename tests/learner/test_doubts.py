@@ -35,7 +35,7 @@ def test_a_setting_goes_before(config, value):
     assert tolerated_gap(run, "cpu") == value
 
 
-def test_what_the_manager_is_told_names_each_sequence_as_it_was_delivered():
+def test_a_report_names_each_sequence_as_it_was_delivered():
     doubts = [
         Doubt(prompt=0, sample=3, attempt=1, checksum=2**32 - 1, position=5, gap=2.5),
         Doubt(prompt=1, sample=4, sequence=2, attempt=0, checksum=7, position=0, gap=9.0),

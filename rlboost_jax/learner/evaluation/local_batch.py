@@ -62,7 +62,7 @@ class LocalBatch:
         self._requests = 0
 
     def answer(self, answer: Answer, stream: int = 0) -> None:
-        """What an environment says to a turn; of any thread. There is only one stream."""
+        """What an environment says to a turn; of any thread. All is asked on one stream."""
         self._answers.put(answer)
 
     def fail(self, error: Exception) -> None:
