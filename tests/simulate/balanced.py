@@ -97,7 +97,8 @@ class Fleet:
     streams: list[str]
     standing: list[str] = field(default_factory=list)
     starting: int = 0
-    absent: bool = False
+    absent: bool = False  # one whose stream has ended is waited for
+    sent_home: set[tuple[str, str]] = field(default_factory=set)  # without a stream, not over yet
     pools: list[tuple[int, ...]] = field(default_factory=list)  # as `POOL`
     asked: dict[str, int] = field(default_factory=dict)  # servers on machines, by pool
 

@@ -244,7 +244,12 @@ def _servers(world: World, known: Balanced) -> None:
         right = known.fleet = _fleet_of(world, now, streams)
     assert right.standing == fleet.standing
     assert fleet.starting == right.starting
-    assert (fleet.absent_at < math.inf) == right.absent
+    waits = fleet.absent_at < math.inf
+    assert waits or not right.absent
+    assert not waits or right.absent or right.sent_home
+    if right.sent_home and not waits:  # they were waited for long enough, and have been ended
+        living = {(server.name, server.nonce) for server in world.servers if server.alive}
+        assert living.isdisjoint(right.sent_home)
     lent = fleet.machines
     free = list(lent.values()).count("")
     assert fleet.full == (free == 0)
@@ -271,8 +276,10 @@ def _fleet_of(world: World, now: list[object], of_streams: list[str]) -> Fleet:
         if not server.doomed:
             right.standing.append(server.name)
             right.starting += server.granted and not server.joined
-        if server.joined and (server.dismissed or not server.doomed):
-            right.absent |= (server.name, server.nonce) not in hellos
+        if server.joined and (server.name, server.nonce) not in hellos:
+            right.absent |= not server.doomed
+            if server.dismissed:
+                right.sent_home.add((server.name, server.nonce))
     for pool in manager.owners.pools:
         own = [server for server in servers if server.pool == pool.name]
         standing = [server for server in own if not server.doomed]
