@@ -43,7 +43,13 @@ def jobs_of(served: str) -> dict[str, tuple[Job, float]]:
         "guess": (job(served, "guess", *(str(n) for n in range(1, 51))), 1.0),
         "walk": (job(served, "walk", *walked(3, west, north), action="json"), 1.0),
         "dice": (job(served, "dice", "roll", "roll", "stop"), rolled(3, 2) / 20),
+        "counter": (job(served, "counter", added(1, 2), added(2), with_tools=True), 1.0),
     }
+
+
+def added(*amounts: int) -> dict[str, Any]:
+    """A turn of calls."""
+    return {"calls": [["add", {"amount": amount}] for amount in amounts]}
 
 
 def walked(seed: int, west: str, north: str) -> list[str]:
@@ -67,7 +73,7 @@ def test_whole_episodes_repeat_in_every_process_and_are_worth_what_they_are(serv
 def test_a_servers_tools_are_the_policys_and_are_called_again_in_a_new_session(
     served: str,
 ) -> None:
-    turns = [{"calls": [["add", {"amount": 3}], ["add", {"amount": 2}]]}, {"calls": [["sub", {}]]}]
+    turns = [added(3, 1), {"calls": [["sub", {}]]}]
     twice = [
         asyncio.run(played_some(job(served, "counter", *turns, with_tools=True), steps=2))
         for _ in range(2)
@@ -76,7 +82,7 @@ def test_a_servers_tools_are_the_policys_and_are_called_again_in_a_new_session(
     _, tools, first, second = twice[0]
     assert tools == ["add"]
     contents = [m["content"] for m in first["observation"]]
-    assert contents == ["total 3", "total 5"]
+    assert contents == ["total 3", "total 4"]
     assert "no tool 'sub'" in second["observation"][0]["content"]
 
 

@@ -106,7 +106,7 @@ class Dice(Seeded):
 
 
 class Counter(MCPEnvironment):
-    """Tools with a state of their own."""
+    """Tools with a state of their own; an episode ends with the call that makes it 5."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -124,11 +124,22 @@ class Counter(MCPEnvironment):
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Any:
         self.total = 0
-        return Heard(text="Count to 5 with the tool; then say it.")
+        return Heard(text="Count to 5.")
+
+    def step(self, action: Any, timeout_s: float | None = None, **more: Any) -> Any:
+        return self._judged(super().step(action, timeout_s=timeout_s, **more))
+
+    async def step_async(self, action: Any, timeout_s: float | None = None, **more: Any) -> Any:
+        return self._judged(await super().step_async(action, timeout_s=timeout_s, **more))
+
+    def _judged(self, observation: Any) -> Any:
+        if isinstance(observation, CallToolObservation):
+            observation.done = self.total == 5
+            observation.reward = float(observation.done)
+        return observation
 
     def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
-        right = action.metadata.get("message") == str(self.total) == "5"
-        return Heard(text="over", reward=float(right), done=True)
+        raise ValueError("nothing but tools is offered")
 
     @property
     def state(self) -> State:
