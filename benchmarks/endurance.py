@@ -14,6 +14,7 @@ growth. Memory is what a process has of its own (`RssAnon` and `RssShmem` of /pr
 import argparse
 import contextlib
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -125,13 +126,14 @@ def together(some: Sequence[Look]) -> Look:
 
 def folder_of(workdir: Path) -> Folder:
     files, size, records = 0, 0, 0
-    for path in workdir.rglob("*"):
-        with contextlib.suppress(OSError):  # gone meanwhile
-            if path.is_file():
-                if any(ending in path.name for ending in RECORDS):
-                    records += path.stat().st_size
+    for folder, _, names in os.walk(workdir):  # passes over what is gone meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):
+                length = os.stat(os.path.join(folder, name)).st_size
+                if any(ending in name for ending in RECORDS):
+                    records += length
                 else:
-                    size += path.stat().st_size
+                    size += length
                     files += 1
     return Folder(files=files, bytes=size, record_bytes=records)
 
