@@ -176,15 +176,17 @@ def operations(model: ModelConfig, trajectories: Sequence[Trajectory]) -> float:
     return 3 * (2 * multiplying * sum(lengths) + scores * pairs)
 
 
-def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], str]:
+def measure(
+    model: ModelConfig, count: int, rounds: int, *, ways: Sequence[Way] = WAYS
+) -> tuple[list[Result], str]:
     run = settings(model)
     trajectories = draw(model, count)
     tokens = sum(len(t.sequence.tokens) - 1 for t in trajectories)
-    first = programs(WAYS[0], run)
+    first = programs(ways[0], run)
     state = init_state(init_params(model, 0), first.optimizer, first.shardings)
     calls: dict[str, Callable[[], object]] = {}
     working, filled, sums = {}, {}, {}
-    for way in WAYS:
+    for way in ways:
         step, batches = programs(way, run), batches_of(way, trajectories)
         with mock.patch(SELECTED, logprobs_of(way)):
             _, found = step.accumulate(state.params, None, batches)  # compiles
@@ -197,10 +199,10 @@ def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], 
         working[way.name] = max(c.memory_analysis().temp_size_in_bytes for c in compiled)
         filled[way.name] = tokens / sum(batch.tokens.size for batch in batches)
         calls[way.name] = partial(step.accumulate, state.params, None, batches)
-    np.testing.assert_allclose(list(sums.values()), sums[WAYS[0].name], rtol=1e-3)
+    np.testing.assert_allclose(list(sums.values()), sums[ways[0].name], rtol=1e-3)
     seconds = median_seconds(calls, rounds)
     ceiling = max(product_rate(model, rows) for rows in (LONGEST, LONGEST * ROWS))
-    slowest = seconds[WAYS[0].name]
+    slowest = seconds[ways[0].name]
     results = [
         Result(
             way=way.name,
@@ -210,7 +212,7 @@ def measure(model: ModelConfig, count: int, rounds: int) -> tuple[list[Result], 
             working_bytes=working[way.name],
             gain=slowest / seconds[way.name],
         )
-        for way in WAYS
+        for way in ways
     ]
     return results, f"{ceiling / 1e9:,.0f} G operations/s; " + memory_text(state, run)
 

@@ -9,11 +9,13 @@ on a mistake.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlboost_jax import compile_cache, usage
+from rlboost_jax.engine.engine import Engine
 from rlboost_jax.manager.service.run_files import trainer_folder
+from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.start import server_run
 from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.settings.errors import ConfigError, Mistake
@@ -23,7 +25,18 @@ from rlboost_jax.weights.compiled import FOLDER, offer
 from rlboost_jax.weights.seal import read_seal_key
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    host: Host = HERE,
+    build: Callable[..., Engine] = Engine,
+) -> int:
+    """Compile; returns the exit status.
+
+    Args:
+        host: that servers are to run on, which is this one.
+        build: makes the engine.
+    """
     parser = usage.parser("compile", __doc__)
     parser.add_argument("--workdir", required=True, type=Path, help="of a run that has begun")
     workdir = parser.parse_args(arguments).workdir.absolute()
@@ -31,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = for_servers(read_run_config(workdir))
         key = read_seal_key(trainer_folder(workdir))
         place = compile_cache.enable(run.compile_cache_dir)
-        run = server_run(run, say=print)
+        run = server_run(run, say=print, host=host)
         with compile_cache.recorded() as names:
-            engine_of(run, announce=print)
+            engine_of(run, announce=print, build=build)
         size = offer(workdir / FOLDER, compile_cache.kind(), place, names, key)
     except (ConfigError, Mistake, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 # Before the first import of torch or NumPy: as oracles they work on arrays so small that threads
@@ -34,6 +35,7 @@ import jax  # noqa: E402  (after the hook)
 
 from tests import thrift, unoptimized  # noqa: E402
 from tests.patience import PATIENCE_SECONDS  # noqa: E402
+from tests.planted import Plant, planted  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -92,6 +94,17 @@ def compile_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPath
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return folder
+
+
+@pytest.fixture
+def plant() -> Iterator[Plant]:
+    """Puts a mistake into the product until the end of the test (tests/planted.py)."""
+    with ExitStack() as stack:
+
+        def put(owner: object, name: str, defect: object) -> None:
+            stack.enter_context(planted(owner, name, defect))
+
+        yield put
 
 
 @pytest.fixture(scope="session")

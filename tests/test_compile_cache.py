@@ -12,6 +12,7 @@ from jax._src import compilation_cache
 
 from configs import tiny
 from rlboost_jax import compile_cache, precompile
+from rlboost_jax.qualification.host import Host
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.weights.compiled import read_index
 from rlboost_jax.weights.seal import prepare_seal
@@ -86,6 +87,18 @@ def test_a_program_has_the_same_name_wherever_the_cache_is(place, tmp_path):
     assert found[0] == found[1]
 
 
+class OneProgram:
+    """An engine that has no other."""
+
+    memory = "none that it keeps"
+
+    def warm_up(self, announce):
+        compiled(11)
+
+    def assert_row_invariance(self):
+        pass
+
+
 def test_a_run_may_be_compiled_for_on_another_host_of_the_owners(place, tmp_path, monkeypatch):
     """What servers of its kind get then is sealed as the trainer's own."""
     workdir = tmp_path / "run"
@@ -93,10 +106,13 @@ def test_a_run_may_be_compiled_for_on_another_host_of_the_owners(place, tmp_path
     prepare_seal(workdir / "trainer", [])
     config = tiny.get_config()
     write_run_config(workdir / "config.json", run_config(config), "run")
-    monkeypatch.setattr(compile_cache, "enable", lambda folder: place)
-    monkeypatch.setattr(precompile, "server_run", lambda run, say: run)
-    monkeypatch.setattr(precompile, "engine_of", lambda run, announce: compiled(11))
-    assert precompile.main([f"--workdir={workdir}"]) == 0
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(place))
+    code = precompile.main(
+        [f"--workdir={workdir}"],
+        host=Host(gpu_expected=lambda: False),
+        build=lambda *sizes, **options: OneProgram(),
+    )
+    assert code == 0
     public = bytes.fromhex((workdir / "trainer" / "seal.pub").read_text())
     index = read_index((workdir / "compiled" / "index").read_bytes(), public)
     (entries,) = index.kinds.values()

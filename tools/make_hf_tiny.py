@@ -14,6 +14,7 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 try:
@@ -40,12 +41,12 @@ SKILL_SHARE = 0.8  # of the updates
 HABIT_RIGHT = 0.5  # of the answers in the rest
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--to", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=800, help="supervised; 0: random weights")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.updates < 0:
         parser.error(f"--updates is {options.updates}; choose 0 or more")
     try:

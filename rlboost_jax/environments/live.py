@@ -4,6 +4,7 @@ What is lost with a process is `Lost`. All of it is called in one event loop.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Protocol, TypeVar
 
@@ -13,7 +14,7 @@ from rlboost_jax.environments.runner import CallLedger
 from rlboost_jax.rewards.frames import Unsendable
 
 _Answer = TypeVar("_Answer", frames.Opened, frames.Taken)
-LOOK_SECONDS: Final = 5.0  # between two questions whether a worker still listens
+LOOK_SECONDS: Final = 5.0  # most between two questions whether a worker still listens
 
 # Whose fault a failure is: the episode's own environment; that of one of several in a process,
 # nobody knows which; or nobody's in there.
@@ -187,12 +188,12 @@ class WorkerHost:
     async def watch(self, seconds: float) -> None:
         """Kill it where it does not answer for so long: it is frozen, or code that should wait
         does not let others."""
-        number = 0
+        number, looks = 0, math.ceil(seconds / LOOK_SECONDS)
         while not self.gone:
             number += 1
             self.say(frames.Ping(number=number))
-            for _ in range(max(1, round(seconds / LOOK_SECONDS))):
-                await asyncio.sleep(LOOK_SECONDS)
+            for _ in range(looks):
+                await asyncio.sleep(seconds / looks)
                 if self._pong == number or self.gone:
                     break
             else:

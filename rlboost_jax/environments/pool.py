@@ -29,8 +29,8 @@ from rlboost_jax.environments.runner import CallLedger
 from rlboost_jax.settings.environment import EnvironmentConfig
 from rlboost_jax.settings.errors import ConfigError, Mistake
 
-MOST_STARTS: Final = 20  # of a worker that somebody ends before it is ready
-GRACE_SECONDS: Final = 20.0  # for the answer, beside the time that a step may take
+MOST_STARTS: Final = 20
+GRACE_SECONDS: Final = 20.0
 WAIT_SECONDS: Final = 30.0  # for a host, before a line says that nobody has come
 
 
@@ -47,14 +47,20 @@ class EnvironmentPool:
         *,
         sandbox_required: bool = True,
         start_seconds: float = START_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
+        most_starts: int = MOST_STARTS,
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
         """
         Args:
+            grace_seconds: for a worker's answer, beside the time that a step may take.
+            most_starts: of a worker that somebody ends before it is ready.
             note: shows a line on the console.
         """
         self._note = note
         self._settings, self._start_seconds = settings, start_seconds
+        self._answer_seconds = settings.time_limit_seconds + grace_seconds
+        self._most_starts = most_starts
         self._setup = frames.Setup(
             name=settings.name,
             options=dict(settings.options),
@@ -262,7 +268,7 @@ class EnvironmentPool:
     def _add(self, host: WorkerHost, alone: bool) -> WorkerHost:
         host.alone = alone
         self._hosts.append(host)
-        self._watch(host.watch(self._settings.time_limit_seconds + GRACE_SECONDS))
+        self._watch(host.watch(self._answer_seconds))
         return host
 
     async def _started(self) -> Process:
@@ -271,14 +277,14 @@ class EnvironmentPool:
         Raises:
             ConfigError, OSError
         """
-        for ended in range(MOST_STARTS):
+        for ended in range(self._most_starts):
             process = Process(self._setup)
             try:
                 await process.prepare(self._start_seconds)
                 return process
             except EndedFromOutside:
                 process.end.close()
-                if ended + 1 == MOST_STARTS:
+                if ended + 1 == self._most_starts:
                     raise
                 await asyncio.sleep(backoff_seconds(ended, first=0.05, longest=5.0))
             except BaseException:  # whatever it was, it goes on upwards

@@ -13,11 +13,16 @@ import contextlib
 from asyncio.subprocess import Process
 from typing import Any, Final
 
-GIVE_UP_SECONDS: Final = 1.0  # for a start to end that was cancelled: the process is killed by then
+GIVE_UP_SECONDS: Final = 1.0
 
 
-async def start_program(*words: str, **options: Any) -> Process:
+async def start_program(
+    *words: str, give_up_seconds: float = GIVE_UP_SECONDS, **options: Any
+) -> Process:
     """`asyncio.create_subprocess_exec`; cancelled it ends soon, and leaves no process.
+
+    Args:
+        give_up_seconds: for a start to end that was cancelled: the process is killed by then.
 
     Raises:
         OSError, ValueError: it cannot be started.
@@ -27,17 +32,17 @@ async def start_program(*words: str, **options: Any) -> Process:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
         starting.cancel()
-        await asyncio.wait([starting], timeout=GIVE_UP_SECONDS)
+        await asyncio.wait([starting], timeout=give_up_seconds)
         starting.cancel()  # where it still waits it leaves at the second time
         await asyncio.wait([starting])
         if not starting.cancelled() and starting.exception() is None:  # it was just done
-            await _ended(starting.result())
+            await _ended(starting.result(), give_up_seconds)
         raise
 
 
-async def _ended(process: Process) -> None:
+async def _ended(process: Process, seconds: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     with contextlib.suppress(TimeoutError):  # children of its own may hold its pipes
-        async with asyncio.timeout(GIVE_UP_SECONDS):
+        async with asyncio.timeout(seconds):
             await process.wait()

@@ -36,16 +36,22 @@ STATES: Final[Mapping[str, JobState]] = {
     "running": "running",
     **dict.fromkeys(("stopping", "stopped"), "waiting"),
 }
-PAGE: Final = 500  # instances of an answer; without a size EC2 gives up on long ones
+PAGE: Final = 500  # instances; without a size EC2 gives up on long answers
 LEAVES: Final = "shutting-down"
 GONE: Final = "InvalidInstanceID.NotFound"
 
 
 class Ec2Launcher:
-    """Raises ConfigError: boto3 is not installed, or no region is known."""
+    """
+    Args:
+        page: instances of an answer.
 
-    def __init__(self, fleet: FleetConfig, rendezvous: Rendezvous) -> None:
-        self._ec2, self._run = fleet.ec2, rendezvous.run_id
+    Raises:
+        ConfigError: boto3 is not installed, or no region is known.
+    """
+
+    def __init__(self, fleet: FleetConfig, rendezvous: Rendezvous, *, page: int = PAGE) -> None:
+        self._ec2, self._run, self._page = fleet.ec2, rendezvous.run_id, page
         self._pools = pools_of(fleet.ec2)
         self.pools = tuple(self._pools)
         self._aws = Aws(fleet.ec2.region, fleet.ec2.timeout_seconds)
@@ -115,7 +121,7 @@ class Ec2Launcher:
 
     async def list(self) -> Sequence[Job]:
         tagged = [{"Name": "tag-key", "Values": [RUN_TAG]}]
-        pages = await self._aws.pages("ec2", "describe_instances", size=PAGE, Filters=tagged)
+        pages = await self._aws.pages("ec2", "describe_instances", size=self._page, Filters=tagged)
         found = [
             each
             for page in pages

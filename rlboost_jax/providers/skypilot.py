@@ -25,7 +25,7 @@ from rlboost_jax.settings.launchers import names_of
 from rlboost_jax.settings.skypilot import INSTALL
 
 CALLS: Final = 20  # at a time
-LOOK_SECONDS: Final = 2.0  # from one question after a request to the next
+LOOK_SECONDS: Final = 2.0
 LINE: Final = 300  # characters of a reason
 # INIT of a cluster that was up: its machine is gone or broken, and it never comes back by itself.
 STATES: Final[Mapping[str, JobState]] = {"INIT": "waiting", "STOPPED": "waiting", "UP": "running"}
@@ -50,16 +50,24 @@ class SkyFailed(LaunchFailed):
 
 
 class SkyPilotLauncher:
-    """Raises ConfigError: skypilot is not installed."""
+    """
+    Args:
+        look_seconds: from one question after a request to the next.
 
-    def __init__(self, fleet: FleetConfig, rendezvous: Rendezvous) -> None:
+    Raises:
+        ConfigError: skypilot is not installed.
+    """
+
+    def __init__(
+        self, fleet: FleetConfig, rendezvous: Rendezvous, *, look_seconds: float = LOOK_SECONDS
+    ) -> None:
         try:
             self._sdk: Any = importlib.import_module("sky")
         except ImportError:
             reason = f'fleet.provider "skypilot" needs skypilot; {INSTALL}'
             raise ConfigError(reason) from None
         self._sky, self._rendezvous = fleet.skypilot, rendezvous
-        self._price = fleet.price_per_hour
+        self._price, self._look_seconds = fleet.price_per_hour, look_seconds
         self.pools = names_of(fleet.skypilot.infra)
         self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="skypilot")
         self._downs: dict[str, str] = {}  # requests that take clusters down, by cluster
@@ -134,7 +142,7 @@ class SkyPilotLauncher:
     async def _result(self, request: str) -> Any:
         """Of a request, once it is done. Raises SkyFailed with its error."""
         while await self._status(request) not in DONE:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._look_seconds)
         return await self._call(self._sdk.get, request)
 
     async def _status(self, request: str) -> str:

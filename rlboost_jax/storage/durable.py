@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,10 +113,14 @@ def named(path: Path) -> Iterator[None]:
         raise
 
 
-def link(source: Path, target: Path) -> None:
-    """A second name for a file, or a copy of it on a file system without such."""
+def link(source: Path, target: Path, *, hard_link: Callable[[Path, Path], None] = os.link) -> None:
+    """A second name for a file, or a copy of it on a file system without such.
+
+    Args:
+        hard_link: gives it the second name.
+    """
     try:
-        os.link(source, target)
+        hard_link(source, target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +24,7 @@ def make():
     spec.loader.exec_module(module)
 
     def made(folder):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["make_hf_tiny.py", f"--to={folder}", "--updates=2"])
-            module.main()
+        module.main([f"--to={folder}", "--updates=2"])
         return folder
 
     return made

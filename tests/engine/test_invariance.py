@@ -20,6 +20,7 @@ from rlboost_jax.settings.engine import EngineConfig
 from rlboost_jax.settings.model import ModelConfig
 from tests.engine.conftest import Rollouts
 from tests.engine.step_programs import step_programs
+from tests.planted import Plant
 
 
 @pytest.fixture
@@ -66,23 +67,24 @@ def test_random_weights_do_before_any_are_loaded(
 
 @pytest.mark.optimized(False)
 def test_an_engine_whose_programs_were_made_otherwise_has_another_fingerprint(
-    model: ModelConfig, engine_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    model: ModelConfig, engine_config: EngineConfig, plant: Plant
 ) -> None:
     """Each is sound by itself; the third gives one logit another last bit, in both programs."""
-    sound, seen = programs.head, []
+    sound, one_layer = programs.head, replace(model, num_layers=1)
 
     def made_otherwise(*args: Any, **options: Any) -> Any:
         return sound(*args, **options).at[:, 11].multiply(1 + 2.0**-23)
 
-    for head in (sound, sound, made_otherwise):
-        monkeypatch.setattr(programs, "head", head)
-        engine = Engine(
-            replace(model, num_layers=1), engine_config, slot_tokens=44, truncated_sampling=False
-        )
+    def checked() -> str:
+        engine = Engine(one_layer, engine_config, slot_tokens=44, truncated_sampling=False)
         described = engine.fingerprint
         engine.assert_row_invariance()
-        seen.append(engine.fingerprint)
-    assert seen[0] == seen[1] != seen[2] and described not in seen
+        assert engine.fingerprint != described
+        return engine.fingerprint
+
+    first, second = checked(), checked()
+    plant(programs, "head", made_otherwise)
+    assert first == second != checked()
 
 
 @pytest.mark.parametrize(
@@ -102,23 +104,19 @@ def test_narrow_types_are_rounded_alike_in_both_programs(
 
 
 @pytest.mark.optimized(False)
-def test_a_layer_that_looks_at_other_rows_is_found(
-    fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_that_looks_at_other_rows_is_found(fresh_engine: Any, plant: Plant) -> None:
     sound = programs.apply_layer
 
     def leaky(config: Any, layer: Any, x: Any, *others: Any, **options: Any) -> Any:
         return sound(config, layer, x + 1e-6 * x.mean(0, keepdims=True), *others, **options)
 
-    monkeypatch.setattr(programs, "apply_layer", leaky)
+    plant(programs, "apply_layer", leaky)
     with pytest.raises(RowsNotInvariant, match="keys or values of layer 0 at token 0 of copy"):
         fresh_engine().assert_row_invariance()
 
 
 @pytest.mark.optimized(False)
-def test_a_head_that_depends_on_the_row_is_found(
-    fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_depends_on_the_row_is_found(fresh_engine: Any, plant: Plant) -> None:
     sound = programs.head
 
     def skewed(config: Any, params: Any, x: Any, **options: Any) -> Any:
@@ -126,7 +124,7 @@ def test_a_head_that_depends_on_the_row_is_found(
         last_bit = 1 + 2.0**-23 * (jnp.arange(len(x)) % 3 == 2)
         return logits.at[:, 11].multiply(last_bit)
 
-    monkeypatch.setattr(programs, "head", skewed)
+    plant(programs, "head", skewed)
     with pytest.raises(
         RowsNotInvariant,
         match=r"the mixed step with engine.token_rows = 64 .* copy 2; on CPU take a multiple of 16",
@@ -135,9 +133,7 @@ def test_a_head_that_depends_on_the_row_is_found(
 
 
 @pytest.mark.optimized(False)
-def test_programs_that_differ_from_each_other_are_found(
-    fresh_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_that_differ_from_each_other_are_found(fresh_engine: Any, plant: Plant) -> None:
     """The decode step's logits are off by one bit; each program by itself is sound."""
     sound = programs.head
     calls = []
@@ -147,7 +143,7 @@ def test_programs_that_differ_from_each_other_are_found(
         logits = sound(config, params, x, **options)
         return logits if len(calls) == 1 else logits.at[:, 11].multiply(1 + 2.0**-23)
 
-    monkeypatch.setattr(programs, "head", second_program_differs)
+    plant(programs, "head", second_program_differs)
     with pytest.raises(RowsNotInvariant, match="logits at token"):
         fresh_engine().assert_row_invariance()
 

@@ -15,6 +15,7 @@ from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import Rollout
 from tests.manager.desk import Desk
 from tests.manager.fakes import begin_batch, settings
+from tests.planted import Plant
 
 pytestmark = pytest.mark.optimized(False)
 
@@ -134,9 +135,7 @@ def played(engines: Sequence[Engine], sequences: int) -> tuple[int, int, float, 
     return prefilled, least, used / (rounds * slots * len(servers)), books.returned / books.resumed
 
 
-def test_going_back_spares_what_is_there(
-    build_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_going_back_spares_what_is_there(build_engine: Callable[..., Engine], plant: Plant) -> None:
     """Two engines with pages for all sequences, 2.5 sequences a slot. At least four fifths of what
     they had there are not run again. Sent by load alone, half of the times they
     come to the other engine, which has only what they left there before."""
@@ -147,7 +146,7 @@ def test_going_back_spares_what_is_there(
     def never(self: Dispatch, rollout: Rollout, home: Instance, there: Sequence[Instance]) -> bool:
         return False
 
-    monkeypatch.setattr(Dispatch, "_goes_back", never)
+    plant(Dispatch, "_goes_back", never)
     for engine in engines:
         engine._scheduler.prefixes.forget()
     other = played(engines, sequences)

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlboost_jax.environments import live as lives
 from rlboost_jax.environments.live import Live, Lost
 from rlboost_jax.environments.pool import EnvironmentPool
-from rlboost_jax.environments.processes import Process
 from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.settings.environment import EnvironmentConfig
@@ -180,17 +178,15 @@ def test_a_worker_with_a_thread_that_is_stuck_gets_no_more_episodes() -> None:
 
 
 @pytest.mark.parametrize("name", ["Misbehaves", "Blocking"])
-def test_a_worker_that_does_not_answer_is_ended(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(lives, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr("rlboost_jax.environments.pool.GRACE_SECONDS", 1.0)
-
+def test_a_worker_that_does_not_answer_is_ended(name: str) -> None:
     async def story(pool: EnvironmentPool) -> None:
         live = await opened(pool)
         with pytest.raises(Lost, match="did not answer"):
             await said(live, "freeze")
 
     options = {"seconds": 0} if name == "Blocking" else {}
-    in_pool(settings(name, workers=1, time_limit_seconds=1.0, options=options), story)
+    config = settings(name, workers=1, time_limit_seconds=1.0, options=options)
+    in_pool(config, story, grace_seconds=1.0)
 
 
 @pytest.mark.parametrize("isolation", ["shared", "episode"])
@@ -327,37 +323,36 @@ def test_token_ids_are_arrays_on_both_sides() -> None:
     np.testing.assert_array_equal(found, np.array([9, 2], np.int32))
 
 
-def test_a_worker_that_is_killed_while_it_begins_has_a_successor(tmp_path: Path) -> None:
-    """Its module kills it the first three times that it is imported."""
+def dies_at_first(folder: Path, times: int, patch: pytest.MonkeyPatch) -> EnvironmentConfig:
+    """Of a module that kills its process the first times that it is imported. Its file `imports`
+    gets a letter each time."""
+    mark = folder / "imports"
+    (folder / "dies_at_first.py").write_text(
+        "import os, signal\n"
+        f"with open({str(mark)!r}, 'a') as file: file.write('x')\n"
+        f"if os.path.getsize({str(mark)!r}) <= {times}: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"from {HERE} import Echo\n"
+    )
+    patch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return replace(settings("Echo"), name="dies_at_first:Echo")
 
+
+def test_a_worker_that_is_killed_while_it_begins_has_a_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story(pool: EnvironmentPool) -> Any:
         return (await opened(pool)).said
 
-    mark = tmp_path / "imports"
-    (tmp_path / "dies_at_first.py").write_text(
-        "import os, signal\n"
-        f"with open({str(mark)!r}, 'a') as file: file.write('x')\n"
-        f"if os.path.getsize({str(mark)!r}) <= 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"from {HERE} import Echo\n"
-    )
-    config = replace(settings("Echo"), name="dies_at_first:Echo")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-        in_pool(config, story)
-    assert mark.read_text() == "xxxx"
+    in_pool(dies_at_first(tmp_path, 3, monkeypatch), story)
+    assert (tmp_path / "imports").read_text() == "xxxx"
 
 
-def test_a_worker_that_never_begins_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlboost_jax.environments.pool.MOST_STARTS", 2)
-
-    async def killed(process: Any, seconds: float) -> None:
-        os.kill(process.pid, signal.SIGKILL)
-        await real(process, seconds)
-
-    real = Process.prepare
-    monkeypatch.setattr(Process, "prepare", killed)
+def test_a_worker_that_never_begins_is_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="SIGKILL"):
-        in_pool(settings("Echo"), _nothing)
+        in_pool(dies_at_first(tmp_path, 99, monkeypatch), _nothing, most_starts=2)
+    assert (tmp_path / "imports").read_text() == "xx"
 
 
 async def _nothing(pool: EnvironmentPool) -> None:

@@ -12,6 +12,7 @@ from rlboost_jax import messages as m
 from rlboost_jax.manager.state.ledger import Ledger
 from tests.fuzz import corpus, followers, gateway, in_process, over_sockets
 from tests.fuzz.mutators import Mutator
+from tests.planted import Plant
 
 
 @pytest.mark.parametrize("kind", ["server", "trainer"])
@@ -65,9 +66,7 @@ def test_a_manager_in_this_process() -> None:
     assert min(tally.refused, tally.taken, tally.closed) > 2_000
 
 
-def test_it_would_find_a_ledger_that_takes_tokens_of_strangers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_would_find_a_ledger_that_takes_tokens_of_strangers(plant: Plant) -> None:
     """The search itself is worth something: here is what it is looking for."""
     receive = Ledger.receive
 
@@ -78,7 +77,7 @@ def test_it_would_find_a_ledger_that_takes_tokens_of_strangers(
         )
         return receive(self, rows, version, holder, now)
 
-    monkeypatch.setattr(Ledger, "receive", gullible)
+    plant(Ledger, "receive", gullible)
     with pytest.raises(AssertionError):
         for seed in (3, 1, 5, 2, 4):  # some find it after 5,000 frames, some not in 60,000
             in_process.fuzz(30_000, seed=seed)

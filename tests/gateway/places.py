@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import importlib.util
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,9 +87,7 @@ def make_checkpoint(folder: Path) -> None:
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["make_hf_tiny.py", f"--to={folder}", "--updates=0"])
-        tool.main()
+    tool.main([f"--to={folder}", "--updates=0"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "checkpoint")
     tokenizer.add_tokens(list(MARKS))
     tokenizer.chat_template = TEMPLATE

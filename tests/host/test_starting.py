@@ -17,15 +17,11 @@ from tests.patience import PATIENCE_SECONDS
 
 MOMENTS = range(6)  # passes of the loop: by the last it has started
 PROGRAM = ("sleep", "600")
+HURRY_SECONDS = 0.1
 
 
 class Crash(RuntimeError):
     pass
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "GIVE_UP_SECONDS", 0.1)
 
 
 def crashes(start: Callable[[], Awaitable[object]], moment: int) -> None:
@@ -60,7 +56,7 @@ def in_time(story: Callable[[], None]) -> None:
 
 
 async def started(**options: int) -> None:
-    process = await start_program(*PROGRAM, **options)
+    process = await start_program(*PROGRAM, give_up_seconds=HURRY_SECONDS, **options)
     try:
         await process.wait()
     finally:
@@ -94,7 +90,9 @@ def test_one_that_is_cancelled_leaves_no_process(moment: int) -> None:
     async def story() -> None:
         source, end = os.pipe()
         os.set_blocking(source, False)
-        task = asyncio.create_task(start_program(*PROGRAM, stdin=PIPE, stdout=end))
+        task = asyncio.create_task(
+            start_program(*PROGRAM, give_up_seconds=HURRY_SECONDS, stdin=PIPE, stdout=end)
+        )
         for _ in range(moment):
             await asyncio.sleep(0)
         task.cancel()

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
-from rlboost_jax.learner import state as state_module
 from rlboost_jax.learner.state import (
     NoHostMemory,
     abstract_state,
@@ -156,8 +157,14 @@ def test_moments_in_bfloat16_have_shardings_and_checkpoints_of_their_own_type(co
     )
 
 
-def test_a_backend_without_host_memory_says_so(config, monkeypatch):
-    mesh, optimizer = make_mesh((1, 1, 1)), make_optimizer(config.learner, 10)
-    monkeypatch.setattr(state_module, "HOST_MEMORY", "pinned_elsewhere")
-    with pytest.raises(NoHostMemory, match=r"learner\.moment_memory is 'host'; cpu devices reach"):
+def test_a_backend_without_host_memory_says_so(config):
+    device = Mock(spec=jax.Device, platform="metal", id=0, process_index=0)
+    device.addressable_memories.return_value = [Mock(kind="shared"), Mock(kind="device")]
+    mesh = Mesh(np.array([device]).reshape(1, 1, 1), make_mesh((1, 1, 1)).axis_names)
+    optimizer = make_optimizer(config.learner, 10)
+    assert state_shardings(config.model, optimizer, mesh)
+    with pytest.raises(
+        NoHostMemory,
+        match=r"learner\.moment_memory is 'host'; metal devices reach device, shared and no pinned",
+    ):
         state_shardings(config.model, optimizer, mesh, moment_memory="host")

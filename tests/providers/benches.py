@@ -18,7 +18,6 @@ from unittest import mock
 import pytest
 
 from rlboost_jax.credentials import JOIN_FILES
-from rlboost_jax.providers import skypilot
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
 from rlboost_jax.providers.ec2 import Ec2Launcher
@@ -47,6 +46,7 @@ from tests.providers.sky_machines import pid_of
 
 PAGE = "docs/how-to/fleet-command.md"
 SECRET = "only-for-servers"  # in every file of credentials
+SKY_LOOK_SECONDS = 0.02
 
 # In place of a server: one that says its nonce through a pipe, if it has one, and waits.
 SERVERS = f"""
@@ -426,11 +426,10 @@ class SkyPilotBench(CommandBench):
         self.sky = FakeSky(folder / "sky")
         self._stack = ExitStack()
         self._stack.enter_context(mock.patch.dict(sys.modules, {"sky": self.sky}))
-        self._stack.enter_context(mock.patch.object(skypilot, "LOOK_SECONDS", 0.02))
 
     def open(self) -> PolledProvider:
         place = rendezvous(self.folder)
-        launcher = SkyPilotLauncher(self.fleet, place)
+        launcher = SkyPilotLauncher(self.fleet, place, look_seconds=SKY_LOOK_SECONDS)
         return polled(launcher, settle_seconds=0.0)
 
     @property

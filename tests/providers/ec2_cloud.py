@@ -105,7 +105,8 @@ class Ec2Cloud:
 
     Attributes:
         environment: by which AWS's clients find it.
-        fails: a reason why nothing can be started; "" for none.
+        fails: codes and words of why nothing can be started, by a sound answer.
+        breaks: what CreateFleet fails with: code, words and HTTP status.
         blind: a file; while it is there nothing can be listed, for the reason that it holds.
         late: a file; while it is there, nothing comes of what is asked for.
         fleets: requests of CreateFleet as they came.
@@ -118,6 +119,7 @@ class Ec2Cloud:
         self.environment = {**ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}
         self._extra = dict(environment or {})
         self.fails: list[tuple[str, str]] = []
+        self.breaks: tuple[str, str, int] | None = None
         self.blind, self.late = folder / "blind", folder / "late"
         self.fleets: list[dict[str, Any]] = []
         self.stops: list[tuple[str, bool]] = []
@@ -289,6 +291,10 @@ def _patched(cloud: Ec2Cloud) -> Iterator[None]:
     create, describe = Fleets.create_fleet, InstanceResponse.describe_instances
 
     def create_fleet(self: Any) -> Any:
+        if cloud.breaks is not None:
+            code, words, status = cloud.breaks
+            error = f"<Error><Code>{code}</Code><Message>{words}</Message></Error>"
+            return f"<Response><Errors>{error}</Errors></Response>", {"status": status}
         names = ("ClientToken", "Type", "SpotOptions", "OnDemandOptions", "LaunchTemplateConfigs")
         more = ("TargetCapacitySpecification", "TagSpecifications")
         request = {name: self._get_param(name) for name in (*names, *more)}

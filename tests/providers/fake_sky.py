@@ -42,8 +42,11 @@ class Request:
 class FakeSky:
     """
     Attributes:
+        anew: its server was started anew, and knows of no request.
         launched: tasks by cluster, with the options of their launches.
         hang: launches go on for ever, until they are cancelled.
+        busy: clusters that are taken down for ever.
+        downs: clusters that were to be taken down, one for each request.
         states: what is said of clusters in place of UP.
     """
 
@@ -59,8 +62,11 @@ class FakeSky:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
+        self.anew = False
         self.launched: dict[str, dict[str, Any]] = {}
         self.hang = threading.Event()
+        self.busy: set[str] = set()
+        self.downs: list[str] = []
         self.states: dict[str, str] = {}
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()
@@ -84,6 +90,9 @@ class FakeSky:
         )
 
     def down(self, cluster: str) -> str:
+        self.downs.append(cluster)
+        if cluster in self.busy:
+            return self._number()
         if (number := self._hanging.pop(cluster, None)) is not None:
             self._requests[number].status = "CANCELLED"
             return self._begin(lambda: None)
@@ -94,7 +103,13 @@ class FakeSky:
         return self._begin(lambda: sky_machines.cancel(self.folder, cluster))
 
     def api_status(self, requests: Sequence[str]) -> list[Request]:
-        return [self._requests[number] for number in requests]
+        return [] if self.anew else [self._requests[number] for number in requests]
+
+    def fail(self, reason: str) -> None:
+        """All requests that go on."""
+        for request in self._requests.values():
+            if request.status == "RUNNING":
+                request.status, request.error = "FAILED", RuntimeError(reason)
 
     def api_cancel(self, requests: Sequence[str]) -> None:
         for number in requests:

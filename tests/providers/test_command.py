@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.credentials import CredentialsUnusable, packed, read_credentials
-from rlboost_jax.providers import programs
 from rlboost_jax.providers.base import ANY_POOL, Refused
 from rlboost_jax.providers.command import CommandLauncher
 from rlboost_jax.providers.launcher import Job, LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
-from rlboost_jax.providers.programs import run_program
+from rlboost_jax.providers.programs import MAX_BYTES, run_program
 from rlboost_jax.settings.launchers import CommandConfig, command_mistakes
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
@@ -145,16 +144,15 @@ def run(*words: str, **options: float) -> str:
     return asyncio.run(limited())
 
 
-def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "MAX_BYTES", 1000)
-    assert len(run("sh", "-c", "printf '%0999d' 0")) == 999
-    with pytest.raises(LaunchFailed, match="more than 1,000 bytes"):
-        run(sys.executable, "-c", "print('x' * 10_000_000)")
+def test_output_is_bounded() -> None:
+    printed = "print('x' * {}, end='')"
+    assert len(run(sys.executable, "-c", printed.format(MAX_BYTES - 1))) == MAX_BYTES - 1
+    with pytest.raises(LaunchFailed, match=f"more than {MAX_BYTES:,} bytes"):
+        run(sys.executable, "-c", printed.format(2 * MAX_BYTES))
 
 
-def test_a_child_that_is_left_behind_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_is_left_behind_is_not_waited_for() -> None:
     """It holds the output open: a server that was started without a redirection."""
-    monkeypatch.setattr(programs, "REST_SECONDS", 0.05)
     said = run("sh", "-c", "sleep 987653 & echo $!")
     os.kill(int(said), 9)
 

@@ -15,9 +15,8 @@ import pytest
 
 from rlboost_jax import fleet
 from rlboost_jax.credentials import packed
-from rlboost_jax.providers import ec2 as words
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Started
-from rlboost_jax.providers.ec2 import Ec2Launcher
+from rlboost_jax.providers.ec2 import PAGE, Ec2Launcher
 from rlboost_jax.providers.ec2_machine import script_of, template_of
 from rlboost_jax.providers.launcher import Job, LaunchFailed
 from rlboost_jax.settings.ec2 import Ec2Config, ec2_mistakes, pools_of
@@ -42,12 +41,14 @@ def cloud(tmp_path: Path) -> Iterator[Ec2Cloud]:
     made.close()
 
 
-def launcher(cloud: Ec2Cloud, ec2: Ec2Config = EC2, run: str = "run") -> Ec2Launcher:
+def launcher(
+    cloud: Ec2Cloud, ec2: Ec2Config = EC2, run: str = "run", page: int = PAGE
+) -> Ec2Launcher:
     if ec2.image:
         ec2 = replace(ec2, image=cloud.image)
     settings = FleetConfig(provider="ec2", chaos=ChaosConfig(), ec2=ec2, price_per_hour=1.5)
     place = replace(rendezvous(cloud.folder.parent), run_id=run)
-    return Ec2Launcher(settings, place)
+    return Ec2Launcher(settings, place, page=page)
 
 
 def asked(cloud: Ec2Cloud, pool: str = ANY_POOL, ec2: Ec2Config = EC2) -> dict[str, Any]:
@@ -237,21 +238,11 @@ def test_no_capacity_is_a_refusal_that_names_pools(cloud: Ec2Cloud, code: str) -
     ],
 )
 def test_whether_something_came_of_a_start_that_failed(
-    cloud: Ec2Cloud, monkeypatch: pytest.MonkeyPatch, code: str, status: int, sure: bool
+    cloud: Ec2Cloud, code: str, status: int, sure: bool
 ) -> None:
-    from botocore.exceptions import ClientError
-
-    made = launcher(cloud)
-    client = made._aws._clients["ec2"]
-
-    def fails(**arguments: Any) -> None:
-        error = {"Code": code, "Message": "no\nreally"}
-        response = {"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}
-        raise ClientError(response, "CreateFleet")  # type: ignore[arg-type]
-
-    monkeypatch.setattr(client, "create_fleet", fails)
+    cloud.breaks = (code, "no\nreally", status)
     with pytest.raises(LaunchFailed, match=f"{code}: no really") as error:
-        asyncio.run(made.start("a", "n", ANY_POOL))
+        asyncio.run(launcher(cloud).start("a", "n", ANY_POOL))
     assert error.value.sure == sure
 
 
@@ -340,12 +331,9 @@ def test_an_interruption_is_the_reason_of_its_end(cloud: Ec2Cloud) -> None:
     play(story)
 
 
-def test_a_list_is_whole_however_many_pages_it_has(
-    cloud: Ec2Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(words, "PAGE", 5)
+def test_a_list_is_whole_however_many_pages_it_has(cloud: Ec2Cloud) -> None:
     cloud.boots = False
-    made = launcher(cloud)
+    made = launcher(cloud, page=5)
 
     async def story() -> None:
         for number in range(12):

@@ -19,7 +19,7 @@ from rlboost_jax.providers.skypilot_task import cluster_of, tag_of, task_of
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.skypilot import SkyPilotConfig, skypilot_mistakes
-from tests.providers.benches import SECRET, SkyPilotBench, rendezvous
+from tests.providers.benches import SECRET, SKY_LOOK_SECONDS, SkyPilotBench, rendezvous
 from tests.providers.test_contract import Ear, play
 
 SKY = SkyPilotConfig(task="server.yaml", minutes=90, program="rlboost rollout")
@@ -35,7 +35,7 @@ def bench(tmp_path: Path) -> Iterator[SkyPilotBench]:
 def launcher(bench: SkyPilotBench, **changes: Any) -> SkyPilotLauncher:
     fleet = bench.fleet
     settings = replace(fleet, skypilot=replace(fleet.skypilot, **changes))
-    return SkyPilotLauncher(settings, rendezvous(bench.folder))
+    return SkyPilotLauncher(settings, rendezvous(bench.folder), look_seconds=SKY_LOOK_SECONDS)
 
 
 def task(own: dict[str, Any], infra: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -183,40 +183,27 @@ def test_a_task_that_cannot_be_read_is_a_sure_refusal(bench: SkyPilotBench) -> N
         assert error.value.sure and not bench.sky.launched
 
 
-def test_a_request_that_the_server_forgot_is_no_answer(
-    bench: SkyPilotBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench.sky, "api_status", lambda requests: [])
+def test_a_request_that_the_server_forgot_is_no_answer(bench: SkyPilotBench) -> None:
+    bench.sky.anew = True
     with pytest.raises(LaunchFailed, match="started anew") as error:
         asyncio.run(launcher(bench).list())
     assert not error.value.sure
 
 
-def test_a_cluster_is_taken_down_by_one_request_at_a_time(
-    bench: SkyPilotBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    number = bench.sky._number()  # goes on
-
-    def down(cluster: str) -> str:
-        asked.append(cluster)
-        return number
-
-    monkeypatch.setattr(bench.sky, "down", down)
+def test_a_cluster_is_taken_down_by_one_request_at_a_time(bench: SkyPilotBench) -> None:
     job = Job(handle="rlboost.run.a.n", run="run", name="a", nonce="n", state="running")
+    bench.sky.busy.add(job.handle)
 
     async def story() -> None:
         made = launcher(bench)
         await made.stop(job, 0.0)
         await made.stop(job, 0.0)
-        assert len(asked) == 1
-        bench.sky._requests[number].status = "FAILED"
-        bench.sky._requests[number].error = RuntimeError("the cloud said no")
+        assert bench.sky.downs == [job.handle]
+        bench.sky.fail("the cloud said no")
         with pytest.raises(LaunchFailed, match="the cloud said no"):
             await made.stop(job, 0.0)
-        bench.sky._requests[number].status = "RUNNING"
         await made.stop(job, 0.0)
-        assert len(asked) == 2
+        assert bench.sky.downs == [job.handle] * 2
 
     play(story)
 
@@ -234,7 +221,8 @@ def test_a_cluster_is_taken_down_by_one_request_at_a_time(
 def test_what_cannot_work_is_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], line: str
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    (tmp_path / "sky.py").touch()  # it is installed
+    monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "server.yaml"
     path.touch()
     good = replace(SKY, task=str(path), infra="aws,gcp/us-central1/us-central1-a,kubernetes")

@@ -1,6 +1,7 @@
 """Slurm's words: what sbatch is given, and what lines of squeue mean."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.providers import slurm
 from rlboost_jax.providers.base import ANY_POOL
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
 from rlboost_jax.providers.slurm import SlurmLauncher
@@ -149,24 +149,37 @@ def test_the_last_words_of_a_server_are_the_reason_of_its_end(tmp_path: Path) ->
     assert found.log[-1] == "no answer from head:1"
 
 
-def test_logs_on_a_slow_disk_keep_no_manager_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loop is the manager's: a reader of the log waits for what only the loop can do."""
+def test_logs_on_a_slow_disk_keep_no_manager_waiting(tmp_path: Path) -> None:
+    """The loop is the manager's: a reader of the log waits for what only the loop can do. It is a
+    pipe, which opens once both of its ends are opened."""
     (tmp_path / "list").write_text("7|FAILED|512|NonZeroExitCode|rlboost/run/a/n|\n")
+    (tmp_path / "logs").mkdir()
+    log, opened_by = tmp_path / "logs" / "a.log", []
+    os.mkfifo(log)
+
+    def opened(who: str) -> bool:
+        try:
+            os.close(os.open(log, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:  # nobody waits for it
+            return False
+        opened_by.append(who)
+        return True
+
+    async def open_the_other_end() -> None:
+        while not opened("the loop"):
+            await asyncio.sleep(0.01)
 
     async def story() -> None:
-        loop, going = asyncio.get_running_loop(), threading.Event()
-
-        def read(path: Path) -> tuple[str, ...]:
-            loop.call_soon_threadsafe(going.set)
-            return ("it went on" if going.wait(20.0) else "it stood still",)
-
-        monkeypatch.setattr(slurm, "tail_of", read)
+        other = asyncio.create_task(open_the_other_end())
         (found,) = await launcher(tmp_path).list()
-        assert found.reason.endswith("it went on")
+        other.cancel()
+        assert found.code == 2
 
+    rescue = threading.Timer(20.0, opened, ("somebody else, as the loop stood still",))
+    rescue.start()
     asyncio.run(story())
+    rescue.cancel()
+    assert opened_by == ["the loop"]
 
 
 def test_an_end_within_a_grace_is_a_signal_and_one_at_once_two(tmp_path: Path) -> None:

@@ -26,13 +26,14 @@ from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.manager.state.token_rows import TokenRows
 from rlboost_jax.manager.state.transcript import Transcript
+from tests.planted import Plant
 from tests.simulate.faults import fails, schedule_of
 
 WITHIN = 5_000  # schedules
-Plant = Callable[[pytest.MonkeyPatch], Any]
+Mistake = Callable[[Plant], None]
 
 
-def lost_ack(monkeypatch: pytest.MonkeyPatch) -> None:
+def lost_ack(plant: Plant) -> None:
     """Tokens are taken in, and acted upon, before they are durable."""
     real = outbox.Outbox.keep
 
@@ -40,10 +41,10 @@ def lost_ack(monkeypatch: pytest.MonkeyPatch) -> None:
         if not (isinstance(entry, Collected) and len(entry.samples) > 4):
             real(self, entry)
 
-    monkeypatch.setattr(outbox.Outbox, "keep", keep)
+    plant(outbox.Outbox, "keep", keep)
 
 
-def double_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+def double_delivery(plant: Plant) -> None:
     """A frame that comes twice is taken twice."""
     real = Intake.check
 
@@ -52,19 +53,19 @@ def double_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
             instance.activity.next_sequence -= 1
         return real(self, instance, batch)
 
-    monkeypatch.setattr(Intake, "check", check)
+    plant(Intake, "check", check)
 
 
-def stale_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def stale_version(plant: Plant) -> None:
     """The number of a version is enough to get work of it."""
 
     def are(self: Parameters, named: Any) -> bool:
         return self.version == named.version
 
-    monkeypatch.setattr(Parameters, "are", are)
+    plant(Parameters, "are", are)
 
 
-def forgotten_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def forgotten_request(plant: Plant) -> None:
     """What was being released by a server that goes is waited for in vain."""
     real = Placements.put_back
 
@@ -74,10 +75,10 @@ def forgotten_request(monkeypatch: pytest.MonkeyPatch) -> None:
             instance.let_go(request_id)
         return real(self, instance, ids)
 
-    monkeypatch.setattr(Placements, "put_back", put_back)
+    plant(Placements, "put_back", put_back)
 
 
-def lease_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def lease_off_by_one(plant: Plant) -> None:
     """A lease goes on for one renewal longer than it should."""
 
     real = Roster.deadline
@@ -87,10 +88,10 @@ def lease_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         late = self._settings.manager.renew_seconds if not due.stuck else 0.0
         return due._replace(at=due.at + late)
 
-    monkeypatch.setattr(Roster, "deadline", deadline)
+    plant(Roster, "deadline", deadline)
 
 
-def torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+def torn_tail(plant: Plant) -> None:
     """A journal goes on behind a torn frame, where nobody will ever read."""
 
     class Blind(journal.SegmentReader):
@@ -98,10 +99,10 @@ def torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:
             yield from super().__iter__()
             self.good_bytes, self.damage = self._size, ""
 
-    monkeypatch.setattr(journal_files, "SegmentReader", Blind)
+    plant(journal_files, "SegmentReader", Blind)
 
 
-def neighbours_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def neighbours_version(plant: Plant) -> None:
     """Tokens count whichever version sampled them."""
     real = Ledger.receive
 
@@ -109,15 +110,15 @@ def neighbours_version(monkeypatch: pytest.MonkeyPatch) -> None:
         versions = [r.batch.begin.version for r in instance.held.values()] or [version]
         return real(self, rows, versions[0], instance, now)
 
-    monkeypatch.setattr(Ledger, "receive", receive)
+    plant(Ledger, "receive", receive)
 
 
-def older_work_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def older_work_dropped(plant: Plant) -> None:
     """A newer version is announced to all at once, whatever they hold."""
-    monkeypatch.setattr(Announcements, "_older", lambda self: {})
+    plant(Announcements, "_older", lambda self: {})
 
 
-def nobody_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def nobody_goes_back(plant: Plant) -> None:
     """Who works on a later batch stays there, though nobody is left for an older one."""
     real = announcements.choose_versions
 
@@ -128,10 +129,10 @@ def nobody_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
             for holder, place in zip(holders, chosen, strict=True)
         ]
 
-    monkeypatch.setattr(announcements, "choose_versions", choose_versions)
+    plant(announcements, "choose_versions", choose_versions)
 
 
-def only_the_newest_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_the_newest_recovered(plant: Plant) -> None:
     """Of several open batches a journal knows the one that was begun last."""
     real = Ledger.restore
 
@@ -140,10 +141,10 @@ def only_the_newest_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
             entry = msgspec.structs.replace(entry, still_open=())
         real(self, entry, now)
 
-    monkeypatch.setattr(Ledger, "restore", restore)
+    plant(Ledger, "restore", restore)
 
 
-def answer_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def answer_lost(plant: Plant) -> None:
     """What an environment has said is not known to a manager that goes on from a journal."""
     real = Ledger.restore
 
@@ -151,28 +152,28 @@ def answer_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         if not isinstance(entry, Answered):
             real(self, entry, now)
 
-    monkeypatch.setattr(Ledger, "restore", restore)
+    plant(Ledger, "restore", restore)
 
 
-def any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def any_answer(plant: Plant) -> None:
     """Whatever is parked goes on with what is said to it, whichever turn that was about."""
 
     def awaits(self: Rollout, sequence: int, attempt: int, turn: int) -> bool:
         return self.parked
 
-    monkeypatch.setattr(Rollout, "awaits", awaits)
+    plant(Rollout, "awaits", awaits)
 
 
-def any_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def any_attempt(plant: Plant) -> None:
     """What was said to tokens that were discarded since is said to those in their place."""
 
     def awaits(self: Rollout, sequence: int, attempt: int, turn: int) -> bool:
         return self.parked and (len(self.ended), self.turn) == (sequence, turn)
 
-    monkeypatch.setattr(Rollout, "awaits", awaits)
+    plant(Rollout, "awaits", awaits)
 
 
-def restart_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def restart_lost(plant: Plant) -> None:
     """That a response begins anew is done, and not written down."""
     real = outbox.Outbox.keep
 
@@ -180,22 +181,22 @@ def restart_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         if not isinstance(entry, Redone):
             real(self, entry)
 
-    monkeypatch.setattr(outbox.Outbox, "keep", keep)
+    plant(outbox.Outbox, "keep", keep)
 
 
-def later_sequences_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def later_sequences_stay(plant: Plant) -> None:
     """A cut in an earlier sequence leaves those that went on from it."""
     real = Episode._go_back
 
     def go_back(self: Episode, length: int) -> None:
         real(self, max(length, self.tokens_before))
 
-    monkeypatch.setattr(Episode, "_go_back", go_back)
+    plant(Episode, "_go_back", go_back)
     cut = Rollout.cut
-    monkeypatch.setattr(Rollout, "cut", lambda self, n: cut(self, max(n, self.tokens_before)))
+    plant(Rollout, "cut", lambda self, n: cut(self, max(n, self.tokens_before)))
 
 
-def prompt_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def prompt_lost(plant: Plant) -> None:
     """Of a sequence that begins, a journal has the answer and not the prompt."""
     real = outbox.Outbox.keep
 
@@ -204,50 +205,55 @@ def prompt_lost(monkeypatch: pytest.MonkeyPatch) -> None:
             entry = msgspec.structs.replace(entry, prompt=b"")
         real(self, entry)
 
-    monkeypatch.setattr(outbox.Outbox, "keep", keep)
+    plant(outbox.Outbox, "keep", keep)
 
 
-def last_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def last_sequence_alone(plant: Plant) -> None:
     """A trainer that comes back hears of the last sequence of each response only."""
     real = BatchRecord.results
 
     def results(self: BatchRecord, samples: Any) -> Iterator[m.FinishedRollout]:
         return (one for one in real(self, samples) if one.last)
 
-    monkeypatch.setattr(BatchRecord, "results", results)
+    plant(BatchRecord, "results", results)
 
 
-def first_sequence_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+def first_sequence_unsaid(plant: Plant) -> None:
     """What stays of a response that is disputed is not said again."""
-    real = outbox.Outbox.of_sample
+    of_sample, hear, heard = outbox.Outbox.of_sample, Doubts.hear, [False]
 
-    def hear(self: Doubts, *args: Any) -> None:
-        with pytest.MonkeyPatch.context() as within:
-            within.setattr(outbox.Outbox, "of_sample", lambda self, message: None)
-            doubts_hear(self, *args)
+    def unsaid(self: outbox.Outbox, message: Any) -> None:
+        if not heard[0]:
+            of_sample(self, message)
 
-    doubts_hear = Doubts.hear
-    assert real is outbox.Outbox.of_sample
-    monkeypatch.setattr(Doubts, "hear", hear)
+    def disputed(self: Doubts, *args: Any) -> None:
+        heard[0] = True
+        try:
+            hear(self, *args)
+        finally:
+            heard[0] = False
+
+    plant(outbox.Outbox, "of_sample", unsaid)
+    plant(Doubts, "hear", disputed)
 
 
-def turns_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def turns_without_limit(plant: Plant) -> None:
     """A turn may have as many tokens as the sequence."""
     room = property(lambda self: self.sampling.max_tokens - self.num_sampled)
-    monkeypatch.setattr(Transcript, "room", room)
+    plant(Transcript, "room", room)
 
 
-def one_lease_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_lease_for_all(plant: Plant) -> None:
     """However bad its line is, a server is abandoned as soon as on the best."""
-    monkeypatch.setattr(Line, "lease", lambda self, least, longest, renew: least)
+    plant(Line, "lease", lambda self, least, longest, renew: least)
 
 
-def pessimism(monkeypatch: pytest.MonkeyPatch) -> None:
+def pessimism(plant: Plant) -> None:
     """Every line is taken for one that loses a tenth, whatever it shows."""
-    monkeypatch.setattr(Line, "losses", 0.1)
+    plant(Line, "losses", 0.1)
 
 
-def old_echo(monkeypatch: pytest.MonkeyPatch) -> None:
+def old_echo(plant: Plant) -> None:
     """What a server has heard last is too old because nobody was there to say anything newer."""
     real = Lease.forgive
 
@@ -255,7 +261,7 @@ def old_echo(monkeypatch: pytest.MonkeyPatch) -> None:
         real(self, seconds, now)
         self._stalls.clear()
 
-    monkeypatch.setattr(Lease, "forgive", forgive)
+    plant(Lease, "forgive", forgive)
 
 
 PLANTED = {
@@ -294,10 +300,10 @@ FIRST = {
 }
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_planted_mistake_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
-    first = FIRST.get(plant, 0)
+@pytest.mark.parametrize("mistake", PLANTED, ids=lambda mistake: mistake.__name__)
+def test_a_planted_mistake_is_found(mistake: Mistake, plant: Plant) -> None:
+    mistake(plant)
+    first = FIRST.get(mistake, 0)
     errors = (fails(schedule_of(seed)) for seed in range(first, first + WITHIN))
     found = next(error for error in errors if error is not None)
-    assert isinstance(found, AssertionError) and PLANTED[plant] in str(found)
+    assert isinstance(found, AssertionError) and PLANTED[mistake] in str(found)

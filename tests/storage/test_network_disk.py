@@ -41,22 +41,16 @@ def test_without_locks_nobody_begins(
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
-def test_without_second_names_a_file_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.setattr(os, "link", refusing(number))
+def test_without_second_names_a_file_is_copied(tmp_path: Path, number: int) -> None:
     (tmp_path / "one").write_bytes(b"content")
-    durable.link(tmp_path / "one", tmp_path / "two")
+    durable.link(tmp_path / "one", tmp_path / "two", hard_link=refusing(number))
     assert (tmp_path / "two").read_bytes() == b"content"
 
 
-def test_other_errors_of_linking_are_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "link", refusing(errno.ENOSPC))
+def test_other_errors_of_linking_are_errors(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"content")
     with pytest.raises(OSError, match="No space"):
-        durable.link(tmp_path / "one", tmp_path / "two")
+        durable.link(tmp_path / "one", tmp_path / "two", hard_link=refusing(errno.ENOSPC))
 
 
 def test_a_version_takes_the_place_of_one_that_cannot_be_emptied(

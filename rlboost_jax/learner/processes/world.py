@@ -72,14 +72,9 @@ def join(coordinator: str, count: int, index: int) -> World:
         CannotJoin: not all are there within `JOIN_SECONDS`, or there is no such environment.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    given: dict[str, Any] = {}
-    if coordinator:
-        given = {"coordinator_address": coordinator, "num_processes": count, "process_id": index}
-    if alone_on_host(os.environ):
-        given["local_device_ids"] = ()  # JAX would take the first one only
     try:
         jax.distributed.initialize(
-            **given,
+            **process_arguments(coordinator, count, index, os.environ),
             initialization_timeout=JOIN_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
@@ -90,6 +85,20 @@ def join(coordinator: str, count: int, index: int) -> World:
             f"{coordinator or 'what the cluster names'} in {JOIN_SECONDS} s: {reason}"
         ) from error
     return World(index=jax.process_index(), count=jax.process_count(), coordinator=coordinator)
+
+
+def process_arguments(
+    coordinator: str, count: int, index: int, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Of `jax.distributed.initialize`: the processes that there are, as far as JAX would not find
+    them by itself. For the others see `join`.
+    """
+    given: dict[str, Any] = {}
+    if coordinator:
+        given = {"coordinator_address": coordinator, "num_processes": count, "process_id": index}
+    if alone_on_host(environment):
+        given["local_device_ids"] = ()  # JAX would take the first one only
+    return given
 
 
 def alone_on_host(environment: Mapping[str, str]) -> bool:

@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -42,9 +42,21 @@ class SocketUnusable(Mistake, ValueError):
     """`--budget_socket` names a place where nobody can listen safely."""
 
 
+def peer_uid(connection: socket.socket) -> int:
+    """User of the process at the other end, as the kernel says."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(raw)[1]
+    return uid
+
+
 @contextlib.asynccontextmanager
-async def tenants_heard(path: Path, sharing: Sharing) -> AsyncIterator[None]:
+async def tenants_heard(
+    path: Path, sharing: Sharing, *, user_of: Callable[[socket.socket], int] = peer_uid
+) -> AsyncIterator[None]:
     """Listen at `path` while the context lasts.
+
+    Args:
+        user_of: a connection's other end.
 
     Raises:
         SocketUnusable: the folder is not this user's alone, or something is in the way.
@@ -56,8 +68,12 @@ async def tenants_heard(path: Path, sharing: Sharing) -> AsyncIterator[None]:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         open_now[asyncio.current_task()] = writer
         try:
-            crowded = len(open_now) > MAX_TENANTS
-            await _serve(reader, writer, sharing, next(numbers), crowded=crowded)
+            refusal = ""
+            if user_of(writer.get_extra_info("socket")) != os.geteuid():
+                refusal = "another user's process"
+            elif len(open_now) > MAX_TENANTS:
+                refusal = f"there are {MAX_TENANTS} tenants already"
+            await _serve(reader, writer, sharing, next(numbers), refusal=refusal)
         finally:
             open_now.pop(asyncio.current_task())
             writer.close()
@@ -119,27 +135,21 @@ def _answers(path: Path) -> bool:
         return True
 
 
-def peer_uid(connection: socket.socket) -> int:
-    """User of the process at the other end, as the kernel says."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(raw)[1]
-    return uid
-
-
 async def _serve(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     sharing: Sharing,
     tenant: int,
     *,
-    crowded: bool,
+    refusal: str,
 ) -> None:
-    """Hear one tenant out."""
-    if peer_uid(writer.get_extra_info("socket")) != os.geteuid():
-        await _say(writer, OrderRefused(reason="another user's process"))
-        return
-    if crowded:
-        await _say(writer, OrderRefused(reason=f"there are {MAX_TENANTS} tenants already"))
+    """Hear one tenant out.
+
+    Args:
+        refusal: why it is not listened to; "": it is.
+    """
+    if refusal:
+        await _say(writer, OrderRefused(reason=refusal))
         return
     latencies: Latencies | None = None
     try:

@@ -15,6 +15,7 @@ from rlboost_jax.simulator.plan.markets import changes
 from rlboost_jax.simulator.plan.mixes import Mix
 from rlboost_jax.simulator.plan.purchase import Purchase
 from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.systems import Worlds
 from rlboost_jax.simulator.world import World
 
 FIRST_SECONDS: Final = 3600.0 * 6  # of a market that is drawn; twice as much where it is too short
@@ -58,7 +59,9 @@ class Sample:
     losses: float  # of instances
 
 
-def run_mix(purchase: Purchase, mix: Mix, horizon: Horizon, *, seed: int) -> Sample:
+def run_mix(
+    purchase: Purchase, mix: Mix, horizon: Horizon, *, seed: int, world: Worlds = World
+) -> Sample:
     """Raises ConfigError where a step does not end within a year."""
     config = learner_of(purchase, mix, horizon)
     seconds = FIRST_SECONDS
@@ -66,7 +69,7 @@ def run_mix(purchase: Purchase, mix: Mix, horizon: Horizon, *, seed: int) -> Sam
         while True:
             market = changes(purchase.prices.instances, mix.counts, seed=seed, seconds=seconds)
             machines = purchase.machines(mix.counts, mix.reserved)
-            rows = World(config, market, seed=seed, seconds=seconds, machines=machines).run()
+            rows = world(config, market, seed=seed, seconds=seconds, machines=machines).run()
             if len(rows) >= horizon.steps:
                 return sample_of(config, rows, horizon)
             if seconds >= LAST_SECONDS:

@@ -1,11 +1,9 @@
 """Which devices a process has that a launcher started; what JAX makes of it by itself."""
 
-import jax
 import pytest
 from jax._src.clusters import ClusterEnv
 
-from rlboost_jax.learner.processes import world
-from rlboost_jax.learner.processes.world import alone_on_host
+from rlboost_jax.learner.processes.world import alone_on_host, process_arguments
 
 
 @pytest.mark.parametrize(
@@ -42,16 +40,17 @@ def test_what_jax_makes_of_it(
     monkeypatch: pytest.MonkeyPatch, tasks: str, devices: list[int]
 ) -> None:
     """`[]` is no restriction; JAX would make it `[0]`, the first of eight."""
-    for name, value in {**SLURM, "SLURM_STEP_TASKS_PER_NODE": tasks}.items():
+    environment = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": tasks}
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    seen: dict[str, object] = {}
-
-    def initialize(**given: object) -> None:
-        ids = given.get("local_device_ids")
-        found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, ids, None, 1)  # type: ignore[arg-type]
-        seen.update(count=found[1], index=found[2], devices=list(found[3] or ()))
-
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    world.join("", 0, 0)
-    assert seen == {"count": 2, "index": 1, "devices": devices}
+    given = process_arguments("", 0, 0, environment)
+    found = ClusterEnv.auto_detect_unset_distributed_params(
+        given.get("coordinator_address"),
+        given.get("num_processes"),
+        given.get("process_id"),
+        given.get("local_device_ids"),
+        None,
+        1,
+    )
+    _, count, index, ids = found[:4]
+    assert (count, index, list(ids or ())) == (2, 1, devices)

@@ -16,7 +16,6 @@ import pytest
 from rlboost_jax import messages
 from rlboost_jax.engine.shared import Resized, Wants
 from rlboost_jax.messages import Capacity, Released, TokenBatch
-from rlboost_jax.rollout.sharing import socket as budget_socket
 from rlboost_jax.rollout.sharing.control import Sharing
 from rlboost_jax.rollout.sharing.protocol import (
     MAX_LINE_BYTES,
@@ -29,7 +28,12 @@ from rlboost_jax.rollout.sharing.protocol import (
     decode_answer,
     encode_line,
 )
-from rlboost_jax.rollout.sharing.socket import SocketUnusable, check_place, tenants_heard
+from rlboost_jax.rollout.sharing.socket import (
+    SocketUnusable,
+    check_place,
+    peer_uid,
+    tenants_heard,
+)
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.sequences.identities import Version
 from tests.patience import PATIENCE_SECONDS
@@ -111,11 +115,11 @@ class Place:
         self.worker = Worker(engine, turns=self.sharing)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator["Place"]:
+    async def serving(self, user_of: Callable[[Any], int] = peer_uid) -> AsyncIterator["Place"]:
         self.sharing.serve(self.worker)
         self.worker.start(self.emitted.put)
         await asyncio.wrap_future(self.worker.load({}, Version(1), "d1"))
-        async with tenants_heard(self.path, self.sharing):
+        async with tenants_heard(self.path, self.sharing, user_of=user_of):
             yield self
         self.worker.stop()
 
@@ -290,13 +294,9 @@ def test_other_words_end_the_connection(
     asyncio.run(run())
 
 
-def test_another_users_process_is_not_listened_to(
-    place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(budget_socket, "peer_uid", lambda connection: os.geteuid() + 1)
-
+def test_another_users_process_is_not_listened_to(place: Callable[..., Place]) -> None:
     async def run() -> None:
-        async with place().serving() as here:
+        async with place().serving(lambda connection: os.geteuid() + 1) as here:
             tenant = await here.tenant()
             await tenant.tell(BudgetOrder(slots=0))
             assert await tenant.answer() == OrderRefused(reason="another user's process")
@@ -310,7 +310,7 @@ def test_the_kernel_says_who_it_is(folder: Path) -> None:
 
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        assert budget_socket.peer_uid(ours) == os.geteuid()
+        assert peer_uid(ours) == os.geteuid()
 
 
 def test_only_a_place_that_is_this_users_alone(folder: Path) -> None:
