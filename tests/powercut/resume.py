@@ -10,6 +10,7 @@ lines. After an answer that is not "" it is of no more use.
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,9 @@ def _forget_what_was_said(world: World) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr
+    # Of the process, and not only of Python: Gloo's own code says who is connected.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     world, kept = ALONE, Kept()
     if arguments:
         coordinator, count, index = arguments
