@@ -234,6 +234,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workdir", type=Path, help="is kept; left out: a temporary one")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args(arguments)
+    if 3600 * chosen.hours < 8 * chosen.every:
+        parser.error(
+            f"--hours={chosen.hours:g} is less than eight looks of --every={chosen.every:g} s"
+        )
     with contextlib.ExitStack() as stack:
         workdir = chosen.workdir or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         samples = run(
@@ -243,9 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             every=chosen.every,
             settings=chosen.set,
         )
-    grown = report(samples)
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in samples]) + "\n")
+    grown = report(samples)
     print("\n".join(grown) or "nothing has grown")
     return 1 if grown else 0
 

@@ -116,3 +116,11 @@ def test_files_that_grow_by_a_line_are_counted_apart(tmp_path: Path) -> None:
 )
 def test_processes_are_known_by_their_arguments(command: str, parent: str, kind: str) -> None:
     assert endurance.kind_of(command.split(), parent) == kind
+
+
+def test_a_run_too_short_for_quarters_is_refused_before_it_begins(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        endurance.main(["--hours=0.02", "--every=10"])
+    assert "--hours=0.02 is less than eight looks of --every=10 s" in capsys.readouterr().err

@@ -7,7 +7,6 @@ from rlboost_jax.environments.builtin.python_tool import CellFailed, PythonTool,
 from rlboost_jax.environments.protocol import ToolCall, ToolResult, Turn
 from rlboost_jax.rewards.sandbox import NotContained, NotStarted, run_contained
 from tests.patience import PATIENCE_SECONDS
-from tests.planted import planted
 
 try:
     run_contained("", seconds=PATIENCE_SECONDS, memory_mb=400, required=True)
@@ -138,15 +137,14 @@ def test_limits_are_checked():
         PythonTool(seconds=0)
 
 
-def test_a_host_that_cannot_contain_it_is_known_before_a_policy_reads_that():
+def test_a_host_that_cannot_contain_it_is_known_before_a_policy_reads_that(monkeypatch):
     def weak(program, **limits):
         raise NotContained("a program would reach the network")
 
+    monkeypatch.setattr(python_tool, "run_contained", weak)
     python_tool._check_host.cache_clear()
-    with (
-        planted(python_tool, "run_contained", weak),
-        pytest.raises(NotContained, match="the network"),
-    ):
+    with pytest.raises(NotContained, match="the network"):
         made()
+    monkeypatch.undo()
     python_tool._check_host.cache_clear()
     assert say(made(), "1") == ["1"]
