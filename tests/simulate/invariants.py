@@ -249,7 +249,7 @@ def _servers(world: World, known: Balanced) -> None:
     assert not waits or right.absent or right.sent_home
     if right.sent_home and not waits:  # they were waited for long enough, and have been ended
         living = {(server.name, server.nonce) for server in world.servers if server.alive}
-        assert living.isdisjoint(right.sent_home)
+        assert living.isdisjoint(right.sent_home), "sent home, and waited for by nobody"
     lent = fleet.machines
     free = list(lent.values()).count("")
     assert fleet.full == (free == 0)

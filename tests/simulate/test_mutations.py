@@ -1,5 +1,6 @@
 """Mistakes planted in the manager: random schedules must find each of them."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.service import journal_files
 from rlboost_jax.manager.state.deadline import Deadline
 from rlboost_jax.manager.state.episode import Episode
+from rlboost_jax.manager.state.fleet import ABSENT_SECONDS, Fleet
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.lease import Lease
 from rlboost_jax.manager.state.ledger import Ledger
@@ -264,6 +266,16 @@ def old_echo(plant: Plant) -> None:
     plant(Lease, "forgive", forgive)
 
 
+def sent_home_and_forgotten(plant: Plant) -> None:
+    """A server that was sent home and does not come back is waited for by nobody."""
+
+    def absent_at(self: Fleet) -> float:
+        known = (since for name, since in self._absent.items() if not self.servers[name].doomed)
+        return min(known, default=math.inf) + ABSENT_SECONDS
+
+    plant(Fleet, "absent_at", property(absent_at))
+
+
 PLANTED = {
     lost_ack: "lost what it had taken in",
     double_delivery: "",  # shows in more than one way
@@ -287,6 +299,7 @@ PLANTED = {
     one_lease_for_all: "an honest server was lost: ",
     pessimism: "a good line's lease is long",
     old_echo: "an honest server was lost: unreachable",
+    sent_home_and_forgotten: "sent home, and waited for by nobody",
 }
 
 # One in hundreds of schedules shows it: the search begins shortly before one that does.
@@ -297,6 +310,7 @@ FIRST = {
     any_attempt: 600,
     stale_version: 70,
     first_sequence_unsaid: 320,
+    sent_home_and_forgotten: 5040,
 }
 
 

@@ -105,6 +105,33 @@ def test_nobody_is_there_as_a_step_has_been_learnt_of() -> None:
     )
 
 
+def test_a_server_that_was_sent_home_hangs_and_is_ended() -> None:
+    """From then on nobody waits for it, though it is not over yet."""
+    run(
+        Schedule(
+            seed=21146639,
+            seeding=True,
+            extends=False,
+            servers=1,
+            machines=1,
+            faults=(
+                Fault(at=0.32, kind="join", target=2, amount=0.482),
+                Fault(at=0.373, kind="slow", target=3, amount=0.347),
+                Fault(at=0.759, kind="term", target=4, amount=0.387),
+                Fault(at=0.856, kind="break_frame", target=5, amount=0.8),
+                Fault(at=1.348, kind="join", target=1, amount=0.77),
+                Fault(at=2.773, kind="wedge", target=6, amount=0.814),
+                Fault(at=3.281, kind="wedge", target=1, amount=0.617),
+                Fault(at=0.952, kind="dismiss", target=2, amount=0.0),
+                Fault(at=0.936, kind="forget", target=5, amount=0.193),
+                Fault(at=1.247, kind="neighbour", target=3, amount=0.0),
+            ),
+            lag=2,
+            turns=1,
+        )
+    )
+
+
 def test_schedules_hold_every_fault() -> None:
     """The schedules above would prove little if they were calm."""
     seen: Counter[str] = Counter()
