@@ -128,9 +128,14 @@ def tree_of(commit: str, folder: Path) -> Tree:
     subprocess.run(["tar", "-x", "-C", str(folder)], stdin=archive.stdout, check=True)
     if archive.wait() != 0:
         raise SystemExit(f"no commit {commit!r} here")
+    compile_kernels(folder)
+    return Tree(folder, folder / "compiled")
+
+
+def compile_kernels(folder: Path) -> None:
+    """Of both sides, since bits without them are others."""
     build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     subprocess.run(build, cwd=folder / "kernels", check=True)
-    return Tree(folder, folder / "compiled")
 
 
 def digests(workdir: Path) -> Digests:
@@ -202,6 +207,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"no {min(unknown)!r}; there are {', '.join((*VARIANTS, *CONDITIONS))}")
 
     folder = Path(tempfile.mkdtemp(prefix="rlboost-golden-"))
+    compile_kernels(ROOT)
     before, here = tree_of(chosen.before, folder / "tree"), Tree(ROOT, folder / "compiled")
     if "hf_tiny" in variants:
         tool = [sys.executable, "tools/make_hf_tiny.py", "--updates=200"]

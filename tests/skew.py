@@ -35,7 +35,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.golden import LOOK_SECONDS, MARK, ROOT, Digests, Tree, digests, end_all, tree_of
+from tests.golden import (
+    LOOK_SECONDS,
+    MARK,
+    ROOT,
+    Digests,
+    Tree,
+    compile_kernels,
+    digests,
+    end_all,
+    tree_of,
+)
 from tests.processes import marked
 
 PATIENT: Final = ("fleet.orphan_seconds=3600", "fleet.chaos.enabled=False")
@@ -277,6 +287,7 @@ def main(arguments: Sequence[str]) -> int:
     source = Path(chosen.before)
     if not source.is_dir():
         source = tree_of(chosen.before, folder / "tree").folder
+    compile_kernels(ROOT)
     before, here = Tree(source, compiled), Tree(ROOT, compiled)
     if code := before.run(chosen.variant, folder / "calm", "fleet.max_instances=0"):
         raise SystemExit(f"{chosen.variant} at {chosen.before} ended with {code}: see {folder}")
