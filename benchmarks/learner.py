@@ -107,16 +107,24 @@ def settings(model: ModelConfig) -> RunConfig:
     return replace(run, model=model, learner=learner)
 
 
-def draw(model: ModelConfig, count: int) -> list[Trajectory]:
+def draw(
+    model: ModelConfig,
+    count: int,
+    *,
+    prompt_tokens: int = PROMPT,
+    mean_response: int = MEAN_RESPONSE,
+    longest: int = LONGEST,
+) -> list[Trajectory]:
+    """Random ones, with lengths from an exponential distribution that is cut at the longest."""
     rng = np.random.default_rng(0)
-    lengths = 1 + rng.exponential(MEAN_RESPONSE, count).astype(int)
+    lengths = 1 + rng.exponential(mean_response, count).astype(int)
 
     def trajectory(sample: int, length: int) -> Trajectory:
         return Trajectory(
             prompt=sample,
             sample=sample,
             sequence=sequence.Sequence.of_response(
-                rng.integers(model.vocab_size, size=PROMPT, dtype=np.int32),
+                rng.integers(model.vocab_size, size=prompt_tokens, dtype=np.int32),
                 rng.integers(model.vocab_size, size=length, dtype=np.int32),
                 np.full(length, -math.log(model.vocab_size)),
                 version=0,
@@ -125,7 +133,7 @@ def draw(model: ModelConfig, count: int) -> list[Trajectory]:
             advantage=float(rng.normal()),
         )
 
-    return [trajectory(i, min(int(n), LONGEST - PROMPT)) for i, n in enumerate(lengths)]
+    return [trajectory(i, min(int(n), longest - prompt_tokens)) for i, n in enumerate(lengths)]
 
 
 def batches_of(way: Way, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:

@@ -81,6 +81,16 @@ def module_of(name: str) -> Any:
     return importlib.import_module(f"benchmarks.peers.{name}")
 
 
+def imported(name: str, module_of: Callable[[str], Any]) -> tuple[Any | None, str]:
+    """A peer's module, or None with what to install."""
+    try:
+        return module_of(name), ""
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("benchmarks", "rlboost_jax"):
+            raise
+        return None, f"{name}: {error.name} is not installed; pip install -r {REQUIREMENTS}"
+
+
 def make_peer(
     name: str,
     folder: Path,
@@ -92,12 +102,9 @@ def make_peer(
     module_of: Callable[[str], Any] = module_of,
 ) -> tuple[Peer | None, str]:
     """A peer with that checkpoint, or None with the reason for a person."""
-    try:
-        module = module_of(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in ("benchmarks", "rlboost_jax"):
-            raise
-        return None, f"{name}: {error.name} is not installed; pip install -r {REQUIREMENTS}"
+    module, reason = imported(name, module_of)
+    if module is None:
+        return None, reason
     try:
         peer = module.Peer(folder, dtype=dtype, threads=threads, batch=batch, tokens=tokens)
     except NotImplementedError as error:

@@ -11,7 +11,10 @@ import pytest
 from benchmarks.engine import MODELS
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.checkpoint import END, endless_params, write_folder
+from benchmarks.peers.training import __main__ as training
+from benchmarks.peers.training.work import make_work
 from rlboost_jax.models.forward import embed, head
+from rlboost_jax.models.params import init_params
 
 TINY = replace(
     MODELS["10M"],
@@ -111,3 +114,47 @@ def test_an_unknown_peer_is_refused(capsys):
     with pytest.raises(SystemExit):
         peers.main(["--peers=torch,nobody"])
     assert "nobody; choose of openvino, onnxruntime, torch" in capsys.readouterr().err
+
+
+@pytest.mark.optimized(False)
+@pytest.mark.parametrize("peer", training.PEERS)
+def test_an_update_of_a_peer_has_the_gradient_of_the_learner(peer, tmp_path):
+    module = pytest.importorskip(f"benchmarks.peers.training.{peer}", exc_type=ImportError)
+    params = init_params(TINY, 0)
+    work = make_work(TINY, params, 3, tmp_path / "checkpoint")
+    theirs = module.make_update(work, module.SIZES[0])
+    ours = training.learner_update(work, params, 1)
+    np.testing.assert_allclose([theirs() for _ in range(2)], [ours() for _ in range(2)], rtol=1e-4)
+
+
+def test_a_peer_of_another_gradient_is_not_timed(tmp_path, monkeypatch):
+    other = SimpleNamespace(make_update=lambda work, size: lambda: 0.0, SIZES=[1])
+    monkeypatch.setitem(sys.modules, "benchmarks.peers.training.torch", other)
+    with pytest.raises(AssertionError, match="torch with 1"):
+        training.measure("tiny", TINY, ["torch"], 2, 1, tmp_path / "checkpoint")
+
+
+def test_each_side_works_with_what_it_is_fastest_with():
+    class Clocked:
+        """Takes as long as its size says."""
+
+        seconds = 0.0
+
+        def make(self, size):
+            def update():
+                self.seconds += abs(size - 2)
+                return 1.0
+
+            return update
+
+    clocked = Clocked()
+    found = training.fastest(clocked.make, (1, 2, 4), None, "one", clock=lambda: clocked.seconds)
+    assert found[1:] == (2, 1.0)
+
+
+def test_a_missing_trainer_is_left_out_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.peers.training.trl", raising=False)
+    module, reason = peers.imported("trl", training.module_of)
+    assert module is None
+    assert reason == f"trl: trl is not installed; pip install -r {peers.REQUIREMENTS}"
