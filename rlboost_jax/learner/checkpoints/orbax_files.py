@@ -7,6 +7,7 @@ What is written here Orbax's own readers take, too.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,30 @@ class _Explained(logging.Filter):
 _EXPLAINED = _Explained()
 
 
+class _Late:
+    """Drops what TensorStore says once it is done with a write that Orbax no longer waits for:
+    at the first error that closes its loop, whatever else is under way.
+
+    Args:
+        before: the hook that is asked about all else.
+    """
+
+    def __init__(self, before: Callable[["sys.UnraisableHookArgs"], object]) -> None:
+        self._before = before
+
+    def __call__(self, found: "sys.UnraisableHookArgs") -> None:
+        late = isinstance(found.exc_value, RuntimeError) and found.object is None
+        if not (late and str(found.exc_value) == "Event loop is closed"):
+            self._before(found)
+
+
+def _explain() -> None:
+    """Errors of a write are said where it is waited for, and nowhere else."""
+    logging.getLogger("absl").addFilter(_EXPLAINED)  # once, however often
+    if not isinstance(sys.unraisablehook, _Late):
+        sys.unraisablehook = _Late(sys.unraisablehook)
+
+
 def begin(folder: Path, tree: Any) -> Callable[[], None]:
     """Begin to write a tree; what is returned waits until all of this process's is written.
 
@@ -45,7 +70,7 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
     arguments = ocp.args.PyTreeSave(
         tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
     )
-    logging.getLogger("absl").addFilter(_EXPLAINED)  # once, however often
+    _explain()
     futures = asyncio.run(_handler().async_save(folder, args=arguments))
 
     def wait() -> None:
