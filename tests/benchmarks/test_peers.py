@@ -155,6 +155,6 @@ def test_each_side_works_with_what_it_is_fastest_with():
 def test_a_missing_trainer_is_left_out_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
     monkeypatch.delitem(sys.modules, "benchmarks.peers.training.trl", raising=False)
-    module, reason = peers.imported("trl", training.module_of)
-    assert module is None
-    assert reason == f"trl: trl is not installed; pip install -r {peers.REQUIREMENTS}"
+    found, reasons = training.measure("tiny", TINY, ["trl"], 2, 1, tmp_path / "checkpoint")
+    assert found == []
+    assert reasons == [f"trl: trl is not installed; pip install -r {peers.REQUIREMENTS}"]

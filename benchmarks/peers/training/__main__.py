@@ -137,20 +137,20 @@ def measure(
     Raises:
         AssertionError: a peer's first gradient has another norm.
     """
+    looked_for = {peer: imported(peer, module_of) for peer in peers}
+    found = {peer: module for peer, (module, _) in looked_for.items() if module is not None}
+    reasons = [reason for module, reason in looked_for.values() if module is None]
+    if not found:
+        return [], reasons
     params = init_params(model, 0)
     work = make_work(model, params, count, folder)
     ours, our_rows, norm = fastest(
         lambda rows: learner_update(work, params, rows), ROWS, None, "learner"
     )
-    updates, sizes, reasons = {"": ours}, [], []
-    for peer in peers:
-        module, reason = imported(peer, module_of)
-        if module is None:
-            reasons.append(reason)
-            continue
-        updates[peer], size, _ = fastest(
-            partial(module.make_update, work), module.SIZES, norm, peer
-        )
+    updates, sizes = {"": ours}, []
+    for peer, module in found.items():
+        make = partial(module.make_update, work)
+        updates[peer], size, _ = fastest(make, module.SIZES, norm, peer)
         sizes.append(size)
     seconds = np.stack(list(take_turns(updates, rounds).values()), axis=1)
     rates = count / np.median(seconds, axis=0)
@@ -169,7 +169,7 @@ def measure(
             high=float(high),
         )
         for peer, rate, size, (low, ratio, high) in zip(
-            list(updates)[1:], rates[1:], sizes, quartiles, strict=True
+            found, rates[1:], sizes, quartiles, strict=True
         )
     ], reasons
 
