@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -179,6 +179,25 @@ def measure(
     ], reasons
 
 
+def show(measured: Iterable[tuple[Sequence[Any], Sequence[str]]], path: Path | None) -> None:
+    """Print results as they come, and each reason once; then write the results.
+
+    Args:
+        measured: as `measure` returns them; results have a `line`.
+    """
+    results, said = [], set[str]()
+    for rows, reasons in measured:
+        for row in rows:
+            print(row.line(), flush=True)
+        for reason in [r for r in reasons if r not in said]:
+            print(reason, file=sys.stderr)
+            said.add(reason)
+        results += rows
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
@@ -196,24 +215,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"jax {jax.__version__}; prompt {PROMPT} + {options.new} tokens, greedy\n\n{HEADER}",
         flush=True,
     )
-    results, said = [], set[str]()
     with tempfile.TemporaryDirectory(prefix="peers-") as place:
-        for name in options.models.split(","):
-            for dtype in options.dtypes.split(","):
-                for batch in map(int, options.batches.split(",")):
-                    folder = Path(place) / name
-                    rows, reasons = measure(
-                        name, batch, dtype, peers, options.rounds, folder, options.new
-                    )
-                    for row in rows:
-                        print(row.line(), flush=True)
-                    for reason in [r for r in reasons if r not in said]:
-                        print(reason, file=sys.stderr)
-                        said.add(reason)
-                    results += rows
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
+        show(
+            (
+                measure(name, batch, dtype, peers, options.rounds, Path(place) / name, options.new)
+                for name in options.models.split(",")
+                for dtype in options.dtypes.split(",")
+                for batch in map(int, options.batches.split(","))
+            ),
+            options.json,
+        )
 
 
 if __name__ == "__main__":

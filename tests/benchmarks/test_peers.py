@@ -124,7 +124,9 @@ def test_an_update_of_a_peer_has_the_gradient_of_the_learner(peer, tmp_path):
     work = make_work(TINY, params, 3, tmp_path / "checkpoint")
     theirs = module.make_update(work, module.SIZES[0])
     ours = training.learner_update(work, params, 1)
-    np.testing.assert_allclose([theirs() for _ in range(2)], [ours() for _ in range(2)], rtol=1e-4)
+    expected = [ours() for _ in range(2)]
+    assert min(expected) > 0.1  # nearly no ratio is clipped, and each token is compared
+    np.testing.assert_allclose([theirs() for _ in range(2)], expected, rtol=1e-4)
 
 
 def test_a_peer_of_another_gradient_is_not_timed(tmp_path, monkeypatch):
@@ -148,8 +150,8 @@ def test_each_side_works_with_what_it_is_fastest_with():
             return update
 
     clocked = Clocked()
-    found = training.fastest(clocked.make, (1, 2, 4), None, "one", clock=lambda: clocked.seconds)
-    assert found[1:] == (2, 1.0)
+    _, size = training.fastest(clocked.make, (1, 2, 4), 1.0, "one", clock=lambda: clocked.seconds)
+    assert size == 2
 
 
 def test_a_missing_trainer_is_left_out_with_what_to_install(tmp_path, monkeypatch):

@@ -22,12 +22,10 @@ if __name__ == "__main__":
 
 import argparse
 import importlib
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,13 +34,11 @@ import jax
 import numpy as np
 
 from benchmarks.engine import MODELS
-from benchmarks.peers.__main__ import compared, imported
-from benchmarks.peers.training.work import LONGEST, ROWS, Update, Work, make_work
+from benchmarks.peers.__main__ import compared, imported, show
+from benchmarks.peers.training.work import ROWS, Update, Work, learner_programs, make_work
 from benchmarks.turns import Clock, median_seconds, take_turns
-from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.models.params import Params, init_params
-from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.memory import num_parameters
 from rlboost_jax.settings.model import ModelConfig
 
@@ -79,15 +75,7 @@ HEADER = (
 
 def learner_update(work: Work, params: Params, rows: int) -> Update:
     """The learner's own programs, as its loop calls them."""
-    run, batches = work.run, work.packed(rows)
-    programs = PolicyPrograms(
-        run.model,
-        replace(run.learner, pack_rows=rows, row_tokens=LONGEST),
-        run.algorithm,
-        run.sampling,
-        num_updates=10**6,
-        mesh=make_mesh((1, 1, 1)),
-    )
+    programs, batches = learner_programs(work.run, rows), work.packed(rows)
     state = init_state(params, programs.optimizer, programs.shardings)
 
     def update() -> float:
@@ -102,26 +90,23 @@ def learner_update(work: Work, params: Params, rows: int) -> Update:
 def fastest(
     make: Callable[[int], Update],
     sizes: Sequence[int],
-    norm: float | None,
+    norm: float,
     name: str,
     *,
     clock: Clock = time.perf_counter,
-) -> tuple[Update, int, float]:
-    """An update with the best of the sizes, that size, and the norm of its first gradient.
+) -> tuple[Update, int]:
+    """An update with the best of the sizes, and that size.
 
     Raises:
-        AssertionError: a first gradient has another norm than is said.
+        AssertionError: a first gradient has another norm.
     """
     updates = {size: make(size) for size in sizes}
     for size, update in updates.items():
-        found = update()
-        norm = found if norm is None else norm
-        np.testing.assert_allclose(found, norm, rtol=1e-3, err_msg=f"{name} with {size}")
-    assert norm is not None
+        np.testing.assert_allclose(update(), norm, rtol=1e-3, err_msg=f"{name} with {size}")
     calls = {str(size): update for size, update in updates.items()}
     seconds = median_seconds(calls, TRIALS, uncounted=0, clock=clock)
     best = min(sizes, key=lambda size: seconds[str(size)])
-    return updates[best], best, norm
+    return updates[best], best
 
 
 def module_of(name: str) -> Any:
@@ -144,13 +129,13 @@ def measure(
         return [], reasons
     params = init_params(model, 0)
     work = make_work(model, params, count, folder)
-    ours, our_rows, norm = fastest(
-        lambda rows: learner_update(work, params, rows), ROWS, None, "learner"
-    )
+    make_ours = partial(learner_update, work, params)
+    norm = make_ours(ROWS[0])()
+    ours, our_rows = fastest(make_ours, ROWS, norm, "learner")
     updates, sizes = {"": ours}, []
     for peer, module in found.items():
         make = partial(module.make_update, work)
-        updates[peer], size, _ = fastest(make, module.SIZES, norm, peer)
+        updates[peer], size = fastest(make, module.SIZES, norm, peer)
         sizes.append(size)
     seconds = np.stack(list(take_turns(updates, rounds).values()), axis=1)
     rates = count / np.median(seconds, axis=0)
@@ -186,21 +171,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := sorted(set(peers) - set(PEERS)):
         parser.error(f"--peers names {', '.join(unknown)}; choose of {', '.join(PEERS)}")
     print(f"jax {jax.__version__}; {options.count} trajectories, float32\n\n{HEADER}", flush=True)
-    results, said = [], set[str]()
+    count, rounds = options.count, options.rounds
     with tempfile.TemporaryDirectory(prefix="peers-") as place:
-        for name in options.models.split(","):
-            rows, reasons = measure(
-                name, MODELS[name], peers, options.count, options.rounds, Path(place) / name
-            )
-            for row in rows:
-                print(row.line(), flush=True)
-            for reason in [r for r in reasons if r not in said]:
-                print(reason, file=sys.stderr)
-                said.add(reason)
-            results += rows
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
+        show(
+            (
+                measure(name, MODELS[name], peers, count, rounds, Path(place) / name)
+                for name in options.models.split(",")
+            ),
+            options.json,
+        )
 
 
 if __name__ == "__main__":
