@@ -22,7 +22,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -140,18 +140,22 @@ def main(argv: list[str]) -> None:
         # What this host lacks for a while is no mistake, wherever it was met.
         ours = type(error).__module__.startswith("rlboost_")
         if line := passing(error) if ours else exhausted(error):
-            exits.leave(f"error: {line}", exits.BROKEN, at_once=several)
+            _leave(f"error: {line}", exits.BROKEN, several)
         if not (ours or isinstance(error, OSError)):
             if several:
                 traceback.print_exc()
                 exits.leave(f"error: {error}", exits.BROKEN, at_once=True)
             raise
-        exits.leave(f"error: {error}", exits.of_error(error), at_once=several)
+        _leave(f"error: {error}", exits.of_error(error), several)
     except KeyboardInterrupt as interrupt:
         line = "interrupted; the same command goes on"
-        exits.leave(line, exits.of_error(interrupt), at_once=several)
+        _leave(line, exits.of_error(interrupt), several)
     print(headline(summary))
     print(f"report: {_WORKDIR.value}/report.html")
+
+
+def _leave(line: str, code: int, several: bool) -> NoReturn:
+    exits.leave(line, code, at_once=several or exits.threads_left())
 
 
 def _plan(run: RunConfig, workdir: str) -> None:

@@ -10,6 +10,7 @@
 import os
 import signal
 import sys
+import threading
 from typing import Final, NoReturn
 
 from rlboost_jax.relay.start import finish
@@ -36,6 +37,15 @@ def leave(line: str, code: int, *, at_once: bool = False) -> NoReturn:
         finish()
         os._exit(code)
     sys.exit(code)
+
+
+def threads_left() -> bool:
+    """Whether Python would wait for threads once the main one is over.
+
+    Ours are over when a run is closed; one of a library may never be (`WritesStalled`).
+    """
+    main = threading.main_thread()
+    return any(each is not main and not each.daemon for each in threading.enumerate())
 
 
 def of_error(error: BaseException | None) -> int:

@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
 from rlboost_jax.host.exhaustion import exhausted
+from rlboost_jax.learner.checkpoints.waiting import wait_for_writes
 from rlboost_jax.models.params import Params
 
 CHUNK_BYTES = 2**26  # of an array on disk: a process that needs a part reads little else
@@ -60,7 +61,8 @@ def _explain() -> None:
 
 
 def begin(folder: Path, tree: Any) -> Callable[[], None]:
-    """Begin to write a tree; what is returned waits until all of this process's is written.
+    """Begin to write a tree; what is returned waits until all of this process's is written, or
+    raises `WritesStalled`.
 
     Arrays of several processes are copied to the host before this returns, and may be donated;
     host arrays are not copied, and nobody may change them until all is written.
@@ -71,13 +73,14 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
         tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
     )
     _explain()
-    futures = asyncio.run(_handler().async_save(folder, args=arguments))
+    futures = asyncio.run(_handler().async_save(folder, args=arguments)) or ()
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
-    def wait() -> None:
-        for future in futures or ():
+    def written() -> None:
+        for future in futures:
             future.result()
 
-    return wait
+    return lambda: wait_for_writes(written, folder, size_bytes=size)
 
 
 def finish(folder: Path) -> None:

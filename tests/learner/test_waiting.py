@@ -1,0 +1,118 @@
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from rlboost_jax.learner.checkpoints import orbax_files
+from rlboost_jax.learner.checkpoints.waiting import WritesStalled, wait_for_writes
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from tests.patience import PATIENCE_SECONDS
+
+QUICK = {"size_bytes": 0, "look_seconds": 0.001, "looks": 3}
+
+
+@pytest.fixture
+def never():
+    """What does not return before the test is over."""
+    over = threading.Event()
+    yield over.wait
+    over.set()
+
+
+class Growing(type(Path())):  # type: ignore[misc]
+    """A folder in which a file grows whenever somebody looks, for the first so many times."""
+
+    def __fspath__(self) -> str:
+        place = str(self)
+        self.looks = getattr(self, "looks", 0) + 1
+        if self.looks <= self.most:
+            with open(f"{place}/file", "ab") as file:
+                file.write(b".")
+        else:
+            self.still.set()
+        return place
+
+
+def growing(folder: Path, most: int) -> Growing:
+    made = Growing(folder)
+    made.most, made.still = most, threading.Event()
+    return made
+
+
+def test_what_is_written_is_waited_for_and_what_it_raises_is_raised(tmp_path):
+    heard = []
+    wait_for_writes(lambda: heard.append(1), tmp_path, **QUICK)
+    assert heard == [1]
+    with pytest.raises(ZeroDivisionError):
+        wait_for_writes(lambda: 1 / 0, tmp_path, **QUICK)
+
+
+def test_what_is_never_done_has_an_end(tmp_path, never):
+    (tmp_path / "file").write_bytes(b"some")
+    with pytest.raises(WritesStalled) as caught:
+        wait_for_writes(never, tmp_path, **QUICK)
+    assert str(caught.value) == (
+        f"nothing was written into {tmp_path} in 0.006 s, though the disk answers; the same "
+        "command goes on from the checkpoint before"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "and leaves nothing behind"
+
+
+def test_as_long_as_anything_is_written_it_is_waited_for(tmp_path):
+    folder = growing(tmp_path, most=50)
+    wait_for_writes(folder.still.wait, folder, **QUICK)
+    assert folder.looks > 50
+
+
+def test_much_may_take_longer(tmp_path, never):
+    """All of it may be seen at its end only: 20 KB at 10 MB/s are two looks more, twice."""
+    with pytest.raises(WritesStalled, match=r"in 0\.01 s"):
+        wait_for_writes(never, tmp_path, **QUICK | {"size_bytes": 20_000})
+
+
+def test_the_disk_is_asked_before_anybody_is_suspected(tmp_path, never):
+    """One that hangs is waited for; what it says is the reason."""
+    shutil.rmtree(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        wait_for_writes(never, tmp_path, **QUICK)
+
+
+def test_a_checkpoint_that_is_never_written_ends_the_run(tmp_path, never, plant):
+    """As Orbax does where TensorStore found no memory for a thread: its future is never done."""
+    tree = {"x": np.ones(3)}
+
+    class Stuck:
+        def result(self) -> None:
+            never()
+
+    async def async_save(*given: object, **named: object) -> list[Stuck]:
+        return [Stuck()]
+
+    plant(ocp.PyTreeCheckpointHandler, "async_save", async_save)
+    plant(orbax_files, "wait_for_writes", lambda *given, **named: wait_for_writes(*given, **QUICK))
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, tree, {})
+    with pytest.raises(WritesStalled):
+        checkpoints.close()
+    assert checkpoints.complete() == []
+
+
+LEFT = """
+import threading
+from rlboost_jax import main
+
+threading.Thread(target=threading.Event().wait).start()
+main._leave("error: it stalled", 1, several=False)
+"""
+
+
+def test_a_trainer_leaves_whatever_threads_it_has():
+    """Python would wait for that thread for good; the run's files are closed by then."""
+    command = [sys.executable, "-c", LEFT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr) == (1, "error: it stalled\n")
