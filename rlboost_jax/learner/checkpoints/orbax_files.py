@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
 from rlboost_jax.host.exhaustion import exhausted
-from rlboost_jax.learner.checkpoints.waiting import wait_for_writes
+from rlboost_jax.learner.checkpoints.waiting import sizes, wait_for_writes
 from rlboost_jax.models.params import Params
 
 CHUNK_BYTES = 2**26  # of an array on disk: a process that needs a part reads little else
@@ -73,8 +73,9 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
         tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
     )
     _explain()
-    futures = asyncio.run(_handler().async_save(folder, args=arguments)) or ()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    saving = _handler().async_save(folder, args=arguments)
+    futures = wait_for_writes(lambda: asyncio.run(saving), folder, size_bytes=size) or ()
 
     def written() -> None:
         for future in futures:
@@ -84,8 +85,9 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
 
 
 def finish(folder: Path) -> None:
-    """Make one tree of what the processes have written."""
-    _handler().finalize(folder)
+    """Make one tree of what the processes have written. Raises WritesStalled."""
+    size = sum(sizes(folder).values())
+    wait_for_writes(lambda: _handler().finalize(folder), folder, size_bytes=size)
 
 
 def own_folders(folder: Path, process: int) -> list[Path]:

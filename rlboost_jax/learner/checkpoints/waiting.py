@@ -1,5 +1,5 @@
 """Waiting for a library that writes into a folder, with an end: where the host had no memory for
-one of its threads, what Orbax waits for may never be done, and never fail."""
+one of TensorStore's threads, what Orbax waits for may never be done, and never fail."""
 
 import os
 import tempfile
@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+Result = TypeVar("Result")
 
 LOOK_SECONDS: Final = 1.0
 LOOKS: Final = 60  # in which nothing happens, before one wonders
@@ -20,20 +22,20 @@ class WritesStalled(RuntimeError):
 
 
 def wait_for_writes(
-    written: Callable[[], object],
+    write: Callable[[], Result],
     folder: Path,
     *,
     size_bytes: int,
     look_seconds: float = LOOK_SECONDS,
     looks: int = LOOKS,
-) -> None:
-    """Wait until all is written; raises what `written` raises.
+) -> Result:
+    """Call what writes, or waits for what is being written; returns or raises as it does.
 
     A disk that hangs is waited for as long as it does: it is asked for a write of our own before
     anybody is suspected.
 
     Args:
-        written: returns once all is written, and is called in a thread that may stay in it.
+        write: called in a thread of its own, which may stay in it.
         folder: where files grow as long as anything is written.
         size_bytes: of all that is written; with more, nothing may happen for longer.
         look_seconds: between two looks at the folder.
@@ -43,10 +45,10 @@ def wait_for_writes(
         WritesStalled
     """
     looks += int(size_bytes / SLOW_DISK / look_seconds)
-    end = _in_a_thread(written)
-    before, still = _sizes(folder), 0
+    end = _in_a_thread(write)
+    before, still = sizes(folder), 0
     while not wait([end], look_seconds).done:
-        now = _sizes(folder)
+        now = sizes(folder)
         still = still + 1 if now == before else 0
         before = now
         if still == looks:
@@ -56,25 +58,23 @@ def wait_for_writes(
                 f"nothing was written into {folder} in {2 * looks * look_seconds:g} s, though the "
                 "disk answers; the same command goes on from the checkpoint before"
             )
-    end.result()
+    return end.result()
 
 
-def _in_a_thread(call: Callable[[], object]) -> Future[None]:
-    end: Future[None] = Future()
+def _in_a_thread(call: Callable[[], Result]) -> Future[Result]:
+    end: Future[Result] = Future()
 
     def work() -> None:
         try:
-            call()
+            end.set_result(call())
         except BaseException as error:
             end.set_exception(error)
-        else:
-            end.set_result(None)
 
-    threading.Thread(target=work, name="written", daemon=True).start()
+    threading.Thread(target=work, name="write", daemon=True).start()
     return end
 
 
-def _sizes(folder: Path) -> dict[str, int]:
+def sizes(folder: Path) -> dict[str, int]:
     """Bytes of all files that are there, whose number may change meanwhile."""
     sizes = {}
     for place, _, names in os.walk(folder):
