@@ -40,6 +40,7 @@ from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.storage.workdir import check_usable
 from rlboost_jax.supervision import exits, stacks
 from rlboost_jax.supervision.pulse import show_pulse
+from rlboost_jax.supervision.without_memory import leave_without_memory
 
 if TYPE_CHECKING:
     from rlboost_jax.learner.processes.world import World
@@ -108,6 +109,7 @@ def main(argv: list[str]) -> None:
         signal.signal(number, _interrupt)
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file at INFO
     stacks.dump_when_asked()
+    leave_without_memory()
     show_pulse(os.environ)
     several = False  # processes of this trainer
     try:
