@@ -22,13 +22,23 @@ pytestmark = [
 ]
 mounts = pytest.mark.skipif(not can_mount(), reason="mounts small file systems")
 
+NO_MEMORY = (  # or the stack of a thread, or a program of the system's
+    "error: no memory is left",
+    "error: no process or thread can be started",
+    "the trainer shows no progress for 3",
+)
 BALLAST = 2**16  # bytes of a file that takes room
 SAID = {  # by a trainer that ends of it
     "descriptors": ("ulimit -n",),
     "processes": ("ulimit -u",),
-    # The stack of a thread, an array, or a program of the system's.
-    "memory": ("no memory is left", "no process or thread can be started"),
 }
+# A trainer without memory is another matter: see below.
+WITHOUT = [
+    (component, what)
+    for component in ("manager", "forker", "servers", "trainer")
+    for what in SCARCE
+    if (component, what) != ("trainer", "memory")
+]
 
 
 def of_trainer(run: Run) -> str:
@@ -67,8 +77,7 @@ def forker(run: Run, still: Standstill) -> list[int]:
     return [pid for pid in pids(run, "rollout.zygote") if pid not in still.at_work.values()]
 
 
-@pytest.mark.parametrize("what", SCARCE)
-@pytest.mark.parametrize("component", ["manager", "forker", "servers", "trainer"])
+@pytest.mark.parametrize(("component", "what"), WITHOUT)
 def test_a_process_that_has_no_more_costs_time_only(
     short_and_calm: Run, tmp_path: Path, what: Scarce, component: str
 ) -> None:
@@ -99,6 +108,31 @@ def test_a_process_that_has_no_more_costs_time_only(
             stack.close()
             run.start()
         run.finish()
+        assert run.digests() == short_and_calm.digests()
+        run.assert_accounts_hold()
+        no_traceback(run)
+
+
+def test_a_supervised_trainer_without_memory_costs_time_only(
+    short_and_calm: Run, tmp_path: Path
+) -> None:
+    """Mostly it ends by itself, with a line. But who starts a thread may wait for one that found
+    no memory to say that it has begun, or not: for good, so that somebody else has to end it."""
+    options = ("--supervise", "--stall_seconds=30")
+    with prepared(tmp_path / "run", *SHORT, *PATIENT, options=options) as run:
+        run.start()
+        with contextlib.ExitStack() as stack, run.at_a_standstill(version=2):
+            trainer = int((run.workdir / "lock").read_text())
+            stack.enter_context(without("memory", trainer))
+            run.let_go()
+            run.wait_until(lambda: trainer not in run.processes(), "end of it")
+        run.finish()
+        assert run.process is not None
+        line, again = [
+            each for each in run.process.errors.splitlines() if not each.startswith("warning: ")
+        ]
+        assert any(words in line for words in NO_MEMORY), line
+        assert again.startswith("the trainer ") and "; starting it again in " in again
         assert run.digests() == short_and_calm.digests()
         run.assert_accounts_hold()
         no_traceback(run)
