@@ -262,6 +262,13 @@ async def _serve(
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        _heed_no_more()
+
+
+def _heed_no_more() -> None:
+    """A signal is no news to one that leaves. The loop would close its pipe for them before it
+    takes its handlers back: what comes in between would be told of as an error."""
+    signal.set_wakeup_fd(-1)
 
 
 def _heed_signals(args: argparse.Namespace, fleet: FleetConfig, client: InstanceClient) -> None:

@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -223,3 +225,31 @@ def test_what_a_host_lacks_is_one_line(
     assert server.main(["--manager=host:1", "--join=/nowhere"]) == server.FAILED_EXIT_CODE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("rollout server at host:1: failed: ") and said in line
+
+
+CLOSING = """
+import asyncio, os, signal
+from rlboost_jax.rollout.server import _heed_no_more
+
+class Loop(asyncio.SelectorEventLoop):
+    def _close_self_pipe(self):
+        super()._close_self_pipe()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+async def leave():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, print)
+    {}
+
+loop = Loop()
+loop.run_until_complete(leave())
+loop.close()
+"""
+
+
+def test_a_signal_while_it_leaves_is_no_traceback():
+    def said(last: str) -> str:
+        command = [sys.executable, "-c", CLOSING.format(last)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+    assert "Bad file descriptor" in said("pass")
+    assert said("_heed_no_more()") == ""
