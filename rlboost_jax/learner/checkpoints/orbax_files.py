@@ -74,8 +74,11 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
     )
     _explain()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-    saving = _handler().async_save(folder, args=arguments)
-    futures = wait_for_writes(lambda: asyncio.run(saving), folder, size_bytes=size) or ()
+
+    def begun() -> list[Any]:
+        return asyncio.run(_handler().async_save(folder, args=arguments)) or []
+
+    futures = wait_for_writes(begun, folder, size_bytes=size)
 
     def written() -> None:
         for future in futures:
