@@ -155,8 +155,12 @@ def test_each_side_works_with_what_it_is_fastest_with():
 
 
 def test_a_missing_trainer_is_left_out_with_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "trl", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.peers.training.trl", raising=False)
-    found, reasons = training.measure("tiny", TINY, ["trl"], 2, 1, tmp_path / "checkpoint")
+    monkeypatch.setitem(sys.modules, "torch", None)  # which both peers need
+    for peer in training.PEERS:
+        monkeypatch.delitem(sys.modules, f"benchmarks.peers.training.{peer}", raising=False)
+    found, reasons = training.measure("tiny", TINY, training.PEERS, 2, 1, tmp_path / "checkpoint")
     assert found == []
-    assert reasons == [f"trl: trl is not installed; pip install -r {peers.REQUIREMENTS}"]
+    assert reasons == [
+        f"{peer}: torch is not installed; pip install -r {peers.REQUIREMENTS}"
+        for peer in training.PEERS
+    ]
