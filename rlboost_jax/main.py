@@ -22,7 +22,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -109,7 +109,6 @@ def main(argv: list[str]) -> None:
         signal.signal(number, _interrupt)
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file at INFO
     stacks.dump_when_asked()
-    leave_without_memory()
     show_pulse(os.environ)
     several = False  # processes of this trainer
     try:
@@ -129,6 +128,7 @@ def main(argv: list[str]) -> None:
             if _CLUSTER.value:
                 raise ConfigError("--supervise and --cluster; let the cluster start them again")
             sys.exit(_supervise(_WORKDIR.value, relay))
+        leave_without_memory()  # but not the supervisor, whose trainer would go on without it
         world = _world()
         several = world is not None and world.count > 1
         if world is not None and not world.leads:
@@ -141,23 +141,21 @@ def main(argv: list[str]) -> None:
         # Errors of ours and of the system explain themselves; others are mistakes in the code.
         # What this host lacks for a while is no mistake, wherever it was met.
         ours = type(error).__module__.startswith("rlboost_")
+        at_once = several or exits.threads_left()
         if line := passing(error) if ours else exhausted(error):
-            _leave(f"error: {line}", exits.BROKEN, several)
+            exits.leave(f"error: {line}", exits.BROKEN, at_once=at_once)
         if not (ours or isinstance(error, OSError)):
-            if several:
+            if at_once:
                 traceback.print_exc()
                 exits.leave(f"error: {error}", exits.BROKEN, at_once=True)
             raise
-        _leave(f"error: {error}", exits.of_error(error), several)
+        exits.leave(f"error: {error}", exits.of_error(error), at_once=at_once)
     except KeyboardInterrupt as interrupt:
         line = "interrupted; the same command goes on"
-        _leave(line, exits.of_error(interrupt), several)
+        at_once = several or exits.threads_left()
+        exits.leave(line, exits.of_error(interrupt), at_once=at_once)
     print(headline(summary))
     print(f"report: {_WORKDIR.value}/report.html")
-
-
-def _leave(line: str, code: int, several: bool) -> NoReturn:
-    exits.leave(line, code, at_once=several or exits.threads_left())
 
 
 def _plan(run: RunConfig, workdir: str) -> None:

@@ -267,7 +267,7 @@ async def _serve(
 
 def _heed_no_more() -> None:
     """A signal is no news to one that leaves. The loop would close its pipe for them before it
-    takes its handlers back: what comes in between would be told of as an error."""
+    takes its handlers back: what comes in between would be printed as an error."""
     signal.set_wakeup_fd(-1)
 
 

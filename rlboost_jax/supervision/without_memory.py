@@ -32,8 +32,11 @@ def _hook(before: Callable[[Any], object]) -> Callable[[Any], None]:
 
 
 def _no_memory(error: BaseException) -> bool:
-    """Nor for a thread, of which the system says that it may be had later."""
-    return not isinstance(error, OSError) and number_of(error) in (errno.ENOMEM, errno.EAGAIN)
+    """Nor for a thread. A socket or lock that would have to be waited for has the same number."""
+    return not isinstance(error, BlockingIOError) and number_of(error) in (
+        errno.ENOMEM,
+        errno.EAGAIN,
+    )
 
 
 def _leave(error: BaseException) -> NoReturn:

@@ -106,17 +106,32 @@ def test_a_checkpoint_that_is_never_written_ends_the_run(tmp_path, never, plant,
     assert checkpoints.complete() == []
 
 
-LEFT = """
+STALLED = """
 import threading
+from absl import app
 from rlboost_jax import main
 
-threading.Thread(target=threading.Event().wait).start()
-main._leave("error: it stalled", 1, several=False)
+def train(*given, **named):
+    threading.Thread(target=threading.Event().wait).start()
+    raise {}
+
+main.train = train
+app.run(main.main, flags_parser=main.parse)
 """
 
 
-def test_a_trainer_leaves_whatever_threads_it_has():
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [
+        ("main.ConfigError('it stalled')", "error: it stalled", 2),
+        ("ValueError('a mistake')", "error: a mistake", 1),
+        ("main.Interrupted(2)", "interrupted; the same command goes on", 130),
+    ],
+    ids=["ours", "mistake", "interrupt"],
+)
+def test_a_trainer_leaves_whatever_threads_it_has(tmp_path, error, said, code):
     """Python would wait for that thread for good; the run's files are closed by then."""
-    command = [sys.executable, "-c", LEFT]
+    settings = ["--config=configs/tiny.py", f"--workdir={tmp_path}/run"]
+    command = [sys.executable, "-c", STALLED.format(error), *settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert (done.returncode, done.stderr) == (1, "error: it stalled\n")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, said)

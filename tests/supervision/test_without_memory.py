@@ -37,9 +37,11 @@ def met(where: str, error: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
 
-@pytest.mark.parametrize("error", ["MemoryError", 'RuntimeError("can\'t start new thread")'])
+@pytest.mark.parametrize(
+    "error", ["MemoryError", "OSError(12, 'mmap')", 'RuntimeError("can\'t start new thread")']
+)
 @pytest.mark.parametrize("where", [STARTING, WORKING, FREED], ids=["starting", "working", "freed"])
-def test_a_process_without_memory_is_left_whoever_finds_out(where, error):
+def test_a_process_without_memory_is_left_by_any_thread(where, error):
     done = met(where, error)
     assert done.returncode == 1
     assert done.stderr.startswith("error: no ") and done.stderr.count("\n") == 1, done.stderr

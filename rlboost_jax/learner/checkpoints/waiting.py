@@ -17,8 +17,8 @@ SLOW_DISK: Final = 10**7  # bytes in a second, which may all be seen at their en
 
 
 class WritesStalled(RuntimeError):
-    """Nothing is written any more, though the disk answers. Whoever writes is still waited for by
-    Python at its end: this process can only be left at once."""
+    """Nothing is written any more, though the disk answers. Python still waits for Orbax's thread
+    when it ends: this process can only be left at once."""
 
 
 def wait_for_writes(
@@ -62,12 +62,13 @@ def wait_for_writes(
 
 
 def _in_a_thread(call: Callable[[], Result]) -> Future[Result]:
+    """In a daemon: Python would wait for an executor's when it ends."""
     end: Future[Result] = Future()
 
     def work() -> None:
         try:
             end.set_result(call())
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, it is raised where it is waited for
             end.set_exception(error)
 
     threading.Thread(target=work, name="write", daemon=True).start()
