@@ -3,6 +3,7 @@
 #
 #   docker build -t rlboost .                                                  for CPUs
 #   docker build -t rlboost:cuda --build-arg EXTRA=cuda13 .                    for NVIDIA GPUs
+#   docker build -t rlboost:hf --build-arg EXTRAS=hf,math .                    with extras of ours
 #   docker build -t rlboost --build-arg PYTHON_IMAGE=registry.example/python:3.12.11-slim-bookworm .
 #
 # docs/how-to/images.md has what to give a container, and what not. No secret is in any layer: what
@@ -13,6 +14,7 @@ ARG PYTHON_IMAGE=docker.io/library/python:3.12.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 ARG EXTRA=""
+ARG EXTRAS=""
 ARG PIP_OPTIONS=""
 # The compiler is for the kernels of CPUs; it stays in this stage. Its version is that of the image.
 # hadolint ignore=DL3008
@@ -23,7 +25,7 @@ WORKDIR /src
 COPY . /src
 RUN python3 -m venv /opt/rlboost \
  && /opt/rlboost/bin/python -m pip install --no-cache-dir --disable-pip-version-check ${PIP_OPTIONS} \
-      -c requirements.lock ./kernels "." ${EXTRA:+"jax[${EXTRA}]"} \
+      -c requirements.lock ./kernels ".${EXTRAS:+[${EXTRAS}]}" ${EXTRA:+"jax[${EXTRA}]"} \
  && /opt/rlboost/bin/python -m compileall -q -j 0 /opt/rlboost/lib
 
 FROM ${PYTHON_IMAGE}

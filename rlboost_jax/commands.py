@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
     {
         "train": Command("rlboost_jax.main", "train a model, or go on with a run", _RUN),
         "rollout": Command("rlboost_jax.rollout", "generate for a run, from any machine"),
+        "join": Command("rlboost_jax.join", "print what a server needs to join, for RLBOOST_JOIN"),
         "environments": Command("rlboost_jax.environments", "run a run's environments here"),
         "play": Command("rlboost_jax.environments.play", "play a run's environment by hand", _RUN),
         "report": Command("rlboost_jax.report", "draw a run as a page, report.html"),

@@ -20,13 +20,14 @@ from rlboost_jax import usage
 from rlboost_jax.data.open import FILE as DATA
 from rlboost_jax.learner.checkpoints import base, best, origin
 from rlboost_jax.learner.checkpoints.folders import BROKEN, broken_in, is_of_before, steps_in
+from rlboost_jax.learner.setup import hosts
 from rlboost_jax.manager.journal import read_segment
 from rlboost_jax.manager.service.journal_files import SUFFIX
 from rlboost_jax.storage import at_rest
 from rlboost_jax.storage.durable import Damaged
 
 FOLDERS: Final = ("checkpoints", best.FOLDER, base.FOLDER, "reference")
-SMALL: Final = ("config.json", origin.FILE, DATA, f"{best.FOLDER}/{best.FILE}")
+SMALL: Final = ("config.json", origin.FILE, DATA, hosts.FILE, f"{best.FOLDER}/{best.FILE}")
 
 
 class Finding(NamedTuple):

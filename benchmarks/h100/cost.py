@@ -222,8 +222,10 @@ class _Reader:
     def _add_collective(
         self, total: Cost, instruction: Instruction, computation: Computation
     ) -> None:
-        group = group_of(instruction.attributes)
-        on_hosts = Counter(device // self._host_devices for device in group)
+        groups = groups_of(instruction.attributes, self._module.devices)
+        # All at once, and the slowest counts: of a permutation's pairs one between two hosts.
+        hosts = [Counter(device // self._host_devices for device in group) for group in groups]
+        group, on_hosts = max(zip(groups, hosts, strict=True), key=lambda pair: len(pair[1]))
         # What is whole: the result of a gather, the operand of a reduction and its scattering.
         whole: Sequence[Shape] = instruction.results
         if instruction.base == "reduce-scatter":
@@ -256,13 +258,28 @@ class _Reader:
             _add_library_product(total, instruction, computation)
 
 
-def group_of(attributes: str) -> tuple[int, ...]:
-    """Devices of the first group of `replica_groups`, in any of its three notations.
+def groups_of(attributes: str, devices: int = 1) -> list[tuple[int, ...]]:
+    """Devices of the first group of `replica_groups`, in any of its notations, or of all
+    `source_target_pairs`.
 
-    They are lists, {{0,1},{2,3}}; a reshaped and transposed range, [2,4]<=[4,2]T(1,0); or some
-    axes of a mesh, mesh['a'=2,'b'=4] {'b'}.
+    Groups are lists, {{0,1},{2,3}}; a reshaped and transposed range, [2,4]<=[4,2]T(1,0); some
+    axes of a mesh, mesh['a'=2,'b'=4] {'b'}; or {}, all devices.
+
+    Args:
+        devices: that there are.
+
+    Raises:
+        ValueError: they are written in another way.
     """
-    if found := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", attributes):
+    if found := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)+)\}", attributes):
+        return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", found[1])]
+    return [_first_group(attributes, devices)]
+
+
+def _first_group(attributes: str, devices: int) -> tuple[int, ...]:
+    if "replica_groups={}" in attributes:
+        return tuple(range(devices))
+    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
         return tuple(int(device) for device in found[1].split(","))
     if found := re.search(
         r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes
@@ -275,7 +292,7 @@ def group_of(attributes: str) -> tuple[int, ...]:
         chosen = set(re.findall(r"'([^']+)'", found[2]))
         places = product(*(range(size) if name in chosen else (0,) for name, size in axes))
         return tuple(_flat(place, [size for _, size in axes]) for place in places)
-    return (0,)
+    raise ValueError(f"a collective whose groups are not understood: {attributes[:200]}")
 
 
 def _transposed_range(dims: Sequence[int], order: Sequence[int]) -> list[int]:

@@ -74,10 +74,16 @@ class Instruction:
 
     @cached_property
     def results(self) -> tuple[Shape, ...]:
-        """What is computed: the result of an asynchronous start is (operands, results, …)."""
-        if self.opcode.endswith("-start") and self.type.startswith("("):
-            parts = elements_of(self.type)
-            return shapes_of(parts[1]) if len(parts) > 1 else self.shapes
+        """What is computed. The result of an asynchronous start is (operands, results, …), but
+        for an all-reduce; that of a library's product ends with its workspace.
+        """
+        if not self.type.startswith("("):
+            return self.shapes
+        parts = elements_of(self.type)
+        if self.opcode.endswith("-start") and self.base != "all-reduce" and len(parts) > 1:
+            return shapes_of(parts[1])
+        if "cublas" in self.target and parts[-1].startswith("s8["):
+            return self.shapes[:-1]
         return self.shapes
 
     @property
@@ -117,8 +123,14 @@ Computation = Mapping[str, Instruction]
 
 @dataclass(frozen=True)
 class Module:
+    """
+    Attributes:
+        devices: that run it together.
+    """
+
     computations: Mapping[str, Computation]
     entry: str
+    devices: int = 1
 
     @cached_property
     def fused(self) -> frozenset[str]:
@@ -140,6 +152,8 @@ def parse(text: str) -> Module:
     """Raises ValueError where there is no entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
+    counts = re.search(r"^HloModule [^\n]*", text, re.MULTILINE)
+    named = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", counts[0] if counts else "")
     for line in text.splitlines():
         if not line or line.startswith("//"):
             continue
@@ -155,7 +169,7 @@ def parse(text: str) -> Module:
             current[instruction.name] = instruction
     if not entry:
         raise ValueError("no ENTRY computation; give the text of a whole HLO module")
-    return Module(computations, entry)
+    return Module(computations, entry, math.prod(map(int, named)))
 
 
 def shapes_of(type_text: str) -> tuple[Shape, ...]:

@@ -15,23 +15,30 @@ import jax
 import jaxlib
 from rlboost_kernels import active
 
+from rlboost_jax.host.versions import versions_of
 from rlboost_jax.settings import fingerprints
 
 # XLA flags that change how a program is made or watched, and not what it computes.
 _HARMLESS_FLAGS = (
     "--xla_force_host_platform_device_count",
     "--xla_dump",
-    "--xla_gpu_autotune_cache",
 )
+# Variables by which NVIDIA's libraries compute otherwise.
+_OF_LIBRARIES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
 
 
 def fingerprint(
-    device: jax.Device, *, kernels: Mapping[str, str] | None = None, **settings: object
+    device: jax.Device,
+    *,
+    kernels: Mapping[str, str] | None = None,
+    libraries: Mapping[str, str] | None = None,
+    **settings: object,
 ) -> str:
     """A readable part (jax version, kind of device) and a digest over that and the rest.
 
     Args:
         kernels: implementation of each operation; None: those that are active.
+        libraries: versions of those of a GPU, and variables that they read; None: those here.
         settings: of the programs: records, numbers and names with a stable `repr`.
     """
     facts = {
@@ -40,6 +47,7 @@ def fingerprint(
         "device": device.device_kind,
         "kernels": repr(sorted((active() if kernels is None else kernels).items())),
         "cpu": _cpu() if device.platform == "cpu" else "",
+        **({} if device.platform == "cpu" else _libraries() if libraries is None else libraries),
         "xla_flags": _xla_flags(),
         "matmul_precision": str(jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]
         **{name: _plain(value) for name, value in settings.items()},
@@ -58,6 +66,12 @@ def _plain(value: object) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return str(sorted(dataclasses.asdict(value).items()))
     return repr(value)
+
+
+def _libraries() -> dict[str, str]:
+    """jax asks for a range of versions of each: its own does not say theirs."""
+    found = {name: os.environ.get(name, "") for name in _OF_LIBRARIES}
+    return {**versions_of("nvidia-", "jax-cuda"), **found}
 
 
 def _xla_flags() -> str:

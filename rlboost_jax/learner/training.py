@@ -19,6 +19,7 @@ from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.setup.complete import complete
 from rlboost_jax.learner.setup.makers import Makers, plan_of
 from rlboost_jax.learner.setup.opening import Opening
+from rlboost_jax.models.collectives import add_in_order
 from rlboost_jax.observe.alert_process import check_alerts, start_alerts
 from rlboost_jax.observe.cost import Forecast
 from rlboost_jax.observe.diagnostics import Diagnostics
@@ -60,6 +61,7 @@ def run_training(
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
     compile_cache.enable(run.compile_cache_dir)
+    add_in_order(run.deterministic)
     show_compiles()
     path, makers = Path(path), makers or Makers()
     origin = origin_to_begin_with(fork, run, path)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.models.compiler_options import same_bits
 from rlboost_jax.qualification.problem import Candidate, Case, Problem
 from rlboost_jax.qualification.records import Trial, one_line
 
@@ -25,14 +26,16 @@ def tried(problem: Problem, candidate: Candidate, *, invariant: bool) -> Trial:
     """What comes of a candidate; an exception is one of the outcomes.
 
     Args:
-        invariant: whether bits must be those of the case in all its variants.
+        invariant: whether bits must be those of the case in all its variants; then programs are
+            compiled as those of a deterministic run are.
     """
     name, worst, seconds = candidate.name, 0.0, 0.0
     try:
+        options = same_bits(jax.devices()[0]) if invariant else None
         for case in problem.cases:
             if reason := candidate.why_not(case.inputs):
                 return Trial(candidate=name, outcome="unavailable", reason=one_line(reason))
-            run = jax.jit(partial(candidate.run, **case.options))
+            run = jax.jit(partial(candidate.run, **case.options), compiler_options=options)
             results = _results(run, case.inputs)
             pairs = zip(results, case.expected, strict=True)
             error = float(np.max([row_error(*pair) for pair in pairs]))  # NaN stays NaN

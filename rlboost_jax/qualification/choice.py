@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 
 from rlboost_jax.qualification.records import Trial, Verdict
 
 NEARLY: Final = 2.5  # times the least seconds
+# How XLA, CUDA and cuDNN say that a device or its memory was taken, and the kernel's last resort.
+_CROWDED: Final = ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", "ALLOC_FAILED", "UNAVAILABLE", "SIGKILL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +56,28 @@ def worth_keeping(verdict: Verdict) -> bool:
     that ran out of memory had neighbours: the next start tries again.
     """
     trials = verdict.trials
-    short = any("RESOURCE_EXHAUSTED" in trial.reason for trial in trials)
-    return any(trial.outcome == "right" for trial in trials) and not short
+    crowded = any(_failed(each) and _crowded(each.reason) for each in trials)
+    return any(trial.outcome == "right" for trial in trials) and not crowded
+
+
+def worth_another_trial(verdict: Verdict, candidate: str) -> bool:
+    """Whether a candidate that a run must have failed in a way that a later trial may not."""
+    return any(_failed(trial) for trial in verdict.trials if trial.candidate == candidate)
+
+
+def _failed(trial: Trial) -> bool:
+    """It came to no end, so that nobody knows what it computes."""
+    match trial.outcome:
+        case "raised" | "crashed" | "hung":
+            return True
+        case "right" | "wrong" | "dependent" | "unavailable":
+            return False
+        case other:
+            assert_never(other)
+
+
+def _crowded(reason: str) -> bool:
+    return any(word in reason for word in _CROWDED)
 
 
 def described(choice: Choice, what: str) -> str:

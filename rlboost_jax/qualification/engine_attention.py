@@ -4,7 +4,7 @@ Both have the row counts, slots, pages and options of the run. The reference is 
 host, since nothing that runs on the device is trusted yet.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -37,6 +37,9 @@ PLAIN: Final = "xla"
 _POOL_BYTES: Final = 256 * 2**20  # of pages; sequences share them, no cache holds them
 _CHUNK_CONTEXT: Final = 2048  # tokens that a chunk of a prompt sees, at most or as long as itself
 _SINGLES: Final = 3  # sequences of one row beside that chunk
+# A token too many or too few of a window of W changes a row by about 1 / sqrt(W) of its norm, which
+# the tolerance lets pass if W is large. So values at the edges of what rows see are larger.
+_SPIKE: Final = 16.0
 # Only the order of the bounds counts. Source: benchmarks/h100/chip.py.
 _MEMORY_RATE: Final = 3.35e12  # bytes per second
 _TRIP_SECONDS: Final = 20e-6  # of a loop whose end the host has to learn
@@ -137,21 +140,23 @@ def _cases(shape: EngineAttentionShape) -> Iterator[Case]:
         rows = np.ones(shape.slots, np.int32)
         share = 1 / len(shape.windows)
         yield _case(shape, "decode", window, rows, lens, shape.decode_rows, share)
-        rows, lens = _chunk_and_singles(shape)
+        rows, lens = _chunk_and_singles(shape, window)
         weight = share * shape.mixed_share
         yield _case(shape, "mixed", window, rows, lens, shape.mixed_rows, weight)
 
 
-def _chunk_and_singles(shape: EngineAttentionShape) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _chunk_and_singles(
+    shape: EngineAttentionShape, window: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Rows and lengths of sequences: single tokens, a chunk of a prompt, and single tokens again.
 
-    One row at the end is left to nobody.
+    The chunk has more context than a window, if a slot has. One row at the end is left to nobody.
     """
     singles = min(_SINGLES, shape.slots - 1, max(0, shape.mixed_rows - 2))
     longest = shape.slot_tokens
     chunk = max(1, min(shape.mixed_rows - singles - 1, longest))
     lens = [max(1, longest // (2 + i)) for i in range(singles)]
-    lens.insert(singles // 2, min(longest, max(chunk, _CHUNK_CONTEXT)))
+    lens.insert(singles // 2, min(longest, max(window + chunk, _CHUNK_CONTEXT)))
     rows = [1] * singles
     rows.insert(singles // 2, chunk)
     return np.array(rows, np.int32), np.array(lens, np.int32)
@@ -176,7 +181,7 @@ def _case(
     return Case(
         name=f"{name} step" + (f" with a window of {window}" if window else ""),
         weight=weight,
-        make=partial(_inputs, shape, rows, lens, num_rows, places),
+        make=partial(_inputs, shape, rows, lens, num_rows, places, window),
         reference=partial(on_host, shape=shape, window=window),
         options={"sliding_window": window or None},
         variants=_variants,
@@ -189,8 +194,11 @@ def _inputs(
     lens: NDArray[np.int32],
     num_rows: int,
     places: int,
+    window: int,
 ) -> Arguments:
-    """Standard normal queries, keys and values; each sequence has an order of pages of its own."""
+    """Standard normal queries, keys and values, but for large values on both sides of each edge of
+    what a sequence's first and last row see. Each sequence has an order of pages of its own.
+    """
     rng, count, most = np.random.default_rng(0), len(rows), shape.pages_per_slot
     page = kv_pages_shape(1, shape.page_size, shape.key_heads, shape.head_dim)
     page_bytes = int(np.prod(page)) * jnp.dtype(shape.kv_dtype).itemsize
@@ -198,6 +206,10 @@ def _inputs(
     table = np.zeros((places, most), np.int32)
     for sequence in range(count):
         table[sequence] = rng.permutation(num_pages)[:most]
+    large = np.zeros((num_pages, shape.page_size), bool)
+    for sequence, own in enumerate(zip(lens - rows, lens - 1, strict=True)):
+        for position in _edges(own, window, most * shape.page_size):
+            large[table[sequence, position // shape.page_size], position % shape.page_size] = True
     kv_lens = np.zeros(places, np.int32)
     kv_lens[:count] = lens
     starts = np.full(places + 1, rows.sum(), np.int32)
@@ -206,15 +218,33 @@ def _inputs(
     def normal(seed: int, sizes: tuple[int, ...], dtype: str) -> Array:
         return jax.random.normal(jax.random.key(seed), sizes, jnp.float32).astype(dtype)
 
+    def with_edges(seed: int, large: Array) -> Array:
+        """Keys and values of a head follow each other."""
+        pages = jax.random.normal(jax.random.key(seed), (num_pages, *page[1:]), jnp.float32)
+        of_values = jnp.arange(pages.shape[2]) % 2 == 1
+        spikes = large[:, :, None, None] & of_values[None, None, :, None]
+        return jnp.where(spikes, _SPIKE * pages, pages).astype(shape.kv_dtype)
+
     draw = jax.jit(normal, static_argnums=(0, 1, 2))
     return Arguments(
         q=draw(0, (num_rows, shape.query_heads, shape.head_dim), shape.dtype),
-        kv_pages=draw(1, (num_pages, *page[1:]), shape.kv_dtype),
+        kv_pages=jax.jit(with_edges, static_argnums=0)(1, jnp.asarray(large)),
         kv_lens=jnp.asarray(kv_lens),
         page_indices=jnp.asarray(table),
         cu_q_lens=jnp.asarray(starts),
         num_seqs=jnp.asarray([count], jnp.int32),
     )
+
+
+def _edges(own: Iterable[int], window: int, most: int) -> Iterator[int]:
+    """Positions beside each other of which one is seen and one is not, of less than `most`.
+
+    Args:
+        own: positions of rows.
+    """
+    for row in own:
+        near = (row, row + 1, *((row - window, row - window + 1) if window else ()))
+        yield from (int(position) for position in near if 0 <= position < most)
 
 
 def on_host(

@@ -126,7 +126,8 @@ def _check(run: RunConfig, setting: _Setting, say: Say, host: Host) -> None:
     shape = _shape(run, setting)
     if shape is None:
         return
-    verdict, word = _verdict(run, setting, shape, folder=folder_of(run), host=host)
+    folder = folder_of(run)
+    verdict, word = _verdict(run, setting, shape, folder=folder, wanted=named, host=host)
     if verdict.platform == "cpu":
         return  # `kernels.check` says so
     if reason := objection(verdict, named):
@@ -152,6 +153,7 @@ def _verdict(
     shape: msgspec.Struct,
     *,
     folder: Path | None,
+    wanted: str = "",
     on_cpu: bool = False,
     host: Host = HERE,
 ) -> tuple[Verdict, str]:
@@ -162,6 +164,7 @@ def _verdict(
         shape,
         invariant=run.deterministic,
         folder=folder,
+        wanted=wanted,
         on_cpu=on_cpu,
         host=host,
     )

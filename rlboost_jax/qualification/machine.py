@@ -5,7 +5,6 @@ use a device it keeps children from it.
 """
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import pkgutil
@@ -16,6 +15,10 @@ from typing import Final
 
 import jax
 import rlboost_kernels
+
+from rlboost_jax import models
+from rlboost_jax.host.versions import versions_of
+from rlboost_jax.settings import memory
 
 _NODES: Final = ("nvidia[0-9]*", "nvidiactl", "dxg")  # in /dev, where there is an NVIDIA GPU
 _PLUGIN: Final = "xla_cuda"  # how JAX's plugins for it are called
@@ -44,17 +47,26 @@ def gpu_expected(dev: Path = Path("/dev"), plugins: Iterable[str] | None = None)
     return _has_plugin(plugins) and any(any(dev.glob(name)) for name in _NODES)
 
 
-def facts(driver: Path = _DRIVER) -> Mapping[str, str] | None:
+def facts(
+    driver: Path = _DRIVER, *, sources: Mapping[str, Path] | None = None
+) -> Mapping[str, str] | None:
     """Device, driver and versions; None where the device is not known and nothing can be kept.
 
     Args:
         driver: the folder in which the driver speaks of itself.
+        sources: that say what is tried; None: those of the candidates.
     """
     device = _device(driver)
     if not device:
         return None
     variables = {name: os.environ.get(name, "") for name in _VARIABLES}
-    return {"device": device, "kernels": _digest_of_kernels(), **_versions(), **variables}
+    versions = versions_of(*_DISTRIBUTIONS)
+    return {
+        "device": device,
+        "kernels": _digest_of(candidates() if sources is None else sources),
+        **versions,
+        **variables,
+    }
 
 
 def _has_plugin(folders: Iterable[str] | None) -> bool:
@@ -89,21 +101,17 @@ def _reported_by_tool() -> str:
     return "; ".join(shown.stdout.split("\n")).strip("; ") if shown.returncode == 0 else ""
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for distribution in importlib.metadata.distributions():
-        name = (distribution.name or "").lower().replace("_", "-")
-        if name.startswith(_DISTRIBUTIONS):
-            found[name] = distribution.version
+def candidates() -> Mapping[str, Path]:
+    """Sources of all kernels, of what calls them, of their sizes, and of what tries them."""
+    found = {"settings/memory.py": Path(str(memory.__file__))}
+    for module in (rlboost_kernels.__file__, models.__file__, __file__):
+        folder = Path(str(module)).parent
+        found |= {path.relative_to(folder.parent).as_posix(): path for path in folder.rglob("*.py")}
     return found
 
 
-def _digest_of_kernels() -> str:
-    """Of the sources of all kernels, and of what tries them."""
+def _digest_of(sources: Mapping[str, Path]) -> str:
     digest = hashlib.sha256()
-    for module in (rlboost_kernels.__file__, __file__):
-        folder = Path(str(module)).parent
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
-            digest.update(path.read_bytes())
+    for name, path in sorted(sources.items()):
+        digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

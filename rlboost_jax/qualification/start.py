@@ -83,12 +83,18 @@ def published_run(run: RunConfig, own: RunConfig) -> RunConfig:
 
 
 def verdict_here(
-    run: RunConfig, *, folder: Path | None, interpret: bool = False, host: Host = HERE
+    run: RunConfig,
+    *,
+    folder: Path | None,
+    wanted: str = "",
+    interpret: bool = False,
+    host: Host = HERE,
 ) -> tuple[Verdict, str]:
     """Trials of all candidates at the run's sizes, and a word on where they are kept.
 
     Args:
         folder: of kept verdicts; None neither reads nor keeps any.
+        wanted: as in `verdict_of`.
         interpret: try them on a CPU, those for GPU step by step.
     """
     # Only who has a GPU pays for these.
@@ -101,6 +107,7 @@ def verdict_here(
         shape,
         invariant=run.deterministic,
         folder=folder,
+        wanted=wanted,
         on_cpu=interpret,
         host=host,
     )
@@ -125,7 +132,8 @@ def _checked(run: RunConfig, say: Say, host: Host) -> RunConfig:
     named = run.engine.attention
     if named not in ATTENTION_FOR_GPU or not run.deterministic or not host.gpu_expected():
         return run
-    verdict, word = verdict_here(run, folder=learner_start.folder_of(run), host=host)
+    folder = learner_start.folder_of(run)
+    verdict, word = verdict_here(run, folder=folder, wanted=named, host=host)
     if verdict.platform == "cpu":
         return run  # the engine says so
     if reason := objection(verdict, named):

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from rlboost_jax.qualification import cache, child_process
-from rlboost_jax.qualification.choice import worth_keeping
+from rlboost_jax.qualification.choice import worth_another_trial, worth_keeping
 from rlboost_jax.qualification.host import HERE, Host
 from rlboost_jax.qualification.problems import problem_of
 from rlboost_jax.qualification.records import ProblemName, Spec, Verdict
@@ -17,6 +17,7 @@ def verdict_of(
     *,
     invariant: bool,
     folder: Path | None,
+    wanted: str = "",
     on_cpu: bool = False,
     host: Host = HERE,
 ) -> tuple[Verdict, str]:
@@ -26,6 +27,7 @@ def verdict_of(
         shape: the problem's own record.
         invariant: whether bits must be those of a case in all its variants.
         folder: of kept verdicts; None neither reads nor keeps any.
+        wanted: a candidate that the run must have: where it is kept as failed, all are tried again.
         on_cpu: try them where there is no accelerator.
     """
     values = msgspec.to_builtins(shape)
@@ -42,8 +44,9 @@ def verdict_of(
         return host.verdict_of(spec), "not kept: the driver does not name the device"
     key = {"facts": dict(facts), "spec": msgspec.to_builtins(spec)}
     path = cache.place_of(folder, problem, key)
-    if (verdict := cache.kept(path, key)) is not None:
-        return verdict, f"as kept in {path}"
+    kept = cache.kept(path, key)
+    if kept is not None and not worth_another_trial(kept, wanted):
+        return kept, f"as kept in {path}"
     verdict = host.verdict_of(spec)
     if not worth_keeping(verdict):
         return verdict, "not kept: the next start tries again"

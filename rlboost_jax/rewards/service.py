@@ -5,8 +5,8 @@ Response:  {"rewards": [number or null]}
 
 With `per: "group"` each list has an entry for every response to the prompt, in sample order.
 
-A request that fails in a way that may pass (no connection, 408, 429, 5xx, no answer in time) is
-made again with growing pauses. What fails for good costs its own response only.
+A request that fails in a way that may pass (no connection, `PASSING`, no answer in time) is made
+again with growing pauses. What fails for good costs its own response only.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ class EngineConfig:
     )
     token_rows: int = setting(
         64,
-        "of a step with prefill; deterministic runs choose 64, 80, 96, …",
+        "of a step with prefill; of deterministic runs a multiple of 16, at least 64",
         unit="rows",
         note="Decode steps of deterministic runs on a GPU have as many rows; those of other runs "
         "only as many as there are slots.",

@@ -85,7 +85,7 @@ class EnvironmentConfig:
     unstable_template: UnstableTemplate = setting(
         "refuse",
         "where a chat template does not continue what was sampled: refuse it, or begin another "
-        "sequence with each turn",
+        "sequence there",
     )
     memory_mb: int = setting(
         1024,

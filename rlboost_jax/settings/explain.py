@@ -56,7 +56,8 @@ def _lines(setting: Setting) -> Iterator[str]:
 
 
 def _sentences(setting: Setting) -> str:
-    meaning = setting.meaning[:1].upper() + setting.meaning[1:]
+    first = setting.meaning[:1]
+    meaning = (first.upper() if first.isascii() else first) + setting.meaning[1:]  # β stays β
     return f"{meaning}. {setting.note}".strip()
 
 

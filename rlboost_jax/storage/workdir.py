@@ -5,6 +5,7 @@ metrics.jsonl     a row per step           events.jsonl   a row per fleet event
 checkpoints/      to go on from            snapshots/     policy versions for servers
 data.json         where prompts are read: of which rows, and which were left out
 origin.json       the checkpoint that it began with, and a digest of its weights
+fingerprints.json   on what kinds of host it was
 reference/        where there is a KL term: the parameters that it is taken to
 base/             where adapters are trained: what they are added to
 manager.json      while a manager lives    logs/          of manager and the newest servers
@@ -54,6 +55,7 @@ _MADE: Final = (
         "environments",
         "manager.json",
         "data.json",
+        "fingerprints.json",
         "tensorboard",
         "wandb",
         "mlflow",

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.h100 import chip, ptxas
 from benchmarks.h100.__main__ import Compiler, rows_of
-from benchmarks.h100.cost import Assumptions, Call, Collective, Cost, cost_of, group_of, largest
+from benchmarks.h100.cost import Assumptions, Call, Collective, Cost, cost_of, groups_of, largest
 from benchmarks.h100.hlo import Shape, parse
 from benchmarks.h100.jobs import Job
 from benchmarks.h100.program import Program, Work
@@ -169,10 +169,66 @@ def test_collectives_by_kind_bytes_and_link() -> None:
         ("[2,4]<=[4,2]T(1,0)", (0, 2, 4, 6)),
         ("mesh['a'=2,'b'=4] {'a'}", (0, 4)),
         ("mesh['a'=2,'b'=4] {'a','b'}", (0, 1, 2, 3, 4, 5, 6, 7)),
+        ("{}", (0, 1, 2)),
     ],
 )
 def test_the_first_group_of_each_notation(groups: str, first: tuple[int, ...]) -> None:
-    assert group_of(f"channel_id=1, replica_groups={groups}, dimensions={{0}}") == first
+    written = f"channel_id=1, replica_groups={groups}, dimensions={{0}}"
+    assert groups_of(written, devices=3) == [first]
+
+
+def test_groups_in_a_notation_of_tomorrow_are_not_free() -> None:
+    with pytest.raises(ValueError, match="not understood: replica_groups=<0,1>"):
+        groups_of("replica_groups=<0,1>")
+
+
+SENT = """
+HloModule jit_g, is_scheduled=true, num_partitions=16
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+ENTRY %main (p: f32[1000], q: f32[8]) -> f32[8] {
+  %p = f32[1000]{0} parameter(0)
+  %q = f32[8]{0} parameter(1)
+  %one = f32[8]{0} all-reduce-start(%q), replica_groups={{0,1}}, to_apply=%add
+  %one.1 = f32[8]{0} all-reduce-done(%one)
+  %both = (f32[1000]{0}, f32[8]{0}) all-reduce-start(%p, %q), replica_groups={}, to_apply=%add
+  %both.1 = (f32[1000]{0}, f32[8]{0}) all-reduce-done(%both)
+  %moved = f32[1000]{0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{7,8}}
+  ROOT %near = f32[8]{0} collective-permute(%q), source_target_pairs={{0,1},{1,0}}
+}
+"""
+
+
+def test_an_asynchronous_sum_counts_all_of_its_arrays_and_a_permutation_its_slowest_pair() -> None:
+    assert cost_of(parse(SENT)).sent == {
+        Collective("all-reduce", "f32", 2, 2): 2 * 4 * 8 / 2,
+        Collective("all-reduce", "f32", 16, 8): 2 * 4 * (1000 + 8) * 15 / 16,
+        Collective("collective-permute", "f32", 2, 1): 4 * 1000,
+        Collective("collective-permute", "f32", 2, 2): 4 * 8,
+    }
+
+
+WORKSPACE = """
+HloModule jit_w
+
+ENTRY %main (a: bf16[256,512], b: bf16[512,1024]) -> bf16[256,1024] {
+  %a = bf16[256,512]{1,0} parameter(0)
+  %b = bf16[512,1024]{1,0} parameter(1)
+  %both = (bf16[256,1024]{1,0}, s8[33554432]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+  ROOT %product = bf16[256,1024]{1,0} get-tuple-element(%both), index=0
+}
+"""  # noqa: E501
+
+
+def test_the_workspace_of_a_library_is_no_traffic() -> None:
+    cost = cost_of(parse(WORKSPACE))
+    assert cost.num_bytes == 2 * (256 * 512 + 512 * 1024 + 256 * 1024)
+    assert cost.flops == {"bf16": 2 * 256 * 512 * 1024}
 
 
 SLICES = """
@@ -245,7 +301,7 @@ def test_slices_are_paid_for_and_not_what_they_are_cut_from() -> None:
     whole, row = 4 * 36 * 1024, 4 * 1024
     read = row + 4 + row / 2  # the row, its index, and half as wide again
     written = row / 2 + 4 + row
-    product = whole + row / 2 + 4 * 64 * 32 + 16
+    product = whole + row / 2 + 4 * 64 * 32
     assert cost.num_bytes == read + written + 2 * whole + (100 + row / 2) + product
     assert cost.flops == {"bf16": 7.0, "tf32": 2 * 64 * 32 * 36}
     assert cost.calls == {"mosaic_gpu_v2": 1, "__cublas$gemm": 1}

@@ -79,6 +79,17 @@ def test_says_which_attention_was_chosen_for_a_gpu(platform: str, start: str) ->
     assert fingerprint(device, attention="triton", slots=8).rsplit("-", 1)[1] != digest
 
 
+def test_libraries_of_a_gpu_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu: Any = Mock(spec=jax.Device, platform="gpu", device_kind="NVIDIA H100")
+    cpu: Any = Mock(spec=jax.Device, platform="cpu", device_kind="cpu")
+    before, after = ({"nvidia-cublas-cu12": version} for version in ("12.9.1", "12.9.2"))
+    assert fingerprint(gpu, libraries=before) != fingerprint(gpu, libraries=after)
+    assert fingerprint(cpu, libraries=before) == fingerprint(cpu, libraries=after)
+    here = fingerprint(gpu), fingerprint(cpu)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert (fingerprint(gpu) == here[0], fingerprint(cpu) == here[1]) == (False, True)
+
+
 def test_kernels_count() -> None:
     (device, *_), active = jax.devices(), rlboost_kernels.active()
     here = fingerprint(device, slots=8)

@@ -103,7 +103,7 @@ MAKERS = Makers(
     manager=Manager,
     link=Link,
     reserved=Reserved,
-    engine=lambda run, **_: SimpleNamespace(memory="memory: a plan"),
+    engine=lambda run, **_: SimpleNamespace(memory="memory: a plan", fingerprint="jax1-cpu-0"),
 )
 
 

@@ -81,7 +81,7 @@ def test_the_engine_leaves_room_for_the_learner(run, tmp_path):
 
     def engine_of(run, *, taken_bytes, devices):
         taken.append(taken_bytes)
-        return SimpleNamespace(memory="memory: a plan")
+        return SimpleNamespace(memory="memory: a plan", fingerprint="")
 
     train(run, tmp_path, engine=engine_of, programs=partial(quick, working_bytes=700))
     assert taken == [sum(learner_bytes(run).values()) + 700]

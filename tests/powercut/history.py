@@ -18,7 +18,7 @@ WORKDIR = "run"  # below the root
 # In one piece, whatever happens: what they hold is one of all that they ever held under that name.
 WHOLE = (
     *("config.json", "origin.json", "data.json", "summary.json", "report.html", "manager.json"),
-    *("join/*", "trainer/*", "authority/*", "best/best.json"),
+    *("join/*", "trainer/*", "authority/*", "best/best.json", "fingerprints.json"),
 )
 # Needed by what goes on from a checkpoint: there, as it was, from the first promise on.
 NEEDED = ("config.json", "origin.json", "data.json", "join/*", "trainer/*", "authority/*")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.qualification import cache
+from rlboost_jax.qualification import cache, machine
 from rlboost_jax.qualification.choice import worth_keeping
-from rlboost_jax.qualification.records import Trial, Verdict
+from rlboost_jax.qualification.records import Outcome, Trial, Verdict
 
 KEY = {"facts": {"device": "H100", "jaxlib": "0.12.0"}, "spec": {"shape": {"slots": 64}}}
 RIGHT = Trial(candidate="triton", outcome="right", seconds=1e-4, error=0.003)
@@ -71,8 +71,44 @@ def test_says_why_it_cannot_be_kept(tmp_path: Path) -> None:
     assert cache.kept(path, KEY) is None
 
 
-def test_what_may_pass_is_not_kept() -> None:
-    failed = Trial(candidate="xla", outcome="raised", reason="CUDA_ERROR_DEVICE_UNAVAILABLE")
-    crowded = Trial(candidate="xla", outcome="raised", reason="RESOURCE_EXHAUSTED: 4 GiB")
-    of = [Verdict(platform="gpu", device="d", trials=t) for t in ((failed,), (crowded, RIGHT))]
-    assert [worth_keeping(verdict) for verdict in (*of, VERDICT)] == [False, False, True]
+@pytest.mark.parametrize(
+    ("outcome", "reason", "kept"),
+    [
+        ("raised", "RESOURCE_EXHAUSTED: 4 GiB", False),
+        ("raised", "CUDA_ERROR_OUT_OF_MEMORY", False),
+        ("raised", "CUDNN_STATUS_ALLOC_FAILED", False),
+        ("raised", "CUDA_ERROR_DEVICE_UNAVAILABLE", False),
+        ("crashed", "SIGKILL: Killed", False),
+        ("crashed", "SIGSEGV", True),
+        ("raised", "ValueError: no layout", True),
+        ("unavailable", "UNAVAILABLE to compute capability 8.0", True),  # by its own word
+        ("hung", "no result after 180 s", True),  # else each start would wait for it
+    ],
+)
+def test_what_may_pass_is_not_kept(outcome: Outcome, reason: str, kept: bool) -> None:
+    trial = Trial(candidate="xla", outcome=outcome, reason=reason)
+    both, alone = (
+        Verdict(platform="gpu", device="d", trials=t) for t in ((trial, RIGHT), (trial,))
+    )
+    assert worth_keeping(both) is kept
+    assert not worth_keeping(alone)  # the device may be busy, or its driver broken
+
+
+def test_verdicts_depend_on_the_sources_of_all_that_is_tried(tmp_path: Path) -> None:
+    """Kernels, what calls them, their sizes, and the trials."""
+    sources = machine.candidates()
+    for name in (
+        *("rlboost_kernels/attention/mosaic_gpu.py", "rlboost_kernels/grouped/mosaic_gpu.py"),
+        *("models/cudnn_attention.py", "models/packed_attention.py", "models/grouped_experts.py"),
+        *("models/chunked_attention.py", "settings/memory.py", "qualification/problem.py"),
+    ):
+        assert sources[name].read_text()
+    (tmp_path / "gpus" / "0").mkdir(parents=True)
+    (tmp_path / "version").write_text("NVRM version: 560.35\n")
+    (tmp_path / "gpus" / "0" / "information").write_text("Model: NVIDIA H100\n")
+    mended = tmp_path / "cudnn_attention.py"
+    mended.write_text(sources["models/cudnn_attention.py"].read_text() + "# mended\n")
+    before = machine.facts(tmp_path, sources=sources)
+    after = machine.facts(tmp_path, sources={**sources, "models/cudnn_attention.py": mended})
+    assert before is not None and after is not None
+    assert before["kernels"] != after["kernels"] and before["device"] == after["device"]

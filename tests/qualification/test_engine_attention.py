@@ -1,5 +1,6 @@
 """The engine's attention as a problem: its inputs, its reference, and real kernels interpreted."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -95,6 +96,28 @@ def test_a_row_that_looks_one_token_too_far_back_is_wrong() -> None:
 
     trial = tried(found, candidate(found, "xla", run=shifted), invariant=True)
     assert trial.outcome == "wrong" and trial.reason.startswith("decode step: a row is off by")
+
+
+@pytest.mark.parametrize("step", ["decode step", "mixed step"])
+@pytest.mark.parametrize("too_many", [1, -1])
+def test_one_token_of_a_long_window_too_many_or_too_few_is_wrong(step: str, too_many: int) -> None:
+    """It changes a row of standard normal values by less than what rounding may."""
+    window = 4096
+    shape = msgspec.structs.replace(
+        SHAPE, dtype="bfloat16", kv_dtype="bfloat16", windows=(window,), query_heads=2, key_heads=1
+    )
+    shape = msgspec.structs.replace(shape, slot_tokens=4480, pages_per_slot=70)
+    found = of(shape)
+    case = next(case for case in found.cases if case.name.startswith(step))
+    case = replace(case, weight=0.0)  # nobody asks how long it takes
+    found, plain = replace(found, cases=(case,)), candidate(found, "xla").run
+
+    def shifted(*inputs: Any, sliding_window: int) -> Any:
+        return plain(*inputs, sliding_window=sliding_window + too_many)
+
+    assert tried(found, candidate(found, "xla"), invariant=False).outcome == "right"
+    trial = tried(found, candidate(found, "xla", run=shifted), invariant=False)
+    assert trial.outcome == "wrong", trial
 
 
 PLACES = {"the first rows": slice(2), "the last rows": slice(-2, None)}

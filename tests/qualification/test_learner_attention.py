@@ -1,5 +1,6 @@
 """The learner's attention as a problem: inputs, references, real kernels interpreted, and bits."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -93,6 +94,23 @@ def test_the_plain_form_is_right_and_repeats_its_bits(dtype: str) -> None:
     found = of(msgspec.structs.replace(SHAPE, dtype=dtype, windows=(0, 7)))
     trial = tried(found, candidate(found, PLAIN), invariant=True)
     assert trial.outcome == "right" and trial.seconds, trial
+
+
+@pytest.mark.parametrize("too_many", [1, -1])
+def test_one_token_of_a_long_window_too_many_or_too_few_is_wrong(too_many: int) -> None:
+    """The gradients of the last tokens show it, which few rows see."""
+    shape = msgspec.structs.replace(SHAPE, row_tokens=2048, longest=1000, dtype="bfloat16")
+    shape = msgspec.structs.replace(shape, query_heads=2, key_heads=1, windows=(700,))
+    found = of(shape)
+    found = replace(found, cases=(replace(found.cases[1], weight=0.0),))
+    plain = candidate(found, PLAIN).run
+
+    def shifted(*inputs: Any, window: int) -> Any:
+        return plain(*inputs, window=window + too_many)
+
+    assert tried(found, candidate(found, PLAIN), invariant=False).outcome == "right"
+    trial = tried(found, candidate(found, PLAIN, run=shifted), invariant=False)
+    assert trial.outcome == "wrong", trial
 
 
 @pytest.fixture(scope="module")

@@ -168,6 +168,25 @@ def test_a_server_that_cannot_run_it_says_why(run: Any) -> None:
         start.server_run(run(attention="mosaic_gpu"), print, host=found.host)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "tries"), [("hung", 2), ("crashed", 2), ("raised", 2), ("wrong", 1)]
+)
+def test_what_failed_once_is_tried_again_where_the_run_must_have_it(
+    run: Any, outcome: Outcome, tries: int
+) -> None:
+    """A host that was overloaded at its first start would else never serve the run."""
+    found = Machine(triton=(outcome, "once"))
+    for _ in range(2):
+        with pytest.raises(AttentionNotAvailable, match="once"):
+            start.server_run(run(attention="triton"), print, host=found.host)
+    assert len(found.specs) == tries
+    found.outcomes = {}
+    if tries == 2:
+        lines: list[str] = []
+        start.server_run(run(attention="triton"), lines.append, host=found.host)
+        assert "; kept in " in lines[0]
+
+
 def test_a_server_of_another_run_chooses_for_itself(run: Any) -> None:
     found = Machine(mosaic_gpu=CRASH)
     served = start.server_run(run(deterministic=False), lambda line: None, host=found.host)

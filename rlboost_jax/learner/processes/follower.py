@@ -40,6 +40,7 @@ from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner, learner_of
 from rlboost_jax.learner.versions import DIGESTS, Versions, held_here, restored_versions
+from rlboost_jax.models.collectives import add_in_order
 from rlboost_jax.models.params import Params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.sequences.identities import Version
@@ -234,6 +235,7 @@ def follow_training(
         OtherFolder: `path` is not process 0's.
     """
     compile_cache.enable(run.compile_cache_dir)
+    add_in_order(run.deterministic)
     show_compiles()
     while _follow_session(run, Path(path), world, make_programs):
         pass

@@ -33,6 +33,7 @@ from rlboost_jax.learner.processes.leader import Followers, invite
 from rlboost_jax.learner.processes.world import World, settled
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session
+from rlboost_jax.learner.setup.hosts import note_host
 from rlboost_jax.learner.setup.makers import Makers, Plan
 from rlboost_jax.learner.setup.preparation import Prepared, prepared, restore
 from rlboost_jax.learner.update.learner import learner_of
@@ -173,7 +174,7 @@ class Opening:
             base=base,
             episodes=episodes,
             link=link,
-            reserved=self._reserved(ready, manager, link, profile, puller),
+            reserved=self._reserved(ready, manager, link, profile, puller, first),
             publisher=self._publisher(store, manager, link, profile),
             checkpoints=checkpoints,
             best=BestCheckpoint(self._path, checkpoints) if run.evaluation.keep_best else None,
@@ -264,6 +265,7 @@ class Opening:
         link: ManagerLink,
         profile: StepProfile,
         puller: PullerLike | None,
+        first: int,
     ) -> ReservedEngines:
         """The trainer's own engines, on their way into the fleet."""
         run, makers = self._run, self._makers
@@ -275,6 +277,8 @@ class Opening:
                     for devices in devices_of_slices(self._plan.mesh, run.engine.tensor_parallel)
                 ]
         self._console.note(str(engines[0].memory))
+        if run.deterministic and (line := note_host(self._path, first, engines[0].fingerprint)):
+            self._console.note(line)
         reserved = makers.reserved(
             run,
             engines,

@@ -1,0 +1,17 @@
+"""Versions of what is installed."""
+
+import importlib.metadata
+
+
+def versions_of(*prefixes: str) -> dict[str, str]:
+    """Of all distributions whose names begin so, in order of their names.
+
+    Args:
+        prefixes: in lower case, with "-" for "_".
+    """
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = (distribution.name or "").lower().replace("_", "-")
+        if name.startswith(prefixes):
+            found[name] = distribution.version
+    return dict(sorted(found.items()))

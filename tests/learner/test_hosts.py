@@ -1,0 +1,54 @@
+"""A run that goes on on another kind of host says so, and keeps where it was."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from configs import tiny
+from rlboost_jax.learner.setup.hosts import FILE, note_host
+from rlboost_jax.settings.load import run_config
+from rlboost_jax.storage.at_rest import read_sealed
+from rlboost_jax.storage.durable import Damaged
+from tests.learner.doubles import train
+
+HERE, THERE = "jax0.10.2-cpu-0123456789abcdef", "jax0.12.0-cpu-fedcba9876543210"
+
+
+def kept(workdir):
+    found = read_sealed(workdir / FILE, "")["engines"]
+    return [(each["step"], each["fingerprint"]) for each in found]
+
+
+def test_another_host_is_said_once_and_kept(tmp_path):
+    assert note_host(tmp_path, 0, HERE) == note_host(tmp_path, 3, HERE) == ""
+    assert kept(tmp_path) == [(0, HERE)]
+    line = note_host(tmp_path, 5, THERE)
+    assert f"from step 5 on the trainer's engine is {THERE}; before it was {HERE}" in line
+    assert note_host(tmp_path, 7, THERE) == ""
+    assert kept(tmp_path) == [(0, HERE), (5, THERE)]
+
+
+def test_a_host_where_no_step_was_made_does_not_count(tmp_path):
+    note_host(tmp_path, 0, THERE)
+    assert note_host(tmp_path, 0, HERE) == ""
+    assert note_host(tmp_path, 4, THERE) and note_host(tmp_path, 4, HERE) == ""
+    assert kept(tmp_path) == [(0, HERE)]
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    note_host(tmp_path, 0, HERE)
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace("jax0", "jax1"))
+    with pytest.raises(Damaged, match=r"fingerprints\.json is damaged .*; delete it"):
+        note_host(tmp_path, 1, HERE)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_trainer_keeps_it_where_bits_count(tmp_path, deterministic):
+    run = dataclasses.replace(run_config(tiny.get_config()), deterministic=deterministic)
+    train(
+        run, tmp_path / "run", engine=lambda run, **_: SimpleNamespace(memory="", fingerprint=HERE)
+    )
+    assert (tmp_path / "run" / FILE).exists() == deterministic
+    if deterministic:
+        assert kept(tmp_path / "run") == [(0, HERE)]
