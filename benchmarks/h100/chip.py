@@ -30,8 +30,9 @@ PCIE_RATE = 55e9  # bytes per second and direction between a GPU and its host; a
 TRIP_SECONDS = 20e-6
 
 # Among kernels for a product of which it may time none, XLA takes the first of a library that is
-# not there without a device; allowed to time them it takes its own kernel, untimed.
-ABSENT = {"xla_gpu_deterministic_ops": False}
+# not there without a device; allowed to time them it takes its own kernel, untimed. What else the
+# first of these options does, the second does alone.
+ABSENT = {"xla_gpu_deterministic_ops": False, "xla_gpu_enable_scatter_determinism_expander": True}
 
 _TARGET = """
 gpu_device_info {

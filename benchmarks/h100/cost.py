@@ -57,6 +57,8 @@ _OF_SEVERAL = frozenset(
 _EXACT = re.compile(
     r'operand_precision=\{highest,highest\}|"operand_precision":\["HIGHEST","HIGHEST"\]'
 )
+_BLOCK_BITS = 12  # of numbers that XLA's sort has in shared memory: 4,096
+_RADIX_PASSES = 4 * 1.5  # read and written; half of one is read only
 _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # opcode → operand with the update
 
@@ -189,6 +191,8 @@ class _Reader:
             self._add_collective(total, instruction, computation)
         elif base == "custom-call":
             self._add_call(total, instruction, computation)
+        elif base == "sort":
+            _add_sort(total, instruction, self._cached)
         elif base == "fusion":
             inside = self._module.computations[instruction.attribute("calls")]
             total.kernels += 1
@@ -327,6 +331,23 @@ def _add_library_product(total: Cost, instruction: Instruction, computation: Com
     inner = math.prod(left.dims[int(axis)] for axis in axes)
     flops = 2 * instruction.shapes[0].size * inner
     total.flops[_factors(left.dtype, instruction.attributes)] += flops
+
+
+def _add_sort(total: Cost, instruction: Instruction, cached: float) -> None:
+    """Keys with one array beside them are for CUB: four digits of 8 bits, each read once more to be
+    counted. XLA sorts whatever has more (Batcher 1968, doi:10.1145/1468075.1468121): in blocks,
+    and then once through memory for each distance that is larger than a block.
+    """
+    steps = max(0, math.ceil(math.log2(max(1, instruction.shapes[0].size))) - _BLOCK_BITS)
+    own = 1 + steps * (steps + 1) / 2 + steps
+    passes = own if len(instruction.shapes) > 2 else _RADIX_PASSES
+    total.kernels += passes
+    for shape in instruction.shapes:
+        moved = 2 * passes * shape.num_bytes
+        if shape.num_bytes <= cached:
+            total.cached_bytes += moved
+        else:
+            total.num_bytes += moved
 
 
 def _factors(dtype: str, attributes: str) -> str:

@@ -39,6 +39,10 @@ def compiled_row(program: Program, options: dict[str, Any] | None = None) -> dic
         "device_gib": (program.held_bytes + temporary) / GIB,
         "fits": program.held_bytes + temporary <= chip.MEMORY_BYTES,
         "largest": [f"{size / GIB:.2f} GiB {text}" for size, text in largest(module)],
+        "most_sorted": max(
+            (each.shapes[0].size for each in module.instructions() if each.base == "sort"),
+            default=0,
+        ),
         "compile_seconds": seconds,
         **({"rounding": rounding(module)} if program.shared_rounding else {}),
     }

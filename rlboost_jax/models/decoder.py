@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import matmul
 
 from rlboost_jax.models.experts import Activation, RoutedMLP
+from rlboost_jax.models.lookup import rows_of
 from rlboost_jax.models.lora import linear
 from rlboost_jax.models.products import normal, row_mean
 from rlboost_jax.models.rope import cos_sin, ropes, turn
@@ -204,7 +205,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
         table = self.table[...]
-        x = (looked_up(table, tokens) if self.split else table[tokens]).astype(self.dtype)
+        x = (looked_up if self.split else rows_of)(table, tokens).astype(self.dtype)
         return x if self.factor is None else x * jnp.asarray(self.factor, self.dtype)
 
 

@@ -57,7 +57,9 @@ class Router(nnx.Module):
         logits = float32_product(x, self.kernel[...], by_row=self.by_row)
         if chosen is None:
             chosen = jax.lax.top_k(logits, self.config.experts_per_token)[1]
-        taken = jnp.take_along_axis(logits, chosen, axis=-1)
+        # No expert is chosen twice: the gradient has one order, and XLA need not make one.
+        places = jnp.arange(len(logits))[:, None], chosen
+        taken = logits.at[places].get(unique_indices=True, mode="promise_in_bounds")
         if self.config.normalize_experts:  # column by column, whatever the number of rows
             weights = jnp.exp(taken - _highest(taken))
             columns = jnp.split(weights, weights.shape[1], axis=1)

@@ -201,10 +201,13 @@ def _embedded(
         return embed(config, params, tokens)
     spec = table_spec(table.shape, mesh)
     over_entries, over_columns = spec
+    copies = tuple(axis for axis in BATCH if axis not in spec)  # of the table, for other tokens
     rows = PartitionSpec(BATCH)
 
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=(spec, rows), out_specs=rows)
     def of_device(table: Float[Array, "V E"], tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
+        if copies:
+            table = jax.lax.pcast(table, copies, to="varying")
         if over_columns is not None:
             tokens = jax.lax.all_gather(tokens, over_columns, tiled=True)
         if over_entries is None:

@@ -213,6 +213,45 @@ def test_an_asynchronous_sum_counts_all_of_its_arrays_and_a_permutation_its_slow
     }
 
 
+SORTS = """
+HloModule jit_s
+
+%less (a: s32[], b: s32[], c: f32[], d: f32[], e: s32[], f: s32[]) -> pred[] {
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  %c = f32[] parameter(2)
+  %d = f32[] parameter(3)
+  %e = s32[] parameter(4)
+  %f = s32[] parameter(5)
+  ROOT %is = pred[] compare(%a, %b), direction=LT
+}
+
+ENTRY %main (k: s32[N], v: f32[N], i: s32[N]) -> (s32[N], f32[N], s32[N]) {
+  %k = s32[N]{0} parameter(0)
+  %v = f32[N]{0} parameter(1)
+  %i = s32[N]{0} parameter(2)
+  ROOT %all = SORTED
+}
+"""
+
+
+@pytest.mark.parametrize(("count", "launches"), [(14_680_064, 91), (60_817_408, 120), (4096, 1)])
+def test_a_sort_of_several_arrays_goes_through_memory_at_each_launch(
+    count: int, launches: int
+) -> None:
+    """So many launches has a program for 14,848 tokens of width 4,096, or 16,384 of 896."""
+    sort = "(s32[N], f32[N], s32[N]) sort(%k, %v, %i), dimensions={0}, to_apply=%less"
+    cost = cost_of(parse(SORTS.replace("SORTED", sort).replace("N]", f"{count}]")))
+    assert (cost.kernels, cost.num_bytes) == (launches, launches * 2 * 12 * count)
+
+
+def test_a_sort_of_pairs_is_the_library_s() -> None:
+    sort = "(s32[N], s32[N]) sort(%k, %i), dimensions={0}, to_apply=%less"
+    text = SORTS.replace("SORTED", sort).replace("N]", "1000000]")
+    assert cost_of(parse(text)).num_bytes == 6 * 2 * 8 * 1000000
+    assert cost_of(parse(text), cached=4e6).cached_bytes == 6 * 2 * 8 * 1000000
+
+
 WORKSPACE = """
 HloModule jit_w
 

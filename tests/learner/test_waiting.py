@@ -1,7 +1,9 @@
+import itertools
 import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,22 +27,19 @@ def never():
 
 
 class Growing(type(Path())):  # type: ignore[misc]
-    """A folder in which a file grows whenever somebody looks, for the first so many times."""
+    """A folder in which a file grows whenever somebody looks, as long as it is to."""
 
     def __fspath__(self) -> str:
         place = str(self)
-        self.looks = getattr(self, "looks", 0) + 1
-        if self.looks <= self.most:
+        if self.grows():
             with open(f"{place}/file", "ab") as file:
                 file.write(b".")
-        else:
-            self.still.set()
         return place
 
 
-def growing(folder: Path, most: int) -> Growing:
+def growing(folder: Path, grows: Callable[[], bool]) -> Growing:
     made = Growing(folder)
-    made.most, made.still = most, threading.Event()
+    made.grows = grows
     return made
 
 
@@ -62,9 +61,15 @@ def test_what_is_never_done_has_an_end(tmp_path, never):
 
 
 def test_as_long_as_anything_is_written_it_is_waited_for(tmp_path):
-    folder = growing(tmp_path, most=50)
-    wait_for_writes(folder.still.wait, folder, **QUICK)
-    assert folder.looks > 50
+    looks, still = itertools.count(1), threading.Event()
+
+    def grows():
+        if next(looks) > 50:
+            still.set()
+        return not still.is_set()
+
+    wait_for_writes(still.wait, growing(tmp_path, grows), **QUICK)
+    assert next(looks) > 50
 
 
 def test_much_may_take_longer(tmp_path, never):
@@ -84,22 +89,32 @@ def test_the_disk_is_asked_before_anybody_is_suspected(tmp_path, never):
 def test_a_checkpoint_that_is_never_written_ends_the_run(tmp_path, never, plant, where):
     """As Orbax does where TensorStore found no memory for a thread: what it waits for is never
     done, whichever of its calls waits. (The first is made where arrays are copied.)"""
-    handler = ocp.PyTreeCheckpointHandler
+    handler, reached = ocp.PyTreeCheckpointHandler, threading.Event()
+
+    def stuck(*given: object) -> None:
+        reached.set()
+        never()
 
     class Stuck:
-        result = staticmethod(never)
+        result = staticmethod(stuck)
 
     async def async_save(*given: object, **named: object) -> list[Stuck]:
         if where == "begun":
-            never()
+            stuck()
         return [Stuck()]
 
     if where == "finished":
-        plant(handler, "finalize", lambda *given: never())
+        plant(handler, "finalize", stuck)
     else:
         plant(handler, "async_save", async_save)
-    plant(orbax_files, "wait_for_writes", lambda *given, **named: wait_for_writes(*given, **QUICK))
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    (tmp_path / "looked at").mkdir()  # grows until then, however slowly anything is written
+    folder = growing(tmp_path / "looked at", lambda: not reached.is_set())
+    plant(
+        orbax_files,
+        "wait_for_writes",
+        lambda write, *_, **__: wait_for_writes(write, folder, **QUICK),
+    )
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     checkpoints.save(1, {"x": np.ones(3)}, {})
     with pytest.raises(WritesStalled):
         checkpoints.close()
