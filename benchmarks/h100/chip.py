@@ -33,6 +33,8 @@ TRIP_SECONDS = 20e-6
 # not there without a device; allowed to time them it takes its own kernel, untimed. What else the
 # first of these options does, the second does alone.
 ABSENT = {"xla_gpu_deterministic_ops": False, "xla_gpu_enable_scatter_determinism_expander": True}
+# Products by that library all the same, with what it can do beside them.
+LIBRARY = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 _TARGET = """
 gpu_device_info {

@@ -30,12 +30,14 @@ class Job:
     only: tuple[str, ...] = ()  # how the names of programs begin that are compiled; (): all are
     dtype: str = ""  # of weights, activations, keys and values, in place of the configuration's
     layers: int = 0  # of the model, in place of the checkpoint's; 0: all
+    library: bool = False  # products by cuBLAS, in place of XLA's own kernels
 
     def __str__(self) -> str:
         mesh = ",".join(map(str, self.mesh))
         layers = f"{self.layers} layers" if self.layers else ""
         only = " and ".join(self.only)
-        words = (self.part, self.config, mesh, self.attention, only, self.dtype, layers)
+        library = "cuBLAS" if self.library else ""
+        words = (self.part, self.config, mesh, self.attention, only, self.dtype, layers, library)
         return " ".join(filter(None, words))
 
 

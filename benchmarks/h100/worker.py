@@ -64,6 +64,7 @@ def compile_all(job: Job, skipped: set[str]) -> None:
         from benchmarks.h100.checkpoints import run_of
         from benchmarks.h100.rows import compiled_row
 
+        options = {**options, **(chip.LIBRARY if job.library else {})}
         run = run_of(job.config, tuple(job.mesh), job.dtype, job.layers)
         count = _devices(job, run)
         devices = chip.devices(count)
