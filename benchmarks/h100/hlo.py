@@ -75,13 +75,15 @@ class Instruction:
     @cached_property
     def results(self) -> tuple[Shape, ...]:
         """What is computed. The result of an asynchronous start is (operands, results, …), but
-        for an all-reduce; that of a library's product ends with its workspace.
+        for an all-reduce of jax 0.10 its results; that of a library's product ends with its
+        workspace.
         """
         if not self.type.startswith("("):
             return self.shapes
         parts = elements_of(self.type)
-        if self.opcode.endswith("-start") and self.base != "all-reduce" and len(parts) > 1:
-            return shapes_of(parts[1])
+        if self.opcode.endswith("-start") and len(parts) > 1:
+            flat = not parts[0].startswith("(") and len(parts) == len(self.operands)
+            return self.shapes if self.base == "all-reduce" and flat else shapes_of(parts[1])
         if "cublas" in self.target and parts[-1].startswith("s8["):
             return self.shapes[:-1]
         return self.shapes

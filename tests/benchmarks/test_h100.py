@@ -198,16 +198,20 @@ ENTRY %main (p: f32[1000], q: f32[8]) -> f32[8] {
   %one.1 = f32[8]{0} all-reduce-done(%one)
   %both = (f32[1000]{0}, f32[8]{0}) all-reduce-start(%p, %q), replica_groups={}, to_apply=%add
   %both.1 = (f32[1000]{0}, f32[8]{0}) all-reduce-done(%both)
+  %new = ((f32[1000]{0}, f32[8]{0}), (f32[1000]{0}, f32[8]{0})) all-reduce-start(%p, %q), replica_groups=[4,4]<=[16], to_apply=%add
+  %new.1 = ((f32[8]{0}), f32[8]{0}) all-reduce-start(%q), replica_groups=[2,8]<=[16], to_apply=%add
   %moved = f32[1000]{0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{7,8}}
   ROOT %near = f32[8]{0} collective-permute(%q), source_target_pairs={{0,1},{1,0}}
 }
-"""
+"""  # noqa: E501
 
 
 def test_an_asynchronous_sum_counts_all_of_its_arrays_and_a_permutation_its_slowest_pair() -> None:
     assert cost_of(parse(SENT)).sent == {
         Collective("all-reduce", "f32", 2, 2): 2 * 4 * 8 / 2,
         Collective("all-reduce", "f32", 16, 8): 2 * 4 * (1000 + 8) * 15 / 16,
+        Collective("all-reduce", "f32", 4, 4): 2 * 4 * (1000 + 8) * 3 / 4,
+        Collective("all-reduce", "f32", 8, 8): 2 * 4 * 8 * 7 / 8,
         Collective("collective-permute", "f32", 2, 1): 4 * 1000,
         Collective("collective-permute", "f32", 2, 2): 4 * 8,
     }
