@@ -23,6 +23,11 @@ _HARMLESS_FLAGS = (
     "--xla_force_host_platform_device_count",
     "--xla_dump",
 )
+# What makes GPU programs or computes in them.
+_LIBRARIES = (
+    *("jax-cuda", "nvidia-cublas", "nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cudnn"),
+    *("nvidia-cufft", "nvidia-cusolver", "nvidia-cusparse", "nvidia-nccl", "nvidia-nvjitlink"),
+)
 # Variables by which NVIDIA's libraries compute otherwise.
 _OF_LIBRARIES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
 
@@ -71,7 +76,7 @@ def _plain(value: object) -> str:
 def _libraries() -> dict[str, str]:
     """jax asks for a range of versions of each: its own does not say theirs."""
     found = {name: os.environ.get(name, "") for name in _OF_LIBRARIES}
-    return {**versions_of("nvidia-", "jax-cuda"), **found}
+    return {**versions_of(*_LIBRARIES), **found}
 
 
 def _xla_flags() -> str:

@@ -13,5 +13,5 @@ def versions_of(*prefixes: str) -> dict[str, str]:
     for distribution in importlib.metadata.distributions():
         name = (distribution.name or "").lower().replace("_", "-")
         if name.startswith(prefixes):
-            found[name] = distribution.version
+            found.setdefault(name, distribution.version)  # the first one is imported
     return dict(sorted(found.items()))

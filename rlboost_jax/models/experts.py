@@ -57,9 +57,7 @@ class Router(nnx.Module):
         logits = float32_product(x, self.kernel[...], by_row=self.by_row)
         if chosen is None:
             chosen = jax.lax.top_k(logits, self.config.experts_per_token)[1]
-        # No expert is chosen twice: the gradient has one order, and XLA need not make one.
-        places = jnp.arange(len(logits))[:, None], chosen
-        taken = logits.at[places].get(unique_indices=True, mode="promise_in_bounds")
+        taken = jax.vmap(_taken)(logits, chosen)  # row by row, as a mesh shares them out
         if self.config.normalize_experts:  # column by column, whatever the number of rows
             weights = jnp.exp(taken - _highest(taken))
             columns = jnp.split(weights, weights.shape[1], axis=1)
@@ -68,6 +66,11 @@ class Router(nnx.Module):
         parts, weights = jnp.exp(logits - highest), jnp.exp(taken - highest)
         total = row_mean(parts, by_row=self.by_row) * parts.shape[-1]
         return chosen, weights / total
+
+
+def _taken(logits: Float[Array, " X"], chosen: Int[Array, " A"]) -> Float[Array, " A"]:
+    """No expert is chosen twice: the gradient has one order, and XLA need not make one."""
+    return logits.at[chosen].get(unique_indices=True, mode="promise_in_bounds")
 
 
 def _highest(logits: Float[Array, "N _"]) -> Float[Array, "N 1"]:

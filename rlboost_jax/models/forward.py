@@ -194,7 +194,7 @@ def _embedded(
 
     A device looks up the tokens of all, in the columns that it has, and columns change places with
     rows: a fraction of the bytes of a gathered table, which nobody holds. The gradient of an entry
-    is the float32 sum over the tokens of all devices, in their order.
+    is the float32 sum over the tokens of all devices, in one order (`lookup.py`).
     """
     table = params["embedding"]["table"]
     if mesh is None or mesh.size == 1:

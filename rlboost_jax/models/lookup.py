@@ -21,7 +21,7 @@ def rows_of(table: Float[Array, "V E"], tokens: Int[Array, " N"]) -> Float[Array
 
 def rows_in_order(table: Float[Array, "V E"], tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
     """The same, as GPUs do it. Within `jax.shard_map` the table has to vary where tokens do."""
-    return _rows(len(table), table, tokens)
+    return _rows(len(table), table, tokens.astype(jnp.int32))
 
 
 def added_up(

@@ -27,7 +27,7 @@ def verdict_of(
         shape: the problem's own record.
         invariant: whether bits must be those of a case in all its variants.
         folder: of kept verdicts; None neither reads nor keeps any.
-        wanted: a candidate that the run must have: where it is kept as failed, all are tried again.
+        wanted: a candidate that the run must have: where it is kept as failed, it is tried again.
         on_cpu: try them where there is no accelerator.
     """
     values = msgspec.to_builtins(shape)
@@ -45,10 +45,21 @@ def verdict_of(
     key = {"facts": dict(facts), "spec": msgspec.to_builtins(spec)}
     path = cache.place_of(folder, problem, key)
     kept = cache.kept(path, key)
-    if kept is not None and not worth_another_trial(kept, wanted):
+    if kept is None:
+        verdict = host.verdict_of(spec)
+    elif worth_another_trial(kept, wanted):
+        verdict = _with_trial_of(wanted, kept, spec, host)
+    else:
         return kept, f"as kept in {path}"
-    verdict = host.verdict_of(spec)
     if not worth_keeping(verdict):
         return verdict, "not kept: the next start tries again"
     trouble = cache.keep(path, key, verdict)
     return verdict, f"not kept: {trouble}" if trouble else f"kept in {path}"
+
+
+def _with_trial_of(candidate: str, kept: Verdict, spec: Spec, host: Host) -> Verdict:
+    """A verdict with another trial of one candidate."""
+    again = host.verdict_of(msgspec.structs.replace(spec, candidates=(candidate,)))
+    others = {trial.candidate: trial for trial in (*kept.trials, *again.trials)}
+    trials = tuple(others[trial.candidate] for trial in kept.trials)
+    return msgspec.structs.replace(kept, trials=trials)

@@ -9,7 +9,6 @@ from configs import tiny
 from rlboost_jax.learner.setup.hosts import FILE, note_host
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.storage.at_rest import read_sealed
-from rlboost_jax.storage.durable import Damaged
 from tests.learner.doubles import train
 
 HERE, THERE = "jax0.10.2-cpu-0123456789abcdef", "jax0.12.0-cpu-fedcba9876543210"
@@ -29,18 +28,26 @@ def test_another_host_is_said_once_and_kept(tmp_path):
     assert kept(tmp_path) == [(0, HERE), (5, THERE)]
 
 
-def test_a_host_where_no_step_was_made_does_not_count(tmp_path):
-    note_host(tmp_path, 0, THERE)
-    assert note_host(tmp_path, 0, HERE) == ""
-    assert note_host(tmp_path, 4, THERE) and note_host(tmp_path, 4, HERE) == ""
+def test_a_host_that_began_a_step_counts(tmp_path):
+    """Tokens of it may be used by whoever goes on."""
+    note_host(tmp_path, 0, HERE)
+    assert note_host(tmp_path, 4, THERE) and note_host(tmp_path, 4, HERE)
+    assert kept(tmp_path) == [(0, HERE), (4, THERE), (4, HERE)]
+
+
+def test_steps_that_are_done_again_are_forgotten(tmp_path):
+    """The checkpoint of step 4 was broken, say: the run goes on with step 2."""
+    note_host(tmp_path, 0, HERE)
+    note_host(tmp_path, 4, THERE)
+    assert note_host(tmp_path, 2, HERE) == ""
     assert kept(tmp_path) == [(0, HERE)]
 
 
-def test_a_damaged_record_is_named(tmp_path):
+def test_a_damaged_record_is_named_and_made_anew(tmp_path):
     note_host(tmp_path, 0, HERE)
     (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace("jax0", "jax1"))
-    with pytest.raises(Damaged, match=r"fingerprints\.json is damaged .*; delete it"):
-        note_host(tmp_path, 1, HERE)
+    assert "fingerprints.json is damaged" in note_host(tmp_path, 1, HERE)
+    assert kept(tmp_path) == [(1, HERE)]
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -1,5 +1,6 @@
 """Routing and experts, in both forms, against a loop over tokens in NumPy float64."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -192,3 +193,29 @@ print(*{{str(leaf.addressable_shards[0].data.shape) for leaf in experts.values()
 """
     printed = run_with_devices(source, 8)
     assert {f"(1, 2, {E // 2}, {F})", f"(1, 2, {F}, {E // 2})"} == set(printed.splitlines())
+
+
+SHARED_OUT = """
+import re
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from rlboost_jax.models.experts import _taken
+from rlboost_jax.models.sharding import BATCH, make_mesh
+
+rows = NamedSharding(make_mesh((4, 1, 1)), PartitionSpec(BATCH))
+shapes = [jax.ShapeDtypeStruct((8, 6), jnp.float32), jax.ShapeDtypeStruct((8, 2), jnp.int32)]
+
+def loss(logits, chosen):
+    return jnp.sum(jnp.square(jax.vmap(_taken)(logits, chosen)))
+
+program = jax.jit(jax.grad(loss), in_shardings=(rows, rows), out_shardings=rows)
+text = program.lower(*shapes).compile().as_text()
+print(re.findall(r"all-reduce|all-gather|collective-permute", text))
+"""
+
+
+def test_what_is_taken_for_a_row_stays_where_the_row_is(
+    run_with_devices: Callable[..., str],
+) -> None:
+    """A gather over all rows at once is one that the partitioner cannot share out."""
+    assert run_with_devices(SHARED_OUT, 4).splitlines()[-1] == "[]"

@@ -15,15 +15,18 @@ FILE: Final = "fingerprints.json"
 def note_host(workdir: Path, step: int, fingerprint: str) -> str:
     """Record from which step on the trainer's own engine has a fingerprint.
 
-    Returns:
-        A line where it had another one at earlier steps; "" else.
+    A step that was begun on another host counts: tokens of it may be used.
 
-    Raises:
-        Damaged: `fingerprints.json` is.
+    Returns:
+        A line where it had another one before, or where what it had cannot be read; "" else.
     """
     path = workdir / FILE
-    found = at_rest.read_sealed(path, "delete it: it only tells on what kinds of host the run was")
-    places = [each for each in (found or {}).get("engines", ()) if each["step"] < step]
+    try:
+        found = at_rest.read_sealed(path, "it is made anew")
+    except at_rest.Damaged as error:  # nothing follows from it
+        at_rest.write_sealed(path, {"engines": [{"step": step, "fingerprint": fingerprint}]})
+        return f"on what kind of host the run was is not known: {error}"
+    places = [each for each in (found or {}).get("engines", ()) if each["step"] <= step]
     before = places[-1]["fingerprint"] if places else fingerprint
     if not places or before != fingerprint:
         places.append({"step": step, "fingerprint": fingerprint})
