@@ -9,7 +9,7 @@ def versions_of(*prefixes: str) -> dict[str, str]:
     Args:
         prefixes: in lower case, with "-" for "_".
     """
-    found = {}
+    found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = (distribution.name or "").lower().replace("_", "-")
         if name.startswith(prefixes):
