@@ -1,7 +1,7 @@
 """In which order GPUs add up what they send each other.
 
 NCCL may leave the sums to switches: those of NVLink where there are some ("NVLS"), and those of
-InfiniBand where it is told to ("CollNet"). Their order is not the program's: NVLink's can differ
+InfiniBand where a variable asks for them ("CollNet"). Their order is not the program's: NVLink's can differ
 from call to call and with what a process has allocated (NVIDIA/nccl, issues 1497 and 2360). Rings
 and trees add in an order that follows from the machines.
 """

@@ -1,7 +1,7 @@
 """Rows of a table, with a gradient that is added up in one order.
 
 The gradient of a look-up adds rows to the entries of their tokens. A GPU does that in any order;
-told to keep to one (`compiler_options.py`) XLA sorts every number by its entry: of 14,848 tokens
+where one is required (`compiler_options.py`) XLA sorts every number by its entry: of 14,848 tokens
 of width 4,096 some hundred passes over 60 million, 57 ms by the H100's memory, and 1.5 GB. Here
 tokens are sorted, and the rows of equal ones are neighbours whose sums a scan makes: 1 ms, 0.1 GB.
 CPUs add one by one, in the order of tokens.

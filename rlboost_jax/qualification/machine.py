@@ -63,7 +63,7 @@ def facts(
     versions = versions_of(*_DISTRIBUTIONS)
     return {
         "device": device,
-        "kernels": _digest_of(candidates() if sources is None else sources),
+        "kernels": _digest_of(sources_of_candidates() if sources is None else sources),
         **versions,
         **variables,
     }
@@ -101,7 +101,7 @@ def _reported_by_tool() -> str:
     return "; ".join(shown.stdout.split("\n")).strip("; ") if shown.returncode == 0 else ""
 
 
-def candidates() -> Mapping[str, Path]:
+def sources_of_candidates() -> Mapping[str, Path]:
     """Sources of all kernels, of what calls them, of their sizes, and of what tries them."""
     found = {"settings/memory.py": Path(str(memory.__file__))}
     for module in (rlboost_kernels.__file__, models.__file__, __file__):

@@ -60,6 +60,6 @@ def verdict_of(
 def _with_trial_of(candidate: str, kept: Verdict, spec: Spec, host: Host) -> Verdict:
     """A verdict with another trial of one candidate."""
     again = host.verdict_of(msgspec.structs.replace(spec, candidates=(candidate,)))
-    others = {trial.candidate: trial for trial in (*kept.trials, *again.trials)}
-    trials = tuple(others[trial.candidate] for trial in kept.trials)
+    latest = {trial.candidate: trial for trial in (*kept.trials, *again.trials)}
+    trials = tuple(latest[trial.candidate] for trial in kept.trials)
     return msgspec.structs.replace(kept, trials=trials)

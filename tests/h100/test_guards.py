@@ -170,7 +170,7 @@ def test_gradients_of_one_device_have_no_collectives(rows: Rows) -> None:
 
 @pytest.mark.parametrize(("job", "most"), [(ONE_DEVICE, 16 * 1024), (EXPERTS, 4608 * 80)], ids=str)
 def test_gradients_sort_tokens_and_not_numbers(rows: Rows, job: Job, most: int) -> None:
-    """Told to add in one order, XLA sorts all numbers of what it scatters: 14.7 million for the
+    """For one order of sums XLA sorts all numbers of what it scatters: 14.7 million for the
     table of 0.5B, 94 million for that of 30B-A3B. Of experts the rows are sorted, 8 of each token.
     """
     (row,) = of_kind(rows(job), "gradients")

@@ -96,7 +96,7 @@ def test_what_may_pass_is_not_kept(outcome: Outcome, reason: str, kept: bool) ->
 
 def test_verdicts_depend_on_the_sources_of_all_that_is_tried(tmp_path: Path) -> None:
     """Kernels, what calls them, their sizes, and the trials."""
-    sources = machine.candidates()
+    sources = machine.sources_of_candidates()
     for name in (
         *("rlboost_kernels/attention/mosaic_gpu.py", "rlboost_kernels/grouped/mosaic_gpu.py"),
         *("models/cudnn_attention.py", "models/packed_attention.py", "models/grouped_experts.py"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rlboost_jax.storage import at_rest
+from rlboost_jax.storage.durable import Damaged
 
 FILE: Final = "fingerprints.json"
 
@@ -23,7 +24,7 @@ def note_host(workdir: Path, step: int, fingerprint: str) -> str:
     path = workdir / FILE
     try:
         found = at_rest.read_sealed(path, "it is made anew")
-    except at_rest.Damaged as error:  # nothing follows from it
+    except Damaged as error:  # nothing follows from it
         at_rest.write_sealed(path, {"engines": [{"step": step, "fingerprint": fingerprint}]})
         return f"on what kind of host the run was is not known: {error}"
     places = [each for each in (found or {}).get("engines", ()) if each["step"] <= step]
