@@ -1,9 +1,9 @@
 """In which order GPUs add up what they send each other.
 
 NCCL may leave the sums to switches: those of NVLink where there are some ("NVLS"), and those of
-InfiniBand where a variable asks for them ("CollNet"). Their order is not the program's: NVLink's can differ
-from call to call and with what a process has allocated (NVIDIA/nccl, issues 1497 and 2360). Rings
-and trees add in an order that follows from the machines.
+InfiniBand where a variable asks for them ("CollNet"). Their order is not the program's: NVLink's
+can differ from call to call and with what a process has allocated (NVIDIA/nccl, issues 1497 and
+2360). Rings and trees add in an order that follows from the machines.
 """
 
 import os
