@@ -8,7 +8,7 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
 from rlboost_jax.rewards.frames import Job, Returned, Setup, send
@@ -28,10 +28,16 @@ def forked(setup: Setup, calls: Sequence[Call], job: Job) -> tuple[int, int]:
         Its id, and a pipe with a `Returned` of each.
     """
     inlet, outlet = os.pipe()
-    parent, child = os.getpid(), os.fork()
-    if child == 0:
-        os.close(inlet)
-        _judge(setup, calls, job, outlet, parent)
+    parent = os.getpid()
+    # Functions that run around a fork, such as those of `logging`, swallow what a handler raises.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        child = os.fork()
+        if child == 0:
+            os.close(inlet)
+            _judge(setup, calls, job, outlet, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(outlet)
     return child, inlet
 
@@ -50,6 +56,7 @@ def _judge(setup: Setup, calls: Sequence[Call], job: Job, outlet: int, parent: i
     """In the child: never returns, whatever the functions do."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         os.dup2(0, 2)  # a line for every response would bury the run's own
         os.setsid()
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -84,6 +91,16 @@ def _seed(seed: int, job: Job) -> None:
     random.seed(number)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(number)
+
+
+@contextlib.contextmanager
+def all_ended() -> Iterator[None]:
+    """Whatever happens within, a request to end for one: what was started goes with it."""
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is being done
+        end_orphans()
 
 
 def end_orphans() -> None:

@@ -18,7 +18,6 @@ import msgspec
 from rlboost_jax.rewards.calls import (
     NO_OUTCOME,
     children,
-    end_orphans,
     forked,
     how_it_ended,
     most_bytes,
@@ -73,7 +72,6 @@ def serve(requests: int, replies: int, setup: Setup, calls: Sequence[Call]) -> N
             worker.flush()
     finally:  # also when this worker is asked to end
         worker.end()
-        end_orphans()
 
 
 class _ConcurrentWorker:
@@ -131,7 +129,7 @@ class _ConcurrentWorker:
                 return
 
     def end(self) -> None:
-        """What runs; the caller waits for it."""
+        """What runs; `all_ended` waits for it."""
         for running in self._running.values():
             os.kill(running.child, signal.SIGKILL)
 

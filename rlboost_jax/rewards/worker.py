@@ -18,6 +18,7 @@ import msgspec
 from rlboost_jax.rewards.calls import (
     NO_OUTCOME,
     PR_SET_CHILD_SUBREAPER,
+    all_ended,
     end_orphans,
     forked,
     how_it_ended,
@@ -63,11 +64,12 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # else the first collection of every child copies all that was imported
     send(replies, Ready())
-    if setup.at_once:
-        serve(requests, replies, setup, calls)
-        return
-    while (job := receive(requests, Job)) is not None:
-        send(replies, Outcomes(outcomes=judged(setup, calls, job), number=job.number))
+    with all_ended():
+        if setup.at_once:
+            serve(requests, replies, setup, calls)
+            return
+        while (job := receive(requests, Job)) is not None:
+            send(replies, Outcomes(outcomes=judged(setup, calls, job), number=job.number))
 
 
 def _leave(number: int, frame: object) -> NoReturn:
@@ -126,14 +128,10 @@ def _heard(inlet: int, functions: Sequence[RewardConfig], job: Job, found: list[
 
 def _end(child: int, *, at_once: bool) -> int:
     """Reap the child, and whatever it has started; returns its wait status."""
-    try:
-        if at_once:
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        end_orphans()
-    except SystemExit:  # asked to end in the midst of it
-        end_orphans()
-        raise
+    if at_once:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    end_orphans()
     return status
 
 

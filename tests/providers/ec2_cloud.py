@@ -364,7 +364,8 @@ def _imds_of(cloud: Ec2Cloud) -> type[BaseHTTPRequestHandler]:
             self.send_response(404 if text is None else status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # who asked has ended
+                self.wfile.write(body)
 
         def log_message(self, *words: object) -> None:
             pass

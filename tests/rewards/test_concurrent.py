@@ -20,15 +20,17 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.size, self.most, self.waiting = size, 0, []
-        self.names: list[str] = []
+        self.met, self.names = [], []
         self.full = threading.Event()
         self._loop = asyncio.new_event_loop()
-        server = self._loop.run_until_complete(asyncio.start_server(self._meet, "127.0.0.1", 0))
-        self.port = server.sockets[0].getsockname()[1]
+        starting = asyncio.start_server(self._meet, "127.0.0.1", 0)
+        self._server = self._loop.run_until_complete(starting)
+        self.port = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
     async def _meet(self, reader, writer):
+        self.met.append(writer)
         self.names.append((await reader.readline()).decode().strip())
         self.waiting.append(writer)
         self.most = max(self.most, len(self.waiting))
@@ -43,8 +45,16 @@ class Meeting:
         self.waiting.clear()
 
     def close(self):
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(WAIT)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
+
+    async def _end(self):
+        self._server.close()
+        for writer in self.met:
+            writer.close()
+        await asyncio.gather(*[w.wait_closed() for w in self.met], return_exceptions=True)
 
 
 def judge(name: str, *, at_once: int, port: int = 0, **changes) -> Judge:

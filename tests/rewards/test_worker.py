@@ -3,8 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+
 from rlboost_jax.rewards.calls import children
+from rlboost_jax.rewards.frames import Job, Response, Setup
+from rlboost_jax.rewards.pool import Worker, WorkerGone
+from rlboost_jax.settings.rewards import RewardConfig
 from tests.patience import PATIENCE_SECONDS
+from tests.rewards.test_judge import sleepers
 
 INTERRUPTED = """
 import os, signal, subprocess, sys
@@ -30,7 +36,8 @@ def interrupted(*arguments):
 
 setattr(os, "CALL", interrupted)
 try:
-    worker._end(child, at_once=True)
+    with of_calls.all_ended():
+        worker._end(child, at_once=True)
 finally:
     print(of_calls.children())
 """
@@ -49,6 +56,30 @@ def test_nothing_stays_behind_whenever_a_worker_is_asked_to_end():
     for process, place in zip(running, places, strict=True):
         said, _ = process.communicate(timeout=PATIENCE_SECONDS)
         assert (said, process.returncode) == ("[]\n", 3), place
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_worker_that_is_asked_to_end_while_it_forks_ends(at_once):
+    before = sleepers()
+    function = RewardConfig(
+        name="tests.rewards.asked_in_fork:hangs_with_children", time_limit_seconds=5.0
+    )
+    setup = Setup(
+        functions=(function,),
+        columns=(),
+        memory_mb=200,
+        sandbox_required=False,
+        seed=0,
+        at_once=at_once,
+    )
+    worker = Worker(setup, PATIENCE_SECONDS)
+    worker.prepare()
+    response = Response(completion="", completion_ids=(), finished=True)
+    with pytest.raises(WorkerGone, match="ended"):
+        worker.judge(Job(prompt="", responses=(response,), columns={}))
+    assert worker._process.wait(PATIENCE_SECONDS) == 0
+    worker.close()
+    assert sleepers() <= before
 
 
 def test_where_no_proc_says_who_was_started_nobody_is_named(tmp_path):
