@@ -97,7 +97,7 @@ class Compiler:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # with its forks
+            process_group=0,  # with its forks; in a session of its own it would not be nice to others
         )
         self._process: subprocess.Popen[str] | None = None
         self._last: list[str] = []  # that it has written to standard error

@@ -21,6 +21,7 @@ def test_pieces_of_divided_parts_have_their_names(part):
         assert pieces and all(piece.startswith(f"{part} ") for piece in pieces)
 
 
+@pytest.mark.optimized(False)
 @pytest.mark.parametrize("part", gpu.PARTS)
 def test_runs_dry(part):
     result = gpu.run_part(part, dry_run=True)

@@ -129,6 +129,7 @@ def test_an_update_of_a_peer_has_the_gradient_of_the_learner(peer, tmp_path):
     np.testing.assert_allclose([theirs() for _ in range(2)], expected, rtol=1e-4)
 
 
+@pytest.mark.optimized(False)
 def test_a_peer_of_another_gradient_is_not_timed(tmp_path, monkeypatch):
     other = SimpleNamespace(make_update=lambda work, size: lambda: 0.0, SIZES=[1])
     monkeypatch.setitem(sys.modules, "benchmarks.peers.training.torch", other)

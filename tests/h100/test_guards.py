@@ -207,13 +207,13 @@ def test_the_plan_of_memory_is_the_compiler_s(rows: Rows, job: Job) -> None:
     assert row["plan_gib"] == pytest.approx(trees + row["temporaries_gib"], rel=0.15)
 
 
-float32 = partial(Job, dtype="float32")
+float32 = partial(Job, dtype="float32", layers=2)  # which are all alike
 FLOAT32 = (
-    float32("kernels", "qwen25_05b_gsm8k"),
+    Job("kernels", "qwen25_05b_gsm8k", dtype="float32"),
     float32("learner", "qwen25_05b_gsm8k", mesh=(1, 1, 1), only=("gradients 16",)),
     float32("learner", "llama32_1b_lora", mesh=(1, 8, 1), only=("gradients",)),
     float32("learner", "qwen3_30b_a3b_moe", mesh=(1, 4, 4), only=("gaps",)),
-    float32("engine", "qwen25_05b_gsm8k", attention="auto", layers=2),  # which are all alike
+    float32("engine", "qwen25_05b_gsm8k", attention="auto"),
 )
 
 

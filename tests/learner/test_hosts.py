@@ -1,6 +1,5 @@
 """A run that goes on on another kind of host says so, and keeps where it was."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -52,10 +51,11 @@ def test_a_damaged_record_is_named_and_made_anew(tmp_path):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_trainer_keeps_it_where_bits_count(tmp_path, deterministic):
-    run = dataclasses.replace(run_config(tiny.get_config()), deterministic=deterministic)
-    train(
-        run, tmp_path / "run", engine=lambda run, **_: SimpleNamespace(memory="", fingerprint=HERE)
-    )
+    config = tiny.get_config()
+    config.deterministic, config.num_steps = deterministic, 1
+    config.warmup.max_updates = config.warmup.habit_updates = 0
+    engine = SimpleNamespace(memory="", fingerprint=HERE)
+    train(run_config(config), tmp_path / "run", engine=lambda run, **_: engine)
     assert (tmp_path / "run" / FILE).exists() == deterministic
     if deterministic:
         assert kept(tmp_path / "run") == [(0, HERE)]
