@@ -97,7 +97,7 @@ class Compiler:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            process_group=0,  # with its forks; in a session of its own it would not be nice to others
+            process_group=0,  # with its forks; a session of its own would not be nice
         )
         self._process: subprocess.Popen[str] | None = None
         self._last: list[str] = []  # that it has written to standard error
