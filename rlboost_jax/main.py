@@ -21,7 +21,6 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
@@ -29,6 +28,7 @@ from ml_collections import ConfigDict, config_flags
 
 from rlboost_jax.host.exhaustion import exhausted, passing
 from rlboost_jax.host.garbage import seldom_collected
+from rlboost_jax.host.interrupts import raise_at
 from rlboost_jax.observe.summary import Summary, headline
 from rlboost_jax.relay.start import Relay, speak_through_relay
 from rlboost_jax.settings.command_line import parse
@@ -105,8 +105,7 @@ def train(
 
 
 def main(argv: list[str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
+    raise_at((signal.SIGTERM, signal.SIGINT), Interrupted)
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file at INFO
     stacks.dump_when_asked()
     show_pulse(os.environ)
@@ -225,10 +224,6 @@ def _stall_seconds(text: str) -> float | None:
     if not 0.0 <= seconds < math.inf:
         raise ConfigError(f"--stall_seconds={text}; 'auto', 0 for never, or seconds")
     return seconds
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise Interrupted(number)
 
 
 if __name__ == "__main__":

@@ -28,16 +28,10 @@ def forked(setup: Setup, calls: Sequence[Call], job: Job) -> tuple[int, int]:
         Its id, and a pipe with a `Returned` of each.
     """
     inlet, outlet = os.pipe()
-    parent = os.getpid()
-    # Functions that run around a fork, such as those of `logging`, swallow what a handler raises.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    try:
-        child = os.fork()
-        if child == 0:
-            os.close(inlet)
-            _judge(setup, calls, job, outlet, parent)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        os.close(inlet)
+        _judge(setup, calls, job, outlet, parent)
     os.close(outlet)
     return child, inlet
 
@@ -55,8 +49,8 @@ def took_longer(function: RewardConfig) -> str:
 def _judge(setup: Setup, calls: Sequence[Call], job: Job, outlet: int, parent: int) -> NoReturn:
     """In the child: never returns, whatever the functions do."""
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        for number in (signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
         os.dup2(0, 2)  # a line for every response would bury the run's own
         os.setsid()
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -11,10 +11,10 @@ import gc
 import os
 import signal
 from collections.abc import Sequence
-from typing import NoReturn
 
 import msgspec
 
+from rlboost_jax.host.interrupts import raise_at
 from rlboost_jax.rewards.calls import (
     NO_OUTCOME,
     PR_SET_CHILD_SUBREAPER,
@@ -48,7 +48,7 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):  # functions may print and read as they like
         os.dup2(nowhere, standard)
-    signal.signal(signal.SIGTERM, _leave)
+    raise_at([signal.SIGTERM], lambda number: SystemExit(0))
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves behind becomes ours, to be ended
     setup = receive(requests, Setup)
     if setup is None:
@@ -70,11 +70,6 @@ def main() -> None:
             return
         while (job := receive(requests, Job)) is not None:
             send(replies, Outcomes(outcomes=judged(setup, calls, job), number=job.number))
-
-
-def _leave(number: int, frame: object) -> NoReturn:
-    """SIGTERM: end what runs, and this process."""
-    raise SystemExit(0)
 
 
 def judged(setup: Setup, calls: Sequence[Call], job: Job) -> tuple[Found, ...]:

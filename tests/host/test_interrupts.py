@@ -1,0 +1,71 @@
+"""Requests to end come through where Python drops exceptions; in processes that can be ended."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.patience import PATIENCE_SECONDS
+
+PROGRAM = """
+import gc, os, signal, sys, time
+from rlboost_jax.host.interrupts import raise_at
+
+class Stop(BaseException):
+    pass
+
+def ask(*_):
+    asked.append(True)
+    if len(asked) <= TIMES:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+class Last:
+    __del__ = ask
+
+asked = []
+raise_at([signal.SIGINT, signal.SIGTERM], Stop)
+try:
+    PLACE
+    print("went on")
+    while True:
+        time.sleep(1)
+        gc.collect()
+except Stop as stop:
+    print(stop.args, asked == [True] * TIMES)
+"""
+PLACES = {
+    "a collection": "gc.callbacks.append(ask); gc.collect(); gc.callbacks.remove(ask)",
+    "a finalizer": "Last()",
+    "a fork": "os.register_at_fork(after_in_parent=ask); os.fork() or os._exit(0)",
+}
+
+
+def said_by(place: str, times: int) -> tuple[str, str]:
+    program = PROGRAM.replace("PLACE", place).replace("TIMES", str(times))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
+    )
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_was_dropped_comes_again(place):
+    times = 2 if place == "a collection" else 1  # at its beginning and at its end
+    said, errors = said_by(PLACES[place], times)
+    went_on, stopped = said.splitlines()
+    assert (went_on, stopped, errors) == ("went on", f"({signal.SIGTERM:d},) True", "")
+
+
+def test_elsewhere_it_comes_at_once():
+    assert said_by("ask()", 1) == (f"({signal.SIGTERM:d},) True\n", "")
+
+
+def test_other_exceptions_are_told_as_before():
+    place = "Last.__del__ = lambda self: 1 / 0\n    Last()\n    ask()"
+    said, errors = said_by(place, 1)
+    assert said == f"({signal.SIGTERM:d},) True\n" and "ZeroDivisionError" in errors
