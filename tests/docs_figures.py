@@ -43,8 +43,9 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     (FIRST_RUN, "These are from a machine of {quickstart.cores} cores, on {quickstart.date}."),
     (
         "docs/how-to/testing.md",
-        "On two quiet cores it took {suite.minutes} minutes ({suite.date}): {suite.unit} for unit "
-        "tests, {suite.system} for system tests.",
+        "On two quiet cores it took {suite.minutes} minutes in a new checkout ({suite.date}): "
+        "{suite.unit} for unit tests, {suite.system} for system tests. Where\nit has run before, "
+        "programs come from the cache of the compiler: {suite.again}.",
     ),
     (
         "docs/how-to/lag.md",
