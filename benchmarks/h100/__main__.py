@@ -97,7 +97,9 @@ class Compiler:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            process_group=0,  # with its forks; a session of its own would not be nice
+            # With its forks. Linux gives each session the same share of a core (autogroups), and
+            # so takes no notice of `nice` between sessions.
+            process_group=0,
         )
         self._process: subprocess.Popen[str] | None = None
         self._last: list[str] = []  # that it has written to standard error

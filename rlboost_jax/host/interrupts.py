@@ -32,9 +32,9 @@ class _Interrupts:
         make: Callable[[int], BaseException],
         before: Callable[["UnraisableHookArgs"], object],
     ) -> None:
-        """`before` is told of all other exceptions that are dropped."""
+        """`before` gets all other exceptions that are dropped."""
         self._make, self._before = make, before
-        self._number = 0
+        self._number: int = signal.SIGALRM  # where that is the first to come
         self._raised: BaseException | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> NoReturn:

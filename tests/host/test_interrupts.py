@@ -34,10 +34,10 @@ try:
 except Stop as stop:
     print(stop.args, asked == [True] * TIMES)
 """
-PLACES = {
-    "a collection": "gc.callbacks.append(ask); gc.collect(); gc.callbacks.remove(ask)",
-    "a finalizer": "Last()",
-    "a fork": "os.register_at_fork(after_in_parent=ask); os.fork() or os._exit(0)",
+PLACES = {  # with how often each asks
+    "a collection": ("gc.callbacks.append(ask); gc.collect(); gc.callbacks.remove(ask)", 2),
+    "a finalizer": ("Last()", 1),
+    "a fork": ("os.register_at_fork(after_in_parent=ask); os.fork() or os._exit(0)", 1),
 }
 
 
@@ -55,8 +55,7 @@ def said_by(place: str, times: int) -> tuple[str, str]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_was_dropped_comes_again(place):
-    times = 2 if place == "a collection" else 1  # at its beginning and at its end
-    said, errors = said_by(PLACES[place], times)
+    said, errors = said_by(*PLACES[place])
     went_on, stopped = said.splitlines()
     assert (went_on, stopped, errors) == ("went on", f"({signal.SIGTERM:d},) True", "")
 
@@ -65,7 +64,7 @@ def test_elsewhere_it_comes_at_once():
     assert said_by("ask()", 1) == (f"({signal.SIGTERM:d},) True\n", "")
 
 
-def test_other_exceptions_are_told_as_before():
+def test_other_exceptions_are_reported_as_before():
     place = "Last.__del__ = lambda self: 1 / 0\n    Last()\n    ask()"
     said, errors = said_by(place, 1)
     assert said == f"({signal.SIGTERM:d},) True\n" and "ZeroDivisionError" in errors
