@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,22 @@ try:
         gc.collect()
 except Stop as stop:
     print(stop.args, asked == [True] * TIMES)
+"""
+TRAINER = """
+import __main__, os, signal, time
+from configs.tiny import get_config
+
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def asked(*_):
+    Last()
+    print("went on", flush=True)
+    while True:
+        time.sleep(1)
+
+__main__._plan = asked
 """
 PLACES = {  # with how often each asks
     "a collection": ("gc.callbacks.append(ask); gc.collect(); gc.callbacks.remove(ask)", 2),
@@ -68,3 +85,18 @@ def test_other_exceptions_are_reported_as_before():
     place = "Last.__del__ = lambda self: 1 / 0\n    Last()\n    ask()"
     said, errors = said_by(place, 1)
     assert said == f"({signal.SIGTERM:d},) True\n" and "ZeroDivisionError" in errors
+
+
+def test_a_trainer_hears_what_was_dropped(tmp_path):
+    config = tmp_path / "asked.py"
+    config.write_text(TRAINER)
+    done = subprocess.run(
+        [sys.executable, "-m", "rlboost_jax.main", f"--config={config}", "--dry_run"],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    line = "interrupted; the same command goes on\n"
+    assert (done.stdout, done.stderr) == ("went on\n", line)
+    assert done.returncode == 128 + signal.SIGTERM
