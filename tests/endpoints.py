@@ -1,5 +1,7 @@
 """Addresses of tests: a manager without TLS, as its clients in one process know it, and ports."""
 
+import contextlib
+import random
 import socket
 from typing import Final
 
@@ -16,8 +18,10 @@ def endpoint(address: str, token: str = "secret") -> Endpoint:
 
 
 def free_port() -> int:
-    """Of the loopback address, for who has to know it before it listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Of the loopback address, for who has to know it before it listens: none of those that the
+    system gives to others."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -45,6 +45,20 @@ def in_pool(
     return asyncio.run(run())
 
 
+def in_time(
+    config: EnvironmentConfig, story: Callable[[EnvironmentPool], Awaitable[Any]], **options: Any
+) -> Any:
+    """With a second a call, or with as many as calls that do little take on this machine now."""
+    seconds = 1.0
+    while True:
+        try:
+            return in_pool(replace(config, time_limit_seconds=seconds), story, **options)
+        except Lost:
+            if seconds > PATIENCE_SECONDS / 10:
+                raise
+            seconds *= 4
+
+
 def turn(text: str, index: int = 0) -> Turn:
     return Turn(index=index, tokens=(1,), text=text)
 
@@ -113,7 +127,7 @@ def test_a_mistake_is_known_before_the_first_episode(
         ("crash", "ended by SIGSEGV", "own"),
         ("kill", "ended by SIGKILL", "outside"),
         ("memory", "MemoryError", "own"),
-        ("hang", "step: took longer than 1 s", "own"),
+        ("hang", "step: took longer than ", "own"),
     ],
 )
 @pytest.mark.parametrize("isolation", ["shared", "episode"])
@@ -132,8 +146,8 @@ def test_whatever_an_environment_does_is_its_own_loss(
             assert (await said(beside, "")).endswith(" 1")
         return raised.value
 
-    config = settings("Misbehaves", workers=1, isolation=isolation, time_limit_seconds=1.0)
-    lost = in_pool(config, story)
+    config = settings("Misbehaves", workers=1, isolation=isolation)
+    lost = (in_time if does == "hang" else in_pool)(config, story)
     assert message in str(lost) and lost.blame == blame
 
 
@@ -174,7 +188,7 @@ def test_a_worker_with_a_thread_that_is_stuck_gets_no_more_episodes() -> None:
         beside.close()
         assert int(before) not in pool.pids
 
-    in_pool(settings("Misbehaves", workers=1, time_limit_seconds=1.0), story)
+    in_time(settings("Misbehaves", workers=1), story)
 
 
 @pytest.mark.parametrize("name", ["Misbehaves", "Blocking"])
@@ -185,8 +199,7 @@ def test_a_worker_that_does_not_answer_is_ended(name: str) -> None:
             await said(live, "freeze")
 
     options = {"seconds": 0} if name == "Blocking" else {}
-    config = settings(name, workers=1, time_limit_seconds=1.0, options=options)
-    in_pool(config, story, grace_seconds=1.0)
+    in_time(settings(name, workers=1, options=options), story, grace_seconds=1.0)
 
 
 @pytest.mark.parametrize("isolation", ["shared", "episode"])

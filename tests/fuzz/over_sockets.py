@@ -274,7 +274,7 @@ async def _manager(folder: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes],
             stderr=log,
         )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not (folder / "manager.json").exists():
                 assert process.poll() is None, (folder / "manager.log").read_text()
                 await asyncio.sleep(0.02)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 import textwrap
 import threading
@@ -22,6 +21,7 @@ from rlboost_jax.gateway.calls import CallSampling, TokenCall
 from rlboost_jax.gateway.channel import Channels
 from rlboost_jax.gateway.errors import ApiError
 from rlboost_jax.gateway.session import Ask
+from tests.endpoints import free_port
 from tests.patience import PATIENCE_SECONDS
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -227,16 +227,15 @@ async def test_a_session_without_an_episode_is_refused_for_good() -> None:
 
 def _ended(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return state == "Z"
 
 
 async def test_a_client_asks_for_a_session(tmp_path: Path) -> None:
     """It comes from outside with the gateway's own token, and gets an example."""
-    port = _free_port()
+    port = free_port()
     options = {"port": port, "folder": str(tmp_path / "g")}
     make = maker_of("gateway", options)
     runner = EpisodeRunner(make, ledger=RememberedCalls(), time_limit_seconds=PATIENCE_SECONDS)
@@ -276,11 +275,3 @@ async def _json(client: aiohttp.ClientSession, url: str, body: Any, headers: Any
     async with client.post(url, json=body, headers=headers) as answer:
         assert answer.status == 200, await answer.text()
         return await answer.json()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

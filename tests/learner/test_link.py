@@ -242,10 +242,10 @@ def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script
     link.connect(HELLO)
     link.publish(manifest)
     script.hang_up_on = messages.ExtendBatch
-    link.begin_batch(begin_batch())
-    link.extend_batch(messages.ExtendBatch(batch=7, prompts=()))
     closed = messages.WindowClosed(batch=7, seconds=0.0, reason="begun")
     script.answers[messages.ExtendBatch] = closed
+    link.begin_batch(begin_batch())
+    link.extend_batch(messages.ExtendBatch(batch=7, prompts=()))
     assert link.receive(PATIENCE_SECONDS) == closed
     said = [messages.TrainerHello, messages.Publish, messages.BeginBatch, messages.ExtendBatch]
     assert script.heard == 2 * said and script.dials == 2
@@ -296,9 +296,9 @@ def test_of_open_batches_all_is_said_again_and_of_one_that_is_over_nothing(scrip
         link.trained(messages.BatchTrained(batch=0, train_wait_seconds=0.0, train_seconds=0.0))
         script.numbers.clear()
         script.hang_up_on = messages.BatchCommitted
-        link.committed(0)
         closed = messages.WindowClosed(batch=2, seconds=0.0, reason="begun")
         script.answers[messages.ExtendBatch] = closed
+        link.committed(0)
         assert link.receive(PATIENCE_SECONDS) == link.receive(PATIENCE_SECONDS) == closed
     committed, *again = script.numbers[:8]
     assert (committed, again) == (0, [None, 1, 2, 1, 1, 2, 2])

@@ -16,6 +16,7 @@ from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from tests.patience import PATIENCE_SECONDS
 
 QUICK = {"size_bytes": 0, "look_seconds": 0.001, "looks": 3}
+PATIENT = QUICK | {"looks": 1_000_000}  # of what returns, after as many looks as it takes
 
 
 @pytest.fixture
@@ -44,9 +45,9 @@ def growing(folder: Path, grows: Callable[[], bool]) -> Growing:
 
 
 def test_what_writes_is_called_once_and_what_it_raises_is_raised(tmp_path):
-    assert wait_for_writes(lambda: "done", tmp_path, **QUICK) == "done"
+    assert wait_for_writes(lambda: "done", tmp_path, **PATIENT) == "done"
     with pytest.raises(ZeroDivisionError):
-        wait_for_writes(lambda: 1 / 0, tmp_path, **QUICK)
+        wait_for_writes(lambda: 1 / 0, tmp_path, **PATIENT)
 
 
 def test_what_is_never_done_has_an_end(tmp_path, never):
@@ -66,7 +67,7 @@ def test_as_long_as_anything_is_written_it_is_waited_for(tmp_path):
     def grows():
         if next(looks) > 50:
             still.set()
-        return not still.is_set()
+        return True  # until that thread has seen it
 
     wait_for_writes(still.wait, growing(tmp_path, grows), **QUICK)
     assert next(looks) > 50

@@ -19,6 +19,7 @@ from rlboost_jax.host.processes import HAS_PROC, start_time
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import read_seal_key, sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
+from tests.endpoints import free_port
 from tests.manager.fakes import hello
 from tests.manager.test_main import change, manager, read_endpoint, record_in, workdir
 from tests.patience import PATIENCE_SECONDS
@@ -102,8 +103,7 @@ def test_a_manager_that_leaves_takes_its_file_server_along(workdir: Path) -> Non
 
 
 def test_the_port_may_be_set(workdir: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     change(workdir, manager__weights_port=port)
     with manager(workdir):
         assert record_in(workdir)["weights_port"] == port

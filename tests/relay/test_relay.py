@@ -29,7 +29,7 @@ DROPPED = re.compile(r"\[([\d,]+) lines were dropped here")
 SPEAK = """
 import os, signal, sys, time
 from rlboost_jax.relay.start import finish, speak_through_relay
-speak_through_relay(0.05)
+speak_through_relay(SECONDS)
 """
 SHOUT = f"""
 for number in range({LINES}):
@@ -37,8 +37,19 @@ for number in range({LINES}):
 """
 
 
+def speech(source: str, seconds: float = 0.05) -> str:
+    """A program that speaks through a relay, which has so long for what is not read at its end."""
+    return SPEAK.replace("SECONDS", str(seconds)) + textwrap.dedent(source)
+
+
 def speaking(source: str, **options: object) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", SPEAK + source], **options)  # type: ignore[call-overload]
+    return subprocess.Popen([sys.executable, "-c", speech(source)], **options)  # type: ignore[call-overload]
+
+
+def heard(source: str, **options: object) -> "subprocess.Popen[bytes]":
+    """One whose words are read, however long that takes."""
+    command = [sys.executable, "-c", speech(source, PATIENCE_SECONDS)]
+    return subprocess.Popen(command, **options)  # type: ignore[call-overload]
 
 
 def all_of(descriptor: int) -> bytes:
@@ -72,7 +83,7 @@ def test_what_was_dropped_is_counted_where_it_is_missing():
     source = SHOUT + "sys.stdout.flush(); os.close(int(sys.argv[1])); input(); print('later')"
     mark_reads, mark_writes = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", SPEAK + source, str(mark_writes)],
+        [sys.executable, "-c", speech(source, PATIENCE_SECONDS), str(mark_writes)],
         stdin=subprocess.PIPE,
         stdout=writes,
         pass_fds=[mark_writes],
@@ -96,14 +107,14 @@ def test_what_was_dropped_is_counted_where_it_is_missing():
 
 def test_standard_output_and_error_keep_their_order_in_one_place():
     source = "\n".join(f"print({n}, file=sys.std{'err' if n % 2 else 'out'})" for n in range(40))
-    process = speaking(source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = heard(source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert output.split() == [str(n).encode() for n in range(40)]
 
 
 def test_the_last_words_of_one_that_crashes_are_passed_on():
     source = "print('before'); os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGKILL)"
-    process = speaking(source, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = heard(source, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (output, errors) == (b"before\n", b"last words\n")
     assert process.returncode == -signal.SIGKILL
@@ -137,7 +148,7 @@ def test_signals_for_those_who_print_are_none_for_the_relay():
             os.kill(relay, number)
         print("after")
     """
-    process = speaking(textwrap.dedent(source), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = heard(source, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == b"before\n"
     output, _ = process.communicate(b"\n", timeout=PATIENCE_SECONDS)
@@ -154,7 +165,7 @@ def test_a_relay_that_stands_still_keeps_nobody_from_ending():
     """
     reads, writes = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", SPEAK + textwrap.dedent(source), str(writes)],
+        [sys.executable, "-c", speech(source), str(writes)],
         stdout=subprocess.DEVNULL,
         pass_fds=[writes],
     )
@@ -176,7 +187,7 @@ def test_a_relay_whose_words_nobody_takes_ends_with_its_process():
     reads, writes = os.pipe()
     hears, target = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", SPEAK + textwrap.dedent(source) + SHOUT, str(writes)],
+        [sys.executable, "-c", speech(source) + SHOUT, str(writes)],
         stdout=target,
         pass_fds=[writes],
     )
@@ -208,7 +219,7 @@ def test_whoever_ends_has_had_its_words_passed_on():
     imports = "import fcntl, struct, termios\n"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-c", imports + SPEAK + textwrap.dedent(source)),
+            *(sys.executable, "-c", imports + speech(source)),
             *(str(reads), str(PATIENCE_SECONDS)),
         ],
         stdout=writes,
@@ -259,12 +270,12 @@ def test_a_disk_that_is_full_takes_what_fits(tmp_path):
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
-def on_terminal(source: str) -> "tuple[subprocess.Popen[bytes], int]":
-    """The process, whose terminal it is, and our end."""
+def on_terminal(source: str, seconds: float = 0.05) -> "tuple[subprocess.Popen[bytes], int]":
+    """The process, whose terminal it is, and our end; `seconds` as in `speech`."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 123, 0, 0))
-    process = speaking(
-        source,
+    process = subprocess.Popen(
+        [sys.executable, "-c", speech(source, seconds)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -279,7 +290,8 @@ def test_a_terminal_is_still_one():
     process, ours = on_terminal(
         "from rlboost_jax.observe.console import Console\n"
         "with Console(num_steps=2) as console:\n"
-        "    print(console._live is not None, console._console.size)\n"
+        "    print(console._live is not None, console._console.size)\n",
+        PATIENCE_SECONDS,
     )
     text = all_of(ours).decode()
     assert "True ConsoleDimensions(width=123, height=40)" in text, text

@@ -16,6 +16,9 @@ from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
 from rlboost_jax.rollout.stream import Refused
 from rlboost_jax.rollout.worker import Worker
 from tests.endpoints import endpoint
+from tests.patience import PATIENCE_SECONDS
+
+POLITE = {"leave_seconds": PATIENCE_SECONDS}  # for the goodbye
 
 
 def test_a_fresh_stream_begins_with_nothing_held(fakes):
@@ -58,7 +61,7 @@ def test_leaves_after_what_the_dispatch_yields(fakes):
     async def scenario():
         gate = threading.Semaphore(0)
         engine = fakes.Engine(steps=4, gate=gate)
-        async with fakes.serving(engine, fakes.Weights()) as (manager, client, running):
+        async with fakes.serving(engine, fakes.Weights(), **POLITE) as (manager, client, running):
             stream = await fakes.ready(manager)
             await stream.send(Generate(params_digest="d1", requests=(fakes.request(1, tokens=50),)))
             assert (await stream.next()).in_flight == 4
@@ -95,7 +98,11 @@ def test_leaves_without_a_word_when_the_dispatch_does_not_end(fakes):
 
 def test_leaves_when_asked_to(fakes):
     async def scenario():
-        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
+        async with fakes.serving(fakes.Engine(), fakes.Weights(), **POLITE) as (
+            manager,
+            _,
+            running,
+        ):
             stream = await fakes.ready(manager)
             await stream.send(Leave(reason="the run is over"))
             assert await stream.next() == Goodbye(reason="the run is over")

@@ -16,11 +16,18 @@ from rlboost_jax.rollout import server
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.settings.load import run_config
+from tests.patience import PATIENCE_SECONDS
+
+POLITE = {"leave_seconds": PATIENCE_SECONDS}  # for the goodbye
 
 
 def test_a_notice_and_a_hint_are_passed_on(fakes):
     async def scenario():
-        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, client, running):
+        async with fakes.serving(fakes.Engine(), fakes.Weights(), **POLITE) as (
+            manager,
+            client,
+            running,
+        ):
             stream = await fakes.ready(manager)
             client.notice(60.0, "aws: terminate")
             client.hint("aws: rebalance")
@@ -62,7 +69,7 @@ def test_a_server_works_until_the_end_it_gave_itself(fakes):
     """No manager tells it to leave: it flushes, says goodbye and goes all the same."""
 
     async def scenario():
-        async with fakes.serving(fakes.Engine(steps=1), fakes.Weights()) as (
+        async with fakes.serving(fakes.Engine(steps=1), fakes.Weights(), **POLITE) as (
             manager,
             client,
             running,

@@ -39,6 +39,7 @@ from rlboost_jax.weights.seal import read_seal_key, sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
+from tests.system.harness import PACED
 
 pytestmark = pytest.mark.system
 NUM_TOKENS = 40
@@ -69,6 +70,8 @@ def test_servers_join_work_go_on_for_each_other_and_leave(fakes, tmp_path, monke
     """One server makes a rollout whole; two others, the first of them killed in the middle of
     it, make the same one together."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("RLBOOST_TEST_PACE", str(tmp_path / "pace"))  # time for their last words
+    monkeypatch.setenv("PYTHONPATH", str(PACED), prepend=os.pathsep)
     config = tiny.get_config()
     config.compile_cache_dir = str(tmp_path / "cache")
     config.weights.source = "http"

@@ -73,13 +73,19 @@ class Fate:
     def hold(self, version: int) -> None:
         """Have every engine wait after a few dispatches of a version, until it strikes."""
         values = {"hold": {"version": version, "dispatches": 3}}
-        self._pace.write_text(json.dumps(values))
+        self._set(json.dumps(values))
+
+    def _set(self, pace: str) -> None:
+        """Engines read it all the time."""
+        part = self._pace.with_suffix(".new")
+        part.write_text(pace)
+        part.replace(self._pace)
 
     def reach(self, phase: str, step: int) -> None:
         for fault in [f for f in self._faults if (f.phase, f.step) == (phase, step)]:
             self._faults.remove(fault)
             if phase == "seeding":
-                self._pace.write_text(self._free)
+                self._set(self._free)
             if fault.victim in ("manager", "both"):
                 record = read_record(self._workdir)
                 assert record is not None

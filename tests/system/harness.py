@@ -33,6 +33,7 @@ PATIENT = (
     "manager.progress_seconds=3600",  # engines that wait for a tester are not stuck
     "fleet.orphan_seconds=3600",  # and a manager or trainer that restarts has all the time it needs
 )
+STEADY = ("manager.lease_seconds=20",)  # nor is a server lost because this machine stands still
 # Six steps of half a second. Runs of other sizes compile programs of their own, for as long as all
 # six steps take.
 SHORT = (

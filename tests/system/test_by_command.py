@@ -14,7 +14,7 @@ from tests.docs_blocks import blocks_of
 from tests.processes import living
 from tests.providers.benches import PAGE
 from tests.providers.shell_cloud import SSH
-from tests.system.harness import PATIENT, SHORT, Run, running
+from tests.system.harness import PATIENT, SHORT, STEADY, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -46,6 +46,7 @@ def test_servers_of_the_pages_file_change_no_bit(short_and_calm: Run, tmp_path: 
     settings = (
         *SHORT,
         *PATIENT,
+        *STEADY,
         "fleet.provider=command",
         f"fleet.command.start={script} start",
         f"fleet.command.stop={script} stop {{name}} {{grace}}",

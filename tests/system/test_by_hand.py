@@ -5,6 +5,7 @@ still in the middle of that step.
 """
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -19,7 +20,7 @@ from tests.system.harness import PATIENT, SHORT, Run, running
 
 pytestmark = pytest.mark.system
 
-SETTINGS = (*SHORT, *PATIENT, "num_steps=100000")
+SETTINGS = (*SHORT, *PATIENT, "num_steps=100000", "manager.lease_seconds=4")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,8 @@ def shared(short_and_calm, tmp_path_factory):
 def run(shared):
     """The run, alive and at its own pace, whatever the test before has done to it."""
     for pid in shared.processes():
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it ends just now
+            os.kill(pid, signal.SIGCONT)
     shared.let_go()
     if not shared.process.lives:
         shared.start()
@@ -127,7 +129,7 @@ def test_a_silent_server_is_lost_and_its_late_tokens_change_nothing(run):
         since = time.time()
         with stopped(pid):
             lost = one_lost(run, name, since)
-            assert "silent" in lost["detail"]["reason"]
+            assert re.match("silent|unreachable", lost["detail"]["reason"])
             run.let_go()
             assert_work_went_on(run, lost)
     # It wakes with tokens in its pipe, finds itself abandoned and comes back.
@@ -167,7 +169,7 @@ def test_damaged_weights_are_refused_and_delay_nobody(run):
         refused(f"{len(content) - 1} bytes, its manifest says {len(content)}")
         file.unlink()
         refused("404")
-        status = run.status()
+        status = run.wait_until(run.status, "an answer of the manager")
         assert status["finished"] < status["total"], "no work was left to be withheld"
         assert not its("working")
 
@@ -222,8 +224,9 @@ def test_secrets_are_in_their_files_only(run):
 
 def test_a_killed_manager_is_replaced_and_found_again(run):
     with run.at_a_standstill():
-        before, servers = run.manager(), run.servers()
-        done, since = len(run.metrics()), time.time()
+        before = run.manager()
+        run.wait_until(lambda: len(run.servers()) == 2, "a whole fleet")
+        servers, done, since = run.servers(), len(run.metrics()), time.time()
         os.kill(before["pid"], signal.SIGKILL)
         after = run.wait_until(
             lambda: (record := run.manager())["pid"] != before["pid"] and record,

@@ -15,7 +15,7 @@ import pytest
 
 from tests.processes import living
 from tests.providers.ec2_cloud import Ec2Cloud, notice
-from tests.system.harness import MARK, PACED, PATIENT, REPOSITORY, SHORT, Run, running
+from tests.system.harness import MARK, PACED, PATIENT, REPOSITORY, SHORT, STEADY, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -46,6 +46,7 @@ def test_instances_come_and_go_and_change_no_bit(
     settings = (
         *SHORT,
         *PATIENT,
+        *STEADY,
         "fleet.provider=ec2",
         f"fleet.max_instances={INSTANCES}",
         f"fleet.ec2.image={cloud.image}",
@@ -58,8 +59,7 @@ def test_instances_come_and_go_and_change_no_bit(
         with run.at_a_standstill(version=1, servers=False):
             run.wait_until(lambda: len(set(joined(run))) == INSTANCES, "servers of both instances")
             shown = shown_of(cloud)
-            run.wait_until(lambda: busy(run), "work for one")
-            name = busy(run)[0]
+            name = run.wait_until(lambda: busy(run), "work for one")[0]
             instance = cloud.of_name(name)
             moment = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=120)
             cloud.notices[instance] = notice(moment.strftime("%Y-%m-%dT%H:%M:%SZ"))
@@ -68,8 +68,8 @@ def test_instances_come_and_go_and_change_no_bit(
             run.wait_until(lambda: name in names(run, "drained"), "its goodbye")
             cloud.interrupt(instance)
             run.wait_until(lambda: len(set(joined(run))) == INSTANCES + 1, "another one")
-            run.wait_until(lambda: busy(run), "work for one")
-            cloud.interrupt(cloud.of_name(busy(run)[0]))  # without any notice
+            other = run.wait_until(lambda: busy(run), "work for one")[0]
+            cloud.interrupt(cloud.of_name(other))  # without any notice
             run.wait_until(lambda: len(set(joined(run))) == INSTANCES + 2, "another one")
         run.finish()
     assert run.digests() == short_and_calm.digests()

@@ -29,11 +29,16 @@ def test_a_lying_server_is_quarantined_and_its_work_done_again(
     assert "nats from the learner's" in caught["detail"]["reason"]
     if kind != "stale":  # which is honest about its first version
         assert caught["step"] == min(working), "within the step"
-    outcome = "quarantined" if not run.events("rejected") else "sent away before"
+    outcome = "quarantined" if not rejected(run) else "sent away before"
     assert outcome in liar.output + liar.errors
     assert run.digests() == short_and_calm.digests()
     run.assert_accounts_hold()
     assert all(row["max_logprob_gap"] <= 1e-5 for row in run.metrics())
+
+
+def rejected(run: Run) -> bool:
+    """Whether the manager has sent the liar away before it worked."""
+    return any(event["instance"] == "liar" for event in run.events("rejected"))
 
 
 def worked(run: Run) -> set[int]:

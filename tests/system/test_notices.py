@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.system.harness import PATIENT, SHORT, Run, running
+from tests.system.harness import PATIENT, SHORT, STEADY, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -17,6 +17,7 @@ SETTINGS = (
     "num_steps=100000",
     "fleet.max_instances=0",  # the servers here are started by hand
     *PATIENT,
+    *STEADY,
 )
 
 
@@ -101,7 +102,7 @@ def test_w13_a_cloud_that_takes_its_machine_back_loses_no_token(run):
 
 
 def test_a_scheduler_that_signals_ahead(run):
-    signals = ("--notices=none", "--notice_signal=SIGUSR1", "--notice_seconds=30")
+    signals = ("--notices=none", "--notice_signal=SIGUSR1", "--notice_seconds=120")
     with at_work(run, "job", *signals) as server:
         server.send_signal(signal.SIGUSR1)
         run.wait_until(lambda: events_of(run, "notice", "job"), "its notice")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import PATIENT, SHORT, Run, running
+from tests.system.harness import PATIENT, SHORT, STEADY, Run, running
 
 pytestmark = pytest.mark.system
 
@@ -25,6 +25,7 @@ def test_servers_of_two_pools_change_no_bit(short_and_calm: Run, tmp_path: Path)
     settings = (
         *SHORT,
         *PATIENT,
+        *STEADY,
         f"fleet.pools={POOLS!r}",
         f"fleet.price_command={sys.executable} -c 'print(open(\"{tmp_path}/prices\").read())'",
     )

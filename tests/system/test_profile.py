@@ -65,6 +65,7 @@ def assert_between(trace, process, instance):
     assert dispatches
     for dispatch in dispatches:
         assert work[0]["ts"] <= dispatch["ts"] + error
-        receipt = received[dispatch["args"]["sequence"]]
+        if (receipt := received.get(dispatch["args"]["sequence"])) is None:
+            continue  # of a server that was lost meanwhile
         assert receipt["args"]["tokens"] == dispatch["args"]["tokens"]
         assert dispatch["ts"] + dispatch["dur"] <= receipt["ts"] + receipt["dur"] + error

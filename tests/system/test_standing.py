@@ -41,7 +41,7 @@ def hung_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize("seconds", [5.0, pytest.param(65.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seconds", [6.0, pytest.param(65.0, marks=pytest.mark.soak)])
 def test_words_that_nobody_reads_and_a_disk_that_does_not_answer_for_a_while_change_no_bit(
     short_and_calm: Run,
     hung_disk: Path,
@@ -55,7 +55,7 @@ def test_words_that_nobody_reads_and_a_disk_that_does_not_answer_for_a_while_cha
     monkeypatch.setenv("LD_PRELOAD", str(hung_disk))
     monkeypatch.setenv("HUNG_DISK_FLAG", str(hangs))
     monkeypatch.setenv("HUNG_DISK_PATH", f"{tmp_path / 'run'}{os.sep}")
-    with prepared(tmp_path / "run", *SHORT) as run:
+    with prepared(tmp_path / "run", *SHORT, "manager.lease_seconds=4") as run:
         run.command = [sys.executable, "-c", FULL_PIPE, *run.command]
         run.start()
         monkeypatch.delenv("LD_PRELOAD")

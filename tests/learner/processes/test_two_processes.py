@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from rlboost_jax.learner.versions import restored_versions
 from rlboost_jax.models.params import params_digest
 from rlboost_jax.settings.memory import num_parameters
 from tests import unoptimized
+from tests.endpoints import free_port
 from tests.learner.on_mesh import ALONE, Trainer, gap, random_batches, small_run
 from tests.patience import PATIENCE_SECONDS
 
@@ -25,8 +25,7 @@ ROOT = Path(__file__).parents[3]
 def ended(tmp_path_factory):
     """Folder, and (exit code, output) of each of the two."""
     folder = tmp_path_factory.mktemp("two")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     environment = {
         **os.environ,

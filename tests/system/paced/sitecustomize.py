@@ -9,6 +9,9 @@ hold      an engine that has finished n dispatches of version v or a later one w
           hold is taken back; without `hold` it never waits. What it is asked meanwhile, such as
           to release responses or to load others, it does at once.
 
+Servers that leave have 4 s for their last words, and a lease may be as long as a test likes: this
+machine may stand still for longer than a product has to wait for.
+
 An engine that waits has a file `held/<process id>-<thread id>` there. Tokens of its last dispatch
 but one have been sent by then.
 """
@@ -115,7 +118,17 @@ def pace_learner(module: Any) -> None:
     module.PolicyPrograms.accumulate = accumulate
 
 
+def let_leave(module: Any) -> None:
+    module.LEAVE_SECONDS = 4.0
+
+
+def let_be_silent(module: Any) -> None:
+    module.MAX_LEASE_SECONDS = 3600.0
+
+
 PACED = {
+    "rlboost_jax.settings.limits": let_be_silent,
+    "rlboost_jax.rollout.stream": let_leave,
     "rlboost_jax.rollout.worker": pace_worker,
     "rlboost_jax.learner.programs.policy": pace_learner,
 }
