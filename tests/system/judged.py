@@ -53,6 +53,7 @@ def get_config() -> ConfigDict:
         {"name": "tests.system.judged:ranked", "per": "group"},
         {"name": "tests.system.judged:asked", "max_concurrent": 4, "weight": 0.5},
     )
+    config.rewards.time_limit_seconds = 600.0  # of a machine that stands still for a while, too
     config.warmup.max_updates = 0
     config.sampling.max_response_tokens = 64
     config.engine.slots = 16

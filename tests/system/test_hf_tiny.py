@@ -52,6 +52,7 @@ def overrides(start):
         "learner.learning_rate=1e-4",  # so that something is left of what it was taught
         "evaluation.every_steps=3",
         "rewards.workers=1",
+        "rewards.time_limit_seconds=600",
     )
 
 
