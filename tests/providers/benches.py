@@ -161,6 +161,8 @@ class LocalBench:
     async def lose(self, provider: Provider) -> None:
         """The process that it forks from sees the end of its commands, and leaves."""
         assert isinstance(provider, LocalProvider)
+        written = provider._disk.submit(int)  # its notes are: a disk takes as long as it likes
+        await asyncio.wrap_future(written)
         forks = provider._forks
         assert forks._reader is not None and forks._process is not None
         forks._reader.cancel()
