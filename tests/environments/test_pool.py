@@ -53,8 +53,9 @@ def in_time(
     while True:
         try:
             return in_pool(replace(config, time_limit_seconds=seconds), story, **options)
-        except Lost:
-            if seconds > PATIENCE_SECONDS / 10:
+        except Lost as lost:
+            late = "took longer" in str(lost) or "did not answer" in str(lost)
+            if not late or seconds > PATIENCE_SECONDS / 10:
                 raise
             seconds *= 4
 

@@ -24,7 +24,7 @@ REASONS = {
     "cut to manager": r"silent for [\d.]+ s",
     "cut from manager": r"unreachable for [\d.]+ s: it receives nothing from us",
     "half open": r"silent for [\d.]+ s",
-    "stuck": r"no progress for [\d.]+ s",
+    "stuck": r"no progress for 3(\.\d+)? s",
 }
 
 
