@@ -252,18 +252,19 @@ def test_a_node_that_is_gone_takes_the_log_with_it(tmp_path: Path) -> None:
 def test_who_cannot_be_listed_has_not_ended(tmp_path: Path) -> None:
     async def story() -> None:
         bench = Bench(tmp_path)
-        bench.timeout_seconds = 0.3
         async with opened(bench) as (provider, ear):
-            bench.timeout_seconds = 20.0
             await provider.request("a", "n", ANY_POOL)
             await ear.of("a", Started)
+            limits = vars(provider._launcher._api)
             bench.cluster.away.set()
+            limits["_timeout_seconds"] = 0.3  # for an answer that does not come
             while not provider._problem:
                 await asyncio.sleep(0.01)
             assert provider._problem == "cannot list pods: no answer of the API server in 0.3 s"
             await provider.request("b", "n-b", ANY_POOL)
             refused = await ear.of("b", Refused)
             assert isinstance(refused, Refused) and "no answer of the API server" in refused.reason
+            limits["_timeout_seconds"] = bench.timeout_seconds
             bench.cluster.away.clear()
             while provider._problem:
                 await asyncio.sleep(0.01)
