@@ -289,7 +289,7 @@ def test_one_that_has_too_much_to_do_is_asked_again(tmp_path: Path, code: int) -
 def test_asking_again_has_an_end(tmp_path: Path) -> None:
     async def story() -> None:
         bench = Bench(tmp_path)
-        bench.timeout_seconds = 0.5
+        bench.timeout_seconds = 3.0
         launcher = bench.launcher()
         bench.cluster.answers = [(429, {"Retry-After": "3600"})]
         with pytest.raises(LaunchFailed) as error:
