@@ -10,6 +10,7 @@ import pytest
 from configs import base
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.run import RunConfig
+from tests.patience import PATIENCE_SECONDS
 
 GSM8K = [
     {
@@ -42,6 +43,7 @@ def build() -> Callable[..., RunConfig]:
         config.data.source = str(source)
         config.rewards.functions = tuple(rewards)
         config.rewards.workers = 1
+        config.rewards.time_limit_seconds = PATIENCE_SECONDS
         return run_config(config)
 
     return built

@@ -23,6 +23,7 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.storage.at_rest import read_sealed
 from tests.data.conftest import GSM8K
+from tests.patience import PATIENCE_SECONDS
 
 PLAIN = {"prompt_column": "question", "answer_column": "answer"}
 
@@ -379,7 +380,7 @@ def test_a_response_is_judged_as_text(dataset, write_lines):
     answer = prompt.problem.columns["answer"]
 
     def judged(text):
-        return data.ask(prompt, np.array([*text.encode(), 257], np.int32)).result(60)
+        return data.ask(prompt, np.array([*text.encode(), 257], np.int32)).result(PATIENCE_SECONDS)
 
     right = judged(f"so \\boxed{{{answer}}}")
     assert (right.reward, right.accuracy) == (1.5, 1.0)

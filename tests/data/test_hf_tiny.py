@@ -11,6 +11,7 @@ from configs import hf_tiny
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.settings.load import run_config
 from tests.oracles import torch_oracle
+from tests.patience import PATIENCE_SECONDS
 
 TOOL = Path(__file__).resolve().parent.parent.parent / "tools" / "make_hf_tiny.py"
 
@@ -39,6 +40,7 @@ def test_a_run_reads_it_asks_and_judges(make, tmp_path):
     config.model.source = str(folder / "checkpoint")
     config.data.source = str(folder / "train.jsonl")
     config.data.heldout_source = str(folder / "test.jsonl")
+    config.rewards.time_limit_seconds = PATIENCE_SECONDS
     run = run_config(config)
     assert (run.model.family, run.model.vocab_size, run.model.num_layers) == ("qwen3", 384, 2)
     data = Dataset(run)
@@ -50,8 +52,14 @@ def test_a_run_reads_it_asks_and_judges(make, tmp_path):
         question = f"<|im_start|>user\n{rows[3]['question']}<|im_end|>\n<|im_start|>assistant\n"
         assert data.text(prompt.tokens) == prompt.problem.prompt == question
         (answer,) = data.tokenizer.encode([f"\\boxed{{{rows[3]['answer']}}}"], chat=True)
-        assert data.ask(prompt, np.array([*answer, 2], np.int32)).result(60).reward == 1.0
-        assert data.ask(prompt, np.array([*answer[:-2], 2], np.int32)).result(60).reward == 0.0
+        assert (
+            data.ask(prompt, np.array([*answer, 2], np.int32)).result(PATIENCE_SECONDS).reward
+            == 1.0
+        )
+        assert (
+            data.ask(prompt, np.array([*answer[:-2], 2], np.int32)).result(PATIENCE_SECONDS).reward
+            == 0.0
+        )
     finally:
         data.close()
 

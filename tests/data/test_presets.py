@@ -9,6 +9,7 @@ import pytest
 
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.settings.data_presets import DATA_PRESETS, resolved
+from tests.patience import PATIENCE_SECONDS
 
 # What a preset asks the hub for: name, subset, and the splits there.
 PLACES = {
@@ -246,7 +247,7 @@ def test_a_preset_reads_asks_and_judges(name, open_preset):
             tokens = np.array([*response.encode(), 257], np.int32)
             asked.append((response, accuracy, data.ask(prompt, tokens)))
     for response, accuracy, future in asked:
-        verdict = future.result(120)
+        verdict = future.result(PATIENCE_SECONDS)
         assert (response, verdict.accuracy, dict(verdict.faults)) == (response, accuracy, {})
 
 
@@ -254,7 +255,7 @@ def test_countdown_pays_a_tenth_for_its_form(open_preset):
     data = open_preset("countdown")
     prompt = data.train(0)[0]
     rewards = [
-        data.ask(prompt, np.array([*text.encode(), 257], np.int32)).result(120).reward
+        data.ask(prompt, np.array([*text.encode(), 257], np.int32)).result(PATIENCE_SECONDS).reward
         for text in (
             "hm</think><answer>(44 + 19) + 35</answer>",
             "hm <answer>(44 + 19) + 35</answer>",

@@ -11,14 +11,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlboost_jax.gateway import serving
 from rlboost_jax.gateway.backend import Backend
 from rlboost_jax.gateway.limits import GatewayLimits
-from rlboost_jax.gateway.serving import listening
 from rlboost_jax.gateway.sessions import Sessions
 from tests.patience import PATIENCE_SECONDS
 
@@ -105,7 +106,7 @@ def running(backend: Backend, **limits: Any) -> Iterator[Place]:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         listener.setblocking(False)
         sessions = Sessions(backend, GatewayLimits(**limits))
-        async with listening(sessions, listener, token=TOKEN):
+        async with serving.listening(sessions, listener, token=TOKEN):
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             place = Place(url=url, backend=backend, sessions=sessions, loop=loop)
             started.append((place, ended))
@@ -113,8 +114,10 @@ def running(backend: Backend, **limits: Any) -> Iterator[Place]:
             await ended.wait()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    assert ready.wait(PATIENCE_SECONDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "Gate", partial(serving.Gate, newcomer_seconds=PATIENCE_SECONDS))
+        thread.start()
+        assert ready.wait(PATIENCE_SECONDS)
     place, ended = started[0]
     try:
         yield place

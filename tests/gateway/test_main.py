@@ -57,8 +57,9 @@ def test_a_checkpoint_is_served(checkpoint: Path, tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             _post(f"{url}/v1/chat/completions", body, "wrong", trusted)
         assert refused.value.code == 401
-        with pytest.raises(urllib.error.URLError):  # nobody else vouches for it
+        with pytest.raises(urllib.error.URLError) as doubted:  # nobody else vouches for it
             _post(f"{url}/v1/chat/completions", body, token, ssl.create_default_context())
+        assert isinstance(doubted.value.reason, ssl.SSLCertVerificationError)
 
 
 @pytest.mark.parametrize(

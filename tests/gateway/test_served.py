@@ -9,6 +9,7 @@ import aiohttp
 
 from tests.gateway.oracle import Turn, assert_engine_samples, engine_of
 from tests.gateway.places import MAX_TOKENS, Place, running
+from tests.patience import PATIENCE_SECONDS
 
 Message = dict[str, Any]
 MOST = 24
@@ -115,7 +116,8 @@ async def test_a_conversation_that_is_rewritten_begins_another_sequence(
 async def test_two_hundred_sessions_at_once(gateway: Place, checkpoint: Path) -> None:
     """On 16 slots; each gets what it would alone."""
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as client:
+    patience = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
+    async with aiohttp.ClientSession(connector=connector, timeout=patience) as client:
         names = [f"many-{number}" for number in range(200)]
         found = await asyncio.gather(*(episode(client, gateway, name, 3) for name in names))
         assert len(gateway.sessions) == 200

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.engine.costs import Costs
+from rlboost_jax.gateway import tenancy
 from rlboost_jax.gateway.tenancy import Owed, Tenancy, dues
 from rlboost_jax.rollout.sharing.protocol import Promise
 from rlboost_jax.settings.errors import ConfigError
@@ -72,6 +73,11 @@ class Server:
                 lambda: self.lines[-1:] and self.lines[-1]["type"] == "queue", PATIENCE_SECONDS
             )
             return self.lines.pop()["dues"]  # type: ignore[return-value]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenancy, "_ANSWER_SECONDS", PATIENCE_SECONDS)
 
 
 STATE = (

@@ -194,8 +194,11 @@ def test_a_leaf_s_digest_is_of_its_dtype_shape_and_bytes():
 class Forgetful(Checkpoints):
     """A disk that takes a checkpoint and gives another back."""
 
+    both = threading.Event()  # the one that comes after it is on its way
+
     def _finish(self, step: int) -> None:
         if step == 3:
+            assert self.both.wait(PATIENCE_SECONDS)
             flipped(self.place(step).with_name(f"{step}.part") / "state" / "_METADATA", 0)
         super()._finish(step)
 
@@ -249,12 +252,14 @@ def test_where_rows_cannot_be_kept_no_checkpoint_counts(tmp_path):
 def test_none_goes_before_a_newer_one_was_read_back(tmp_path):
     durable: list[int] = []
     checkpoints = Forgetful(tmp_path, keep=1, on_durable=durable.append)
+    checkpoints.both = threading.Event()
     for step in (1, 2):
         checkpoints.save(step, state_of(step), {})
     checkpoints.wait()
     assert checkpoints.complete() == [2] and durable == [1, 2]
     checkpoints.save(3, state_of(3), {})
     checkpoints.save(4, state_of(4), {})  # on its way before anybody hears of it
+    checkpoints.both.set()
     with pytest.raises(
         CheckpointNotWritten, match=r"3 was written and does not read back: .*_META"
     ):

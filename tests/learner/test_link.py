@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages
 from rlboost_jax.learner.event_loop import EventLoopThread
+from rlboost_jax.learner.fleet import link as fleet_link
 from rlboost_jax.learner.fleet.link import (
     DISK_TIMES,
     ManagerLink,
@@ -82,6 +83,12 @@ class Script:
         return socket
 
 
+@pytest.fixture(autouse=True)
+def heard_out(monkeypatch) -> None:
+    """A manager may take its time to hang up."""
+    monkeypatch.setattr(fleet_link, "END_SECONDS", PATIENCE_SECONDS)
+
+
 @pytest.fixture
 def script() -> Script:
     return Script()
@@ -91,6 +98,7 @@ def script() -> Script:
 def linked(
     script, kind=ManagerLink, locate=lambda found: found(), **options
 ) -> Iterator[ManagerLink]:
+    options.setdefault("answer_seconds", PATIENCE_SECONDS)
     thread = EventLoopThread()
     app = web.Application()
     app.router.add_get("/trainer", script.serve)

@@ -17,6 +17,7 @@ from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints.extra import window_of
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.learner.episodes import judging
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
@@ -28,6 +29,7 @@ from rlboost_jax.learner.state import init_state
 from rlboost_jax.learner.update.learner import Learner, learner_of
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.sequences.identities import Work, sample_number
+from tests.patience import PATIENCE_SECONDS
 
 WINDOW = m.WindowState(seconds=0.5, memory={2: 0.25}, instance_cap=3)
 COPY, DIGEST, EVALUATION, SAVING, REPORTING = (3.0 * 10.0**n for n in range(6, 11))  # seconds
@@ -429,7 +431,9 @@ def test_somebody_looks_while_rewards_are_waited_for(build):
     assert "judging" in names
 
 
-def test_failed_rewards_are_counted_and_reported(build):
+def test_failed_rewards_are_counted_and_reported(build, monkeypatch):
+    monkeypatch.setattr(judging, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+
     class Failing(Late):
         faults: ClassVar[dict] = {6: {"clock": "returned nan"}}
 

@@ -19,6 +19,7 @@ from configs import tiny
 from rlboost_jax.credentials import read_credentials
 from rlboost_jax.host.processes import start_time
 from rlboost_jax.learner.event_loop import EventLoopThread
+from rlboost_jax.learner.fleet import manager_process
 from rlboost_jax.learner.fleet.manager_process import (
     ManagerMisconfigured,
     ManagerNotStarted,
@@ -46,7 +47,7 @@ def workdir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def process(workdir: Path) -> Iterator[ManagerProcess]:
-    process = ManagerProcess(workdir, "run")
+    process = ManagerProcess(workdir, "run", answer_seconds=PATIENCE_SECONDS)
     yield process
     process.dismiss()
 
@@ -78,7 +79,7 @@ class Counted(ManagerProcess):
 
 
 def test_one_manager_for_all_who_ask(workdir: Path, request: pytest.FixtureRequest) -> None:
-    process = Counted(workdir, "run")
+    process = Counted(workdir, "run", answer_seconds=PATIENCE_SECONDS)
     request.addfinalizer(process.dismiss)
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: process.locate(), range(4)))
@@ -88,10 +89,13 @@ def test_one_manager_for_all_who_ask(workdir: Path, request: pytest.FixtureReque
     assert token == (workdir / "trainer" / "token").read_text()
     servers = read_credentials(workdir / "join", environment={})
     assert public_of(process.seal_key()) == servers.seal and servers.token != token
-    assert ManagerProcess(workdir, "run").locate() == found[0]
+    assert ManagerProcess(workdir, "run", answer_seconds=PATIENCE_SECONDS).locate() == found[0]
 
 
-def test_it_is_dismissed_and_the_next_is_another(process: ManagerProcess, workdir: Path) -> None:
+def test_it_is_dismissed_and_the_next_is_another(
+    process: ManagerProcess, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_process, "LEAVE_SECONDS", PATIENCE_SECONDS)
     process.locate()
     before = record(workdir)
     process.dismiss()
@@ -104,7 +108,7 @@ def test_one_that_stands_still_is_waited_for(process: ManagerProcess, workdir: P
     """It is neither replaced nor joined by a second, which would end the run."""
     found = process.locate()
     before = record(workdir)
-    again = Counted(workdir, "run", ask_seconds=0.01)
+    again = Counted(workdir, "run", answer_seconds=PATIENCE_SECONDS, ask_seconds=0.01)
 
     def wake(times: int) -> None:
         if times == 3:
@@ -153,7 +157,7 @@ def test_one_that_another_trainer_has_just_started_is_waited_for(
     workdir: Path, request: pytest.FixtureRequest
 ) -> None:
     """It has the lock and does not listen yet: a second one finds that out and leaves."""
-    process = Counted(workdir, "run")
+    process = Counted(workdir, "run", answer_seconds=PATIENCE_SECONDS)
     request.addfinalizer(process.dismiss)
     lock = only_manager(workdir)
     lock.__enter__()
@@ -174,14 +178,14 @@ def test_a_port_in_use_is_a_mistake_and_no_breakdown(tmp_path: Path) -> None:
         config.fleet.provider, config.manager.port = "none", taken.getsockname()[1]
         write_run_config(tmp_path / "config.json", run_config(config), "run")
         with pytest.raises(ManagerMisconfigured, match=r"is in use \(manager\.port\)") as refused:
-            ManagerProcess(tmp_path, "run").locate()
+            ManagerProcess(tmp_path, "run", answer_seconds=PATIENCE_SECONDS).locate()
     assert exits.of_error(refused.value) == exits.MISTAKE
 
 
 def test_a_mistake_is_reported_at_once(workdir: Path) -> None:
     (workdir / "config.json").write_text("{")
     with pytest.raises(ManagerMisconfigured, match=r"config\.json is damaged"):
-        ManagerProcess(workdir, "run").locate()
+        ManagerProcess(workdir, "run", answer_seconds=PATIENCE_SECONDS).locate()
 
 
 @pytest.mark.parametrize("another", ["program", "time"])
@@ -200,7 +204,7 @@ def test_a_process_that_only_has_the_number_is_left_alone(workdir: Path, another
         run_id="run",
     )
     (workdir / "manager.json").write_bytes(msgspec.json.encode(stale))
-    process = ManagerProcess(workdir, "run")
+    process = ManagerProcess(workdir, "run", answer_seconds=PATIENCE_SECONDS)
     try:
         process.dismiss()
         process.close()

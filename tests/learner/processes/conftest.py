@@ -2,7 +2,16 @@ import socket
 
 import pytest
 
+from rlboost_jax.learner.processes import watch
 from rlboost_jax.learner.processes.channel import Channel
+from tests.patience import PATIENCE_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A main thread that is slow to end is ended: with it, here, all tests of this process."""
+    monkeypatch.setattr(watch, "GRACE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(watch, "EXPLAIN_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture

@@ -145,6 +145,6 @@ def test_both_go_back_where_one_reads_what_is_broken(measured):
     assert note.endswith("the run goes on from checkpoint 1")
 
 
-def test_a_follower_ends_when_process_0_dies(ended):
+def test_a_follower_ends_when_process_0_is_gone_without_a_word(ended):
     _, (_, (code, printed)) = ended
     assert (code, printed.splitlines()[-1]) == (1, "LeaderLost process 0 is gone without a word")

@@ -5,19 +5,12 @@ import threading
 import pytest
 
 from rlboost_jax.learner.guards import NotFinite
-from rlboost_jax.learner.processes import watch as watching
 from rlboost_jax.learner.processes.channel import PeerGone
 from rlboost_jax.learner.processes.leader import FollowerLost
 from rlboost_jax.learner.processes.watch import Peers, Watch
 from rlboost_jax.learner.publisher import SnapshotNotWritten
 from rlboost_jax.settings.errors import ConfigError
 from tests.patience import PATIENCE_SECONDS
-
-
-@pytest.fixture(autouse=True)
-def graceful(monkeypatch):
-    """A main thread that is slow to end is ended: with it, here, all tests of this process."""
-    monkeypatch.setattr(watching, "GRACE_SECONDS", PATIENCE_SECONDS)
 
 
 def lost(reason: str, code: int) -> FollowerLost:

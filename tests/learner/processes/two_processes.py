@@ -2,13 +2,16 @@
 
     python -m tests.learner.processes.two_processes INDEX PORT FOLDER
 
-Process 0 prints one JSON object and then dies without a word, with process 1 waiting for orders.
+Process 0 prints one JSON object and hangs up without a word, with process 1 waiting for orders. It
+stays until process 1 has seen that: JAX's own runtime aborts the others within milliseconds of the
+death of process 0, and which of the two is first would be chance.
 """
 
 import json
 import os
 import shutil
 import sys
+import time
 import traceback
 from copy import copy
 from dataclasses import replace
@@ -22,6 +25,7 @@ from rlboost_jax.engine.parameters import EngineParameters
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
+from rlboost_jax.learner.processes import watch
 from rlboost_jax.learner.processes.follower import accept
 from rlboost_jax.learner.processes.leader import Followers, invite
 from rlboost_jax.learner.processes.watch import PeerEnded
@@ -43,8 +47,10 @@ from tests.learner.on_mesh import (
     random_batches,
     small_run,
 )
+from tests.patience import PATIENCE_SECONDS
 
 MESH = (1, 2, 2)
+SEEN = "seen"  # a file: that process 0 has hung up
 
 
 def response(sample: int, logprobs: list[float]) -> Trajectory:
@@ -102,6 +108,8 @@ def measure(world: World, folder: Path):
     alone = Trainer(ALONE)
     alone.update(batches)
     yield "gap", gap(read_back(folder, 2), alone.update(batches).params)
+    for channel in (each for channels in connected.channels.values() for each in channels):
+        channel.close()
 
 
 def doubts(connected: Followers, step: int, update: BatchUpdate):
@@ -194,14 +202,19 @@ def main(index: int, port: int, folder: Path) -> None:
     world = join(f"127.0.0.1:{port}", 2, index)
     measured = dict(measure(world, folder))
     print(json.dumps(measured), flush=True)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (folder / SEEN).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
     os._exit(9)
 
 
 if __name__ == "__main__":
+    watch.GRACE_SECONDS = PATIENCE_SECONDS
     try:
         main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
     except PeerEnded as error:
         print(type(error).__name__, error, flush=True)
+        (Path(sys.argv[3]) / SEEN).touch()
         os._exit(1)
     except BaseException:
         traceback.print_exc()
