@@ -13,6 +13,7 @@ from rlboost_jax.providers.launcher import LaunchFailed
 
 MAX_BYTES: Final = 4 * 2**20  # of output that is kept: 20,000 jobs of 200 characters
 REST_SECONDS: Final = 1.0  # for output of children that a program leaves behind
+PIPE_BYTES: Final = 2**16  # that one holds
 LINE: Final = 300  # characters of a reason
 
 
@@ -92,6 +93,7 @@ class _Output:
 
     def __init__(self) -> None:
         self._source, self.end = os.pipe()
+        os.set_blocking(self._source, False)
         self.kept = bytearray()
 
     def close(self) -> None:
@@ -99,17 +101,27 @@ class _Output:
         os.close(self.end)
 
     async def read(self) -> None:
-        """Until nobody can write any more."""
+        """Until nobody can write any more; if it is cancelled, all that has come until then."""
         os.close(self.end)
-        stream = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self._source, "rb", 0)
-        )
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._source, ready.set)
         try:
-            while part := await stream.read(2**16):
-                self.kept += part[: MAX_BYTES - len(self.kept)]
+            while self._take():
+                ready.clear()
+                await ready.wait()
         finally:
-            transport.close()
+            self._take()  # this process may have had no time for it
+            loop.remove_reader(self._source)
+            os.close(self._source)
+
+    def _take(self) -> bool:
+        """What is in the pipe now; False once nobody can write any more."""
+        try:
+            part = os.read(self._source, PIPE_BYTES)
+        except BlockingIOError:
+            return True
+        self.kept += part[: MAX_BYTES - len(self.kept)]
+        return bool(part)
 
 
 async def _end(process: Process) -> None:

@@ -37,6 +37,7 @@ from rlboost_jax.settings.kubernetes import KubernetesConfig
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
 from rlboost_jax.settings.skypilot import SkyPilotConfig
 from tests.docs_blocks import blocks_of
+from tests.patience import PATIENCE_SECONDS
 from tests.providers.ec2_cloud import Ec2Cloud
 from tests.providers.fake import BrokenProvider, Cloud, FakeProvider, HangingProvider
 from tests.providers.fake_sky import FakeSky
@@ -133,6 +134,13 @@ class TroubledBench(Bench, Protocol):
         ...
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Whoever looks meanwhile sees all of it or no such file."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.rename(path)
+
+
 class LocalBench:
     grants = True
     queues = False
@@ -143,7 +151,12 @@ class LocalBench:
 
     def open(self) -> LocalProvider:
         program = (sys.executable, "-c", SERVERS, str(self.folder))
-        provider = LocalProvider(rendezvous(self.folder), price_per_hour=1.0, zygote=program)
+        provider = LocalProvider(
+            rendezvous(self.folder),
+            price_per_hour=1.0,
+            zygote=program,
+            start_seconds=PATIENCE_SECONDS,
+        )
         self._opened.append(provider)
         return provider
 
@@ -235,7 +248,7 @@ class CommandBench:
 
     def refuse(self) -> None:
         """Whatever is asked for from now on."""
-        (self.cloud.folder / "fail").write_text("asking for a machine\nquota exceeded\n\n")
+        write_whole(self.cloud.folder / "fail", "asking for a machine\nquota exceeded\n\n")
 
     @property
     def blind(self) -> Path:
@@ -454,7 +467,7 @@ class SkyPilotBench(CommandBench):
         return held_by(self.sky.folder / "late")
 
     def refuse(self) -> None:
-        (self.sky.folder / "fail").write_text("quota exceeded")
+        write_whole(self.sky.folder / "fail", "quota exceeded")
 
     @property
     def blind(self) -> Path:

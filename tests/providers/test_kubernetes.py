@@ -31,6 +31,7 @@ from rlboost_jax.providers.launcher import LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.settings.fleet import FleetConfig
 from tests.docs_blocks import blocks_of
+from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import CODE, SECRET, KubernetesBench, polled, rendezvous
 from tests.providers.test_contract import Ear, play
 
@@ -182,7 +183,7 @@ def test_a_pod_waits_for_a_node_for_so_long(tmp_path: Path, pending_seconds: flo
 def test_an_eviction_is_heard_of_once_and_is_the_reason_of_the_end(tmp_path: Path) -> None:
     async def story() -> None:
         bench = Bench(tmp_path)
-        bench.cluster.second = 1.0
+        bench.cluster.second = PATIENCE_SECONDS  # this test does it
         async with opened(bench) as (provider, ear):
             await bench.nonce(provider, "stubborn")
             await provider.request("stubborn", "n", ANY_POOL)
@@ -209,7 +210,7 @@ def test_what_the_run_ends_itself_nobody_withdraws(tmp_path: Path) -> None:
             await provider.request("stubborn", "n", ANY_POOL)
             await ear.of("stubborn", Started)
             await bench.nonce(provider, "stubborn")
-            bench.cluster.second = 1.0
+            bench.cluster.second = PATIENCE_SECONDS  # this test does it
             await provider.terminate("stubborn", 60.0)
             await listed(bench, 3)
             bench.cluster.process("stubborn").kill()

@@ -10,6 +10,7 @@ import pytest
 
 from rlboost_jax.host import processes
 from rlboost_jax.host.processes import start_time
+from rlboost_jax.providers import local
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Listed, Refused, Started
 from rlboost_jax.providers.local import LocalProvider
 from tests.patience import PATIENCE_SECONDS
@@ -53,6 +54,7 @@ def notes(workdir) -> list[str]:
 
 def open_provider(workdir, program: str = FORKS, **options) -> LocalProvider:
     command = (sys.executable, "-c", program)
+    options.setdefault("start_seconds", PATIENCE_SECONDS)
     return LocalProvider(rendezvous(workdir), price_per_hour=1.0, zygote=command, **options)
 
 
@@ -69,7 +71,7 @@ def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left,
     note(tmp_path, "local-7", left.pid, start_time(left.pid))
 
     async def story():
-        provider = open_provider(tmp_path)
+        provider = open_provider(tmp_path, leave_seconds=PATIENCE_SECONDS)
         assert await provider.list() == (Listed("local-7", "nonce-local-7"),)
         if end == "its own":
             left.kill()
@@ -240,16 +242,20 @@ def test_a_zygote_that_does_not_leave_is_killed(tmp_path):
 
 DIES = """
 import sys
-from rlboost_jax.rollout.zygote import Zygote
+from rlboost_jax.rollout import zygote
+from tests.patience import PATIENCE_SECONDS
+zygote.END_SECONDS = PATIENCE_SECONDS
 def run(args):
     print("looking around", flush=True)
     print("this host's DNS does not know 'head'", file=sys.stderr, flush=True)
     return 2
-Zygote(run, 0, 1).serve()
+zygote.Zygote(run, 0, 1).serve()
 """
 
 
-def test_the_last_lines_of_a_server_stand_with_its_end(tmp_path):
+def test_the_last_lines_of_a_server_stand_with_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "TAIL_SECONDS", PATIENCE_SECONDS)
+
     async def story():
         provider = open_provider(tmp_path, DIES)
         await provider.request("local-1", "nonce", ANY_POOL)

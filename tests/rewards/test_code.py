@@ -325,18 +325,19 @@ def test_each_guard_stands_alone(tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "seconds", "why"),
-    [("raise OSError('x')", SECONDS, r"exit code 1, .*OSError: x"), ("", 0.0, "no start in 0 s")],
+    [
+        ("raise OSError('x')", SECONDS, r"exit code 1, .*OSError: x"),
+        ("import threading; threading.Event().wait()", 0.0, "no start in 0 s"),
+    ],
 )
 def test_a_process_that_does_not_come_to_run_it_says_nothing_of_the_program(
     script, seconds, why, tmp_path
 ):
     """It is the host's fault or the configuration's, and must not be taken for a wrong answer."""
-    options = {}
-    if script:
-        options["script"] = tmp_path / "sandbox_child.py"
-        options["script"].write_text(script)
+    path = tmp_path / "sandbox_child.py"
+    path.write_text(script)
     with pytest.raises(NotStarted, match=f"did not come to run it: {why}"):
-        ran("pass", seconds=seconds, **options)
+        ran("pass", seconds=seconds, script=path)
 
 
 def test_a_program_cannot_have_more_memory_than_who_judges_it():

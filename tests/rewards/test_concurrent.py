@@ -138,7 +138,7 @@ def test_a_failure_costs_its_own_call():
     }
 
 
-def test_what_takes_too_long_is_ended_with_all_that_it_started():
+def test_what_takes_too_long_is_ended_with_all_that_it_started(patient):
     before = sleepers()
     asked = judge("fails_awaited", at_once=2, time_limit_seconds=1.5)
     found = [f.result(WAIT) for f in [asked.ask(answered(t)) for t in ("hang", "children")]]
@@ -157,7 +157,7 @@ def test_groups_may_wait_side_by_side_too():
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_closing_ends_everything(running):
+def test_closing_ends_everything(running, patient):
     before = sleepers()
     asked = judge("fails_awaited", at_once=1, time_limit_seconds=600.0)
     pending = [asked.ask(answered("children")) for _ in range(2 * running)]

@@ -11,8 +11,9 @@ from rlboost_jax.rewards.frames import Job, Response
 from rlboost_jax.rewards.service import RewardService
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.rewards import RewardConfig
+from tests.patience import PATIENCE_SECONDS
 
-WAIT = 60.0
+WAIT = PATIENCE_SECONDS
 FOUR = Response(completion="four", completion_ids=(1, 2), finished=True)
 JOB = Job(prompt="p", responses=(FOUR,), columns={"a": 7})
 
@@ -182,7 +183,7 @@ def test_what_will_not_pass_is_not_and_a_redirect_takes_the_token_nowhere(
 
 def test_no_answer_in_time_is_tried_again(service, stand_in):
     stand_in.script = [never, {"rewards": [2.0]}]
-    assert asked(service(time_limit_seconds=0.3)).value == 2.0
+    assert asked(service(time_limit_seconds=0.3, retries=12)).value == 2.0
 
 
 def test_nobody_there(service):

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages
 from rlboost_jax.messages import Announce, GenerateRequest, Hello, Sampling, TokenBatch, Welcome
+from rlboost_jax.rollout import stream
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.sequences.identities import Work
@@ -22,6 +23,13 @@ from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
 from tests.endpoints import endpoint
 from tests.patience import PATIENCE_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """No instance takes a manager for lost that a slow machine keeps waiting."""
+    monkeypatch.setattr(stream, "ANSWER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(stream, "SILENCE_SECONDS", PATIENCE_SECONDS)
 
 
 def expected_token(sample: int, position: int) -> int:
@@ -275,6 +283,7 @@ class FakeWeights:
 @asynccontextmanager
 async def serving(engine, puller, *, token="secret", spans=None, **options):
     """(manager, client, the task of `client.run`)."""
+    options.setdefault("orphan_seconds", PATIENCE_SECONDS)
     async with manager_at_work() as manager:
         greeting = hello(reserved=puller is None)
         client = InstanceClient(

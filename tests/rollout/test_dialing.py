@@ -44,8 +44,12 @@ def test_one_that_never_answers() -> None:
 
 
 def test_one_that_hangs_up() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
     async def story() -> str:
-        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
             return await dialled(f"127.0.0.1:{port}")

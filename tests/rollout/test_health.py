@@ -1,6 +1,7 @@
 """A container's health is what its server showed within the last minute."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ def test_it_is_at_work_for_a_minute_after_a_sign(
     assert health.main([]) == 0
     long_ago = file.stat().st_mtime - health.PATIENCE_SECONDS - 30.0
     os.utime(file, (long_ago, long_ago))
-    assert health.main([]) == 1 and "it was at work 9" in capsys.readouterr().out
+    assert health.main([]) == 1
+    *_, ago = re.findall(r"it was at work (\d+)", capsys.readouterr().out)
+    assert int(ago) >= 90
     with health.preparing():
         while health.main([]) != 0:  # a thread shows it
             pass

@@ -15,7 +15,10 @@ from tests.patience import PATIENCE_SECONDS
 
 PROGRAM = """
 import os, signal, sys
-from rlboost_jax.rollout.zygote import Zygote
+from rlboost_jax.rollout import zygote
+from tests.patience import PATIENCE_SECONDS
+
+zygote.END_SECONDS = PATIENCE_SECONDS
 
 def run(args):
     print("args", args, "NPROC", os.environ.get("NPROC"), "session", os.getsid(0) == os.getpid())
@@ -29,7 +32,7 @@ def run(args):
         signal.pause()
     return int(args[0])
 
-Zygote(run, 0, 1).serve()
+zygote.Zygote(run, 0, 1).serve()
 """
 
 

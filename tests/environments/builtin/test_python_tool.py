@@ -112,7 +112,9 @@ def test_a_cell_that_hangs():
     is not known, so it is tried with more until it starts."""
     for seconds in (0.5, 2.0, 8.0, PATIENCE_SECONDS):
         try:
-            (found,) = say(made(seconds=seconds), "print('a', flush=True)\nwhile True: pass")
+            (found,) = say(
+                made(seconds=seconds), "print('a', flush=True)\nimport time\ntime.sleep(1e6)"
+            )
             break
         except NotStarted:
             continue

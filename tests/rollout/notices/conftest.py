@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from rlboost_jax.rollout.notices import metadata, watch
 from rlboost_jax.rollout.notices.metadata import Metadata
 from tests.patience import PATIENCE_SECONDS
 
@@ -38,7 +39,9 @@ class StandIn:
 
 
 @asynccontextmanager
-async def at_work(**options: float) -> AsyncIterator[StandIn]:
+async def at_work(
+    answer_seconds: float = PATIENCE_SECONDS, **options: float
+) -> AsyncIterator[StandIn]:
     stand_in = StandIn()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", stand_in.answer)
@@ -46,9 +49,22 @@ async def at_work(**options: float) -> AsyncIterator[StandIn]:
     await server.start_server()
     stand_in.address = f"http://{server.host}:{server.port}"
     async with aiohttp.ClientSession() as session:
-        stand_in.metadata = Metadata(session, stand_in.address, clock=lambda: LOCAL_TIME, **options)
+        stand_in.metadata = Metadata(
+            session,
+            stand_in.address,
+            clock=lambda: LOCAL_TIME,
+            answer_seconds=answer_seconds,
+            **options,
+        )
         yield stand_in
     await server.close()
+
+
+@pytest.fixture(autouse=True)
+def connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: stand-ins are there."""
+    monkeypatch.setattr(metadata, "CONNECT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(watch.which_cloud, "__defaults__", (PATIENCE_SECONDS,))
 
 
 @pytest.fixture

@@ -183,12 +183,14 @@ async def drip(request):
         return response
 
 
-@pytest.mark.parametrize("handler", [flood, drip])
-def test_answers_are_bounded_in_size_and_time(cloud, run, handler):
+@pytest.mark.parametrize(
+    ("handler", "seconds", "why"), [(flood, PATIENCE_SECONDS, "more than"), (drip, 0.3, "Timeout")]
+)
+def test_answers_are_bounded_in_size_and_time(cloud, run, handler, seconds, why):
     async def story():
-        async with cloud(answer_seconds=0.3) as stand_in:
+        async with cloud(answer_seconds=seconds) as stand_in:
             stand_in.routes["/a"] = handler
-            with pytest.raises(NoAnswer):
+            with pytest.raises(NoAnswer, match=why):
                 await stand_in.metadata.ask("/a", {})
 
     run(story())

@@ -16,6 +16,7 @@ import pytest
 from rlboost_jax import messages
 from rlboost_jax.engine.shared import Resized, Wants
 from rlboost_jax.messages import Capacity, Released, TokenBatch
+from rlboost_jax.rollout.sharing import pace
 from rlboost_jax.rollout.sharing.control import Sharing
 from rlboost_jax.rollout.sharing.protocol import (
     MAX_LINE_BYTES,
@@ -249,8 +250,10 @@ def test_without_slots_work_is_given_back_at_once(place: Callable[..., Place], f
 
 
 def test_nothing_runs_while_a_token_of_the_tenant_would_be_late(
-    place: Callable[..., Place], fakes: Any
+    place: Callable[..., Place], fakes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pace, "STARVED_SECONDS", PATIENCE_SECONDS)
+
     async def run() -> None:
         async with place(steps=1).serving() as here:
             tenant = await here.tenant()
