@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -37,9 +37,12 @@ class _Interrupts:
         self._number: int = signal.SIGALRM  # where that is the first to come
         self._raised: BaseException | None = None
 
-    def hear(self, number: int, frame: FrameType | None) -> NoReturn:
+    def hear(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGALRM:
             self._number = number
+        if _of(_Interrupts.dropped, frame):  # what is raised there is dropped, and nobody is told
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+            return
         self._raised = self._make(self._number)
         raise self._raised
 
@@ -48,3 +51,10 @@ class _Interrupts:
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
         else:
             self._before(said)
+
+
+def _of(function: Callable[..., object], frame: FrameType | None) -> bool:
+    """Whether it is that function's, or of one that it has called."""
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None

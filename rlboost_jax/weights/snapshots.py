@@ -62,7 +62,7 @@ class SnapshotStore:
             shutil.rmtree(leftover, ignore_errors=True)
         # By time of writing, not by number: a resumed run may write smaller numbers again.
         found = [path for path in self._folder.iterdir() if _version(path) is not None]
-        found.sort(key=lambda path: path.stat().st_mtime_ns)
+        found.sort(key=lambda path: (path.stat().st_mtime_ns, int(path.name)))
         self._written = [int(path.name) for path in found]
 
     @property

@@ -10,7 +10,7 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 
 PROGRAM = """
-import gc, os, signal
+import gc, os, signal, sys
 from rlboost_jax.host.interrupts import AGAIN_SECONDS, raise_at
 
 class Stop(BaseException):
@@ -59,7 +59,10 @@ PLACES = {  # with how often each asks
 
 
 def said_by(place: str, times: int) -> tuple[str, str]:
-    program = PROGRAM.replace("PLACE", place).replace("TIMES", str(times))
+    return run(PROGRAM.replace("PLACE", place).replace("TIMES", str(times)))
+
+
+def run(program: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -75,6 +78,14 @@ def test_what_was_dropped_comes_again(place):
     said, errors = said_by(*PLACES[place])
     went_on, stopped = said.splitlines()
     assert (went_on, stopped, errors) == ("went on", f"({signal.SIGTERM:d},) True", "")
+
+
+def test_one_that_comes_while_an_exception_is_dropped_comes_again():
+    report = "sys.unraisablehook = lambda said: ask()\n"
+    raises = "Last.__del__ = lambda self: 1 / 0\n    Last()"
+    program = PROGRAM.replace("raise_at([", f"{report}raise_at([").replace("PLACE", raises)
+    went_on, stopped = run(program.replace("TIMES", "1"))[0].splitlines()
+    assert (went_on, stopped) == ("went on", f"({signal.SIGTERM:d},) True")
 
 
 def test_elsewhere_it_comes_at_once():

@@ -14,6 +14,7 @@ from rlboost_jax import messages as m
 from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
+from rlboost_jax.rollout import server, stream
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.server import CannotServe, fetch_config
 from rlboost_jax.rollout.worker import Worker
@@ -22,7 +23,9 @@ from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import read_seal_key, sealed
 from tests.certificates import make_run
+from tests.endpoints import free_port
 from tests.hostile.nobody import NOBODY, Impostor, needs_root, reachable
+from tests.manager.test_main import change
 from tests.patience import PATIENCE_SECONDS
 from tests.rollout.conftest import FakeEngine
 from tests.workdirs import begun
@@ -50,7 +53,10 @@ def forged() -> Iterator[Path]:
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
-    return begun(tmp_path)
+    """Of a manager at ports that the system gives to nobody once they are free again."""
+    begun(tmp_path)
+    change(tmp_path, manager__port=free_port(), manager__weights_port=free_port())
+    return tmp_path
 
 
 @pytest.fixture
@@ -89,6 +95,7 @@ def test_a_trainer_asks_nobody_at_the_address_of_a_dead_manager(
     """The next manager listens elsewhere, and is found."""
     manager.locate()
     port, _ = kill(manager, workdir)
+    change(workdir, manager__port=0, manager__weights_port=0)
     with Impostor(port, forged) as impostor:
         found = manager.locate()
         assert not found.address.endswith(f":{port}")
@@ -114,9 +121,15 @@ def test_a_trainer_that_is_sent_to_an_impostor_says_nothing(
 
 
 def test_a_server_says_nothing_to_an_impostor(
-    manager: ManagerProcess, workdir: Path, forged: Path, tmp_path: Path
+    manager: ManagerProcess,
+    workdir: Path,
+    forged: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not as it asks for the configuration, nor for a stream, nor for weights."""
+    for module in (server, stream):
+        monkeypatch.setattr(module, "ANSWER_SECONDS", PATIENCE_SECONDS)
     manager.locate()
     port, weights_port = kill(manager, workdir)
     credentials = read_credentials(workdir / "join", environment={})
@@ -134,10 +147,10 @@ def test_a_server_says_nothing_to_an_impostor(
             lambda: there, hello, Worker(FakeEngine()), None, orphan_seconds=0.0
         )
         assert "certificate is not of this run" in await client.run()
-        retries = Retries(attempts=1)
+        retries = Retries(attempts=2)
         puller = Puller(source="http", manager=there, folder=tmp_path, retries=retries)
         puller.reach(weights_port)
-        with pytest.raises(WeightsError):
+        with pytest.raises(WeightsError, match="certificate"):
             await puller.pull(manifest)
 
     with Impostor(port, forged) as impostor, Impostor(weights_port, forged) as files:

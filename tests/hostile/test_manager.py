@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
+from rlboost_jax.host.processes import start_time
+from rlboost_jax.learner.event_loop import EventLoopThread
+from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.manager.service.run_files import ManagerRecord, read_record
+from rlboost_jax.messages import TrainerHello
 from rlboost_jax.settings.load import run_config, write_run_config
 from tests.certificates import make_run
 from tests.hostile.nobody import NOBODY, done, needs_root, reachable
@@ -27,10 +31,15 @@ def living() -> Iterator[Living]:
     with reachable() as workdir:
         write_run_config(workdir / "config.json", run_config(config), "run")
         process = ManagerProcess(workdir, "run", answer_seconds=PATIENCE_SECONDS)
-        process.locate()
+        thread = EventLoopThread()
+        link = ManagerLink(thread, locate=process.locate, answer_seconds=PATIENCE_SECONDS)
+        link.connect(TrainerHello(run_id="run", window=None))  # or it leaves after a minute
         record = read_record(workdir)
         assert record is not None
         yield workdir, record
+        assert start_time(record.pid) == record.started, "of one that is gone nothing is shown"
+        link.end("the test is over", over=True)
+        thread.close()
         process.dismiss()
 
 
@@ -109,16 +118,16 @@ if libc.ptrace(16, pid, None, None) == 0:  # PTRACE_ATTACH
 CALL = """
 def call(port, context, request):
     # What comes back, whether in plain or in TLS.
-    try:
-        with socket.create_connection(("127.0.0.1", port), 30) as plain:
+    with socket.create_connection(("127.0.0.1", port), SECONDS) as plain:
+        try:
             with (context.wrap_socket(plain) if context else plain) as caller:
                 caller.sendall(request)
                 return caller.recv(65536)
-    except OSError:
-        return b""
+        except (ssl.SSLError, ConnectionError):
+            return b""
 
 request = b"GET /config HTTP/1.1\\r\\nHost: h\\r\\nAuthorization: Bearer guess\\r\\n\\r\\n"
-"""
+""".replace("SECONDS", str(PATIENCE_SECONDS))
 
 
 @pytest.mark.parametrize("port", ["port", "weights_port"])

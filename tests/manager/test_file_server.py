@@ -16,6 +16,7 @@ import pytest
 
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.host.processes import start_time
+from rlboost_jax.manager.service.file_server import process
 from rlboost_jax.manager.service.file_server.orders import (
     MAX_ORDER_BYTES,
     Setup,
@@ -27,10 +28,19 @@ from rlboost_jax.messages import FileEntry, Manifest
 from rlboost_jax.weights.download import ByteCounter, download_file
 from rlboost_jax.weights.serve import weights_url
 from tests.endpoints import endpoint
+from tests.patience import PATIENCE_SECONDS
 
 Run = Callable[..., Any]
 SETUP = Setup(server_token="secret", trainer_token="more secret", authority="")
 AT_ONCE = Restarts(first_backoff_seconds=0.0)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python may be slow to hear that a process has ended."""
+    monkeypatch.setattr(process, "LEAVE_SECONDS", PATIENCE_SECONDS)
+
+
 LARGE = 64 * 2**20  # bytes: more than the sockets on the way hold
 
 

@@ -29,6 +29,7 @@ from rlboost_jax.settings.load import (
     run_config_from_dict,
 )
 from rlboost_jax.storage.at_rest import read_sealed, write_sealed
+from tests.endpoints import free_port
 from tests.manager.fakes import hello
 from tests.patience import PATIENCE_SECONDS
 from tests.workdirs import begun
@@ -80,6 +81,16 @@ def change(workdir: Path, **values: Any) -> None:
         section, _, field = name.partition("__")
         config[section][field] = value
     write_sealed(workdir / "config.json", config)
+
+
+@contextlib.contextmanager
+def first_manager(workdir: Path) -> Iterator[subprocess.Popen[str]]:
+    """At ports that the system gives to nobody else before the next one, which takes any, asks for
+    them."""
+    change(workdir, manager__port=free_port(), manager__weights_port=free_port())
+    with manager(workdir) as process:
+        yield process
+    change(workdir, manager__port=0, manager__weights_port=0)
 
 
 def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> None:
@@ -234,6 +245,7 @@ def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) ->
         "from rlboost_jax.manager.reducer.manager import Manager;"
         "Manager.handle = lambda *_: 1 / 0; sys.exit(m.main(sys.argv[1:]))"
     )
+    change(workdir, manager__port=free_port(), manager__weights_port=free_port())
     dying = subprocess.Popen(
         [sys.executable, "-c", program, f"--workdir={workdir}"], stderr=subprocess.PIPE, text=True
     )
@@ -243,6 +255,7 @@ def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) ->
     dying.send_signal(signal.SIGTERM)  # any event will do
     assert "ZeroDivisionError" in dying.communicate()[1]
     assert dying.returncode not in (0, None)
+    change(workdir, manager__port=0, manager__weights_port=0)
     with manager(workdir) as process:
         after = record_in(workdir)
         assert after["pid"] == process.pid != before["pid"]
@@ -257,7 +270,7 @@ def test_servers_that_cannot_find_it_are_ended(workdir: Path, taken: bool) -> No
         [sys.executable, "-c", "import sys; sys.stdin.read()  # a server of rlboost_jax"],
         stdin=subprocess.PIPE,
     )
-    with manager(workdir) as process:
+    with first_manager(workdir) as process:
         process.kill()
     (workdir / "servers").mkdir()
     note = {"nonce": "n", "pid": server.pid, "started": start_time(server.pid)}

@@ -4,8 +4,10 @@ import asyncio
 import datetime
 import json
 import ssl
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from rlboost_jax.manager.service.run_files import authority_folder, join_folder,
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.settings.page import PageConfig
+from tests.patience import PATIENCE_SECONDS
 
 Run = Callable[..., Any]
 OF_THE_RUN = ("/data/events", "/data/samples", "/data/samples/0-0", "/data/log", "/metrics")
@@ -122,10 +125,11 @@ def test_a_process_serves_it_once_somebody_connects(workdir: Path, run: Run) -> 
             url = (page_folder(workdir) / "url").read_text().strip()
             address, _, token = url.partition("/#")
             tls = ssl.create_default_context(cafile=page_folder(workdir) / "ca.pem")
-            async with aiohttp.ClientSession() as session:
-                headers = {"Authorization": f"Bearer {token}"}
-                async with session.get(address + "/metrics", headers=headers, ssl=tls) as answer:
-                    assert answer.status == 200
+            headers = {"Authorization": f"Bearer {token}"}
+            request = urllib.request.Request(address + "/metrics", headers=headers)
+            ask = partial(urllib.request.urlopen, timeout=PATIENCE_SECONDS, context=tls)
+            with await asyncio.to_thread(ask, request) as answer:  # of a process that has to start
+                assert answer.status == 200
         failed.cancel()
 
     run(story())

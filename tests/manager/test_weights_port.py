@@ -21,7 +21,14 @@ from rlboost_jax.weights.seal import read_seal_key, sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.endpoints import free_port
 from tests.manager.fakes import hello
-from tests.manager.test_main import change, manager, read_endpoint, record_in, workdir
+from tests.manager.test_main import (
+    change,
+    first_manager,
+    manager,
+    read_endpoint,
+    record_in,
+    workdir,
+)
 from tests.patience import PATIENCE_SECONDS
 
 __all__ = ["workdir"]  # the fixture
@@ -72,7 +79,9 @@ def test_a_server_pulls_from_the_port_that_is_announced(workdir: Path, run: Run)
             puller.reach(9)
             assert (await puller.pull(announce.manifest)).fetched_bytes == manifest.num_bytes
 
-    with manager(workdir):
+    with manager(workdir) as process:
+        if HAS_PROC:
+            file_server(process.pid, workdir)  # a pull waits some seconds for its start
         run(story())
 
 
@@ -80,7 +89,7 @@ def test_a_server_pulls_from_the_port_that_is_announced(workdir: Path, run: Run)
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_killed_manager_leaves_no_file_server(workdir: Path, stopped: bool) -> None:
     """Not even one that stands still; and the next manager serves at the same port."""
-    with manager(workdir) as process:
+    with first_manager(workdir) as process:
         before = record_in(workdir)
         child = file_server(process.pid, workdir)
         assert start_time(child)

@@ -24,6 +24,7 @@ from rlboost_jax.weights.compiled import (
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.seal import public_of
 from rlboost_jax.weights.wheels import add_delivery_routes
+from tests.patience import PATIENCE_SECONDS
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 STRANGER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -40,7 +41,7 @@ def made(tmp_path: Path, key: Ed25519PrivateKey = KEY) -> tuple[Path, Path]:
     return cache, folder
 
 
-def fetched(folder: Path, cache: Path, kind: str = "cpu", seconds: float = 30.0) -> str:
+def fetched(folder: Path, cache: Path, kind: str = "cpu", seconds: float = PATIENCE_SECONDS) -> str:
     async def story() -> str:
         app = web.Application()
         add_delivery_routes(app, compiled=str(folder), wheels="")

@@ -25,7 +25,7 @@ from rlboost_jax.weights.spool import Spool, lock_folder, new_folder, spooled
 from tests.endpoints import SEAL, endpoint
 from tests.patience import PATIENCE_SECONDS
 
-AT_ONCE = Retries(first_backoff_seconds=0.0)
+AT_ONCE = Retries(first_backoff_seconds=0.0, silence_seconds=PATIENCE_SECONDS)
 
 
 @asynccontextmanager
