@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.credentials import CredentialsUnusable, packed, read_credentials
+from rlboost_jax.providers import programs
 from rlboost_jax.providers.base import ANY_POOL, Refused
 from rlboost_jax.providers.command import CommandLauncher
 from rlboost_jax.providers.launcher import Job, LaunchFailed
@@ -156,6 +157,12 @@ def test_a_child_that_is_left_behind_is_not_waited_for() -> None:
     """It holds the output open: a server that was started without a redirection."""
     said = run("sh", "-c", "sleep 987653 & echo $!")
     os.kill(int(said), 9)
+
+
+def test_what_this_process_had_no_time_to_read_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be the list of a fleet without servers."""
+    monkeypatch.setattr(programs, "REST_SECONDS", 0.0)
+    assert [run("echo", "all of it") for _ in range(20)] == ["all of it\n"] * 20
 
 
 def test_what_cannot_be_run_is_a_reason() -> None:
