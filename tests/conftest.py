@@ -41,9 +41,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Fixed examples in CI, so that a red build is red again when it is run again. Tests whose examples
 # compile a program each take a share of `max_examples`.
-hypothesis.settings.register_profile("default", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
-hypothesis.settings.register_profile("soak", deadline=None, max_examples=1000)
+UNTIMED = {
+    "deadline": None,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],  # of the machine, that is
+}
+hypothesis.settings.register_profile("default", **UNTIMED)
+hypothesis.settings.register_profile("ci", **UNTIMED, derandomize=True)
+hypothesis.settings.register_profile("soak", **UNTIMED, max_examples=1000)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

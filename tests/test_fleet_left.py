@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rlboost_jax import fleet
 from rlboost_jax.host import processes
 from rlboost_jax.manager.service.run_files import only_manager
 from rlboost_jax.providers.base import ANY_POOL, Started
+from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import CommandBench, killed
 from tests.providers.test_contract import Ear, play
 from tests.providers.test_local import SLEEPER, note
@@ -88,7 +90,10 @@ def test_others_are_reaped_though_one_cannot_be_stopped(
     with monkeypatch.context() as patched:
         patched.setattr(fleet, "END_SECONDS", 0.3)
         assert fleet.main(["reap", str(workdir), "--all"]) == fleet.LEFT
-    assert "they do not end" in capsys.readouterr().out and named(bench) == ["a"]
+    assert "they do not end" in capsys.readouterr().out
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while named(bench) != ["a"]:  # the others are on their way
+        assert time.monotonic() < deadline
     stop.write_text(text)
     assert fleet.main(["reap", str(workdir), "--all"]) == 0 and named(bench) == []
 

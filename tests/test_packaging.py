@@ -127,7 +127,7 @@ def test_data_files_are_packaged() -> None:
     beside = {
         str(path.relative_to(ROOT / "rlboost_jax"))
         for path in (ROOT / "rlboost_jax").rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc")
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
     }
     assert beside == packaged
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 
 from configs import base
+from rlboost_jax.observe import alert_process
 from rlboost_jax.observe.alert_process import watch_run
 from rlboost_jax.observe.events import EventsWriter
 from rlboost_jax.observe.files import FilesTracker
@@ -20,6 +21,7 @@ from rlboost_jax.observe.metrics import metrics_row
 from rlboost_jax.settings.alerts import AlertsConfig
 from rlboost_jax.settings.load import run_config, write_run_config
 from tests.observe.conftest import EPOCH, row
+from tests.patience import PATIENCE_SECONDS
 
 # Appends what it is given to the file that it is given.
 NOTE = """
@@ -27,6 +29,13 @@ import os, sys
 print(os.environ['RLBOOST_ALERT'], sys.stdin.read(), file=open(sys.argv[1], 'a'))
 """
 STEPS = 30
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is called may take long to hear it."""
+    for name in ("COMMAND_SECONDS", "WEBHOOK_SECONDS"):
+        monkeypatch.setattr(alert_process, name, PATIENCE_SECONDS)
 
 
 class Story:

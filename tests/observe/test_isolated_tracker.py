@@ -146,10 +146,12 @@ def test_one_that_cannot_be_closed_leaves_no_other_open() -> None:
 
 def hanging(shown: Recorder) -> tuple[Callable[[], Tracker], threading.Event]:
     """Makes a tracker that does not come back from its first step until the event is set."""
-    released = threading.Event()
+    released, hung = threading.Event(), False
 
     def step(row: Any) -> None:
-        if not released.is_set():
+        nonlocal hung
+        if not hung:
+            hung = True
             released.wait(PATIENCE_SECONDS)
         else:
             shown.log.append(row)

@@ -11,6 +11,7 @@ import pytest
 from configs import base
 from rlboost_jax.learner.notebook import run_shown
 from rlboost_jax.learner.processes.world import ALONE
+from rlboost_jax.observe import notebook
 from rlboost_jax.observe.metrics import metrics_row
 from rlboost_jax.observe.notebook import InterruptedCell, NotebookConsole, kernels_display
 from rlboost_jax.observe.summary import summarize
@@ -37,7 +38,8 @@ class Page:
         self.shown.append((bundle, True))
 
 
-def test_one_output_is_drawn_anew_to_the_last_step() -> None:
+def test_one_output_is_drawn_anew_to_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "CLOSE_SECONDS", PATIENCE_SECONDS)
     page = Page()
     with NotebookConsole(num_steps=4, output=page) as console:
         for number in range(30):

@@ -125,16 +125,26 @@ def test_leaves_when_no_manager_comes_back(fakes):
 def test_a_manager_that_reads_its_journal_is_waited_for(fakes):
     """Longer than one that does not answer at all."""
 
-    async def scenario():
+    async def waited_for(seconds):
         async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
-            manager.welcome = Welcome(instance="i", renew_seconds=1.0, orphan_seconds=0.5)
+            manager.welcome = Welcome(instance="i", renew_seconds=1.0, orphan_seconds=seconds)
             stream, _ = await manager.accept()
-            manager.recovers = 1 + round(0.5 / (FIRST_BACKOFF_SECONDS / 2))  # so it takes longer
+            longer = 1 + round(seconds / (FIRST_BACKOFF_SECONDS / 2))
+            manager.recovers = longer
             await manager.drop(stream)
-            await manager.accept()
-            assert not manager.recovers and not running.done()
+            again = asyncio.create_task(manager.accept())
+            await asyncio.wait({again, running}, return_when=asyncio.FIRST_COMPLETED)
+            if again.done():
+                assert not manager.recovers and not running.done()
+                return True
+            again.cancel()
+            assert manager.recovers == longer, "it said so, and was not waited for"
+            return False  # before this machine let it dial
 
-    asyncio.run(scenario())
+    seconds = 0.5
+    while not asyncio.run(waited_for(seconds)):
+        seconds *= 2
+        assert seconds < PATIENCE_SECONDS
 
 
 def test_looks_for_its_first_manager_as_long_as_it_was_set(fakes):
