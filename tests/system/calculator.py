@@ -1,10 +1,12 @@
 """An environment whose policy may use a calculator, which notes each call in a file.
 
 A turn with digits in it calls `add`, which says their sum; any other ends the episode, and so does
-the third. `<log>` has a line for each call that was carried out. With a file `<log>.hold` a step
-makes `<log>.asked` and waits until the first is gone.
+the third. `<log>` has a line for each call that was carried out. With a file `<log>.hold` of n
+bytes each step after n calls makes `<log>.asked` and waits until the first is gone, or has more
+bytes than there are calls.
 """
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -42,7 +44,7 @@ class Calculator:
     def step(self, turn: Turn) -> Step:
         if self._log is not None:
             hold = self._log.with_name(f"{self._log.name}.hold")
-            while hold.exists():
+            while len(self._lines()) >= _bytes(hold):
                 hold.with_suffix(".asked").touch()
                 time.sleep(LOOK_SECONDS)
         reward = len(turn.tokens) % 7 / 7 + 0.1 * turn.index
@@ -63,8 +65,18 @@ class Calculator:
         return total
 
     def outcome(self, key: str) -> str | None:
-        lines = self._log.read_text().splitlines() if self._log and self._log.exists() else []
-        return next((line.split()[1] for line in lines if line.split()[0] == key), None)
+        lines = (line.split() for line in self._lines())
+        return next((result for name, result in lines if name == key), None)
+
+    def _lines(self) -> list[str]:
+        return self._log.read_text().splitlines() if self._log and self._log.exists() else []
+
+
+def _bytes(path: Path) -> float:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return math.inf
 
 
 def _digits(number: int) -> list[int]:

@@ -72,7 +72,7 @@ class Fate:
 
     def hold(self, version: int) -> None:
         """Have every engine wait after a few dispatches of a version, until it strikes."""
-        values = {"hold": {"version": version, "dispatches": 3}}
+        values = {"hold": {"number": 0, "version": version, "dispatches": 3}}
         self._set(json.dumps(values))
 
     def _set(self, pace: str) -> None:

@@ -8,6 +8,8 @@ times as long. Nothing that is tested may depend on it.
 import contextlib
 import dataclasses
 import functools
+import http.client
+import itertools
 import json
 import os
 import signal
@@ -51,6 +53,7 @@ SHORT = (
 )
 LOOK_SECONDS = 0.03
 LOOK_SHARE = 0.2  # of a core, at most: what a look takes, the run has not
+HOLDS = itertools.count(1)  # numbers: an engine's mark of one hold says nothing of the next
 SPEED = float(os.environ.get("RLBOOST_TEST_SPEED", "1"))
 FAST = (  # a step of a tenth of the time
     "model.embed_dim=32",
@@ -166,6 +169,7 @@ class Run:
         place = beside or workdir
         self.logs = place.with_name(f"{place.name}.logs")
         self._pace = place.with_name(f"{place.name}.pace")
+        self._hold = 0  # number of the newest
         faster = FAST if SPEED > 1 and config == TINY else ()
         self.command = [
             *(sys.executable, "-m", "rlboost_jax.main"),
@@ -179,8 +183,9 @@ class Run:
         self.by_hand: list[Child] = []  # servers
 
     def start(self) -> "Run":
-        (self._pace / "held").mkdir(parents=True, exist_ok=True)
-        self.let_go()
+        """At the pace that was set before, a `hold` included."""
+        if not (self._pace / "pace.json").exists():
+            self.let_go()
         self.process = self._child(self.command)
         return self
 
@@ -230,6 +235,7 @@ class Run:
     def _set_pace(self, **hold: int) -> None:
         """Of all engines; `hold` says where they are to wait."""
         pace = {"stretch": max(1.0, 1 / SPEED), **({"hold": hold} if hold else {})}
+        (self._pace / "held").mkdir(parents=True, exist_ok=True)
         part = self._pace / "pace.json.part"
         part.write_text(json.dumps(pace))
         part.replace(self._pace / "pace.json")
@@ -240,7 +246,12 @@ class Run:
 
     @contextlib.contextmanager
     def at_a_standstill(
-        self, dispatches: int = 3, version: int | None = None, *, servers: bool = True
+        self,
+        dispatches: int = 3,
+        version: int | None = None,
+        *,
+        servers: bool = True,
+        then: int | None = None,
     ) -> Iterator[Standstill]:
         """While all engines wait in the middle of a step, servers hold work, and the manager has
         tokens of it.
@@ -250,8 +261,10 @@ class Run:
         Args:
             dispatches: that each engine does in the step; tokens of the last one are not sent.
             version: of the step, where it is far off, however much of it is done by then; left
-                out: one that comes soon, with half of its responses or more to come.
+                out: one that comes soon, with half of its responses or more to come. Engines may
+                be past one that is near: then `hold` comes before `start`.
             servers: preemptible ones hold work; else the trainer's engine may be the only one.
+            then: version of the next standstill. Engines go on to that one and no further.
         """
         self.hold(dispatches, version)
         try:
@@ -259,12 +272,18 @@ class Run:
                 lambda: self._standstill(dispatches, version, servers), "a standstill"
             )
         finally:
-            self.let_go()
+            if then is None:
+                self.let_go()
+            else:
+                self.hold(dispatches, then)
 
-    def kill_servers_at_work(self, *versions: int, dispatches: int = 3) -> None:
+    def kill_servers_at_work(
+        self, *versions: int, dispatches: int = 3, then: int | None = None
+    ) -> None:
         """Kill all that hold work of these versions, in the middle of it."""
-        for version in versions:
-            with self.at_a_standstill(dispatches, version) as still:
+        for version, following in itertools.pairwise((*versions, then)):
+            assert version is not None
+            with self.at_a_standstill(dispatches, version, then=following) as still:
                 for pid in still.at_work.values():
                     os.kill(pid, signal.SIGKILL)
                 gone = functools.partial(self._lost_at_work, set(still.at_work))
@@ -274,16 +293,23 @@ class Run:
         """No name is given twice."""
         return names <= {e["instance"] for e in self.events("lost") if e["detail"].get("count")}
 
-    def hold(self, dispatches: int = 3, version: int | None = None) -> None:
-        """Have all engines wait from the step after the next on: the next may be half over as
-        this is read. See `at_a_standstill`."""
+    def hold(self, dispatches: int = 3, version: int | None = None) -> "Run":
+        """Have all engines wait from a version on, or else from the step after the next: the next
+        may be half over as this is read. See `at_a_standstill`."""
         newest = max((e["detail"]["version"] for e in self.events("published")), default=-1)
-        self._set_pace(version=newest + 2 if version is None else version, dispatches=dispatches)
+        self._hold = next(HOLDS)
+        self._set_pace(
+            number=self._hold,
+            version=newest + 2 if version is None else version,
+            dispatches=dispatches,
+        )
+        return self
 
     def _standstill(
         self, dispatches: int, version: int | None, with_servers: bool
     ) -> Standstill | None:
-        marks = {int(path.name.partition("-")[0]) for path in (self._pace / "held").iterdir()}
+        names = (path.name.split("-") for path in (self._pace / "held").iterdir())
+        marks = {int(pid) for pid, _, hold in names if int(hold) == self._hold}
         if not marks or not (waiting := marks & self.processes().keys()):
             return None
         if not (status := self.status()):
@@ -314,6 +340,11 @@ class Run:
             assert generated == row["tokens_delivered"] + row["tokens_lost"], row
             assert generated == row["tokens_reserved"] + row["tokens_preemptible"], row
             assert row["tokens_delivered"] == row["response_tokens"], row
+
+    def assert_nothing_is_left(self) -> None:
+        """Of a run that is over. Relays end, all said, a moment after those whose words they pass
+        on."""
+        wait_until(lambda: not self.processes(), "end of all that it has started")
 
     def digests(self) -> list[tuple[int, str, str]]:
         return [
@@ -351,7 +382,8 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """The fleet as the manager sees it now; {} where none answers."""
-        with contextlib.suppress(OSError, ValueError):
+        # None lives, or it is killed in the middle of its answer.
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             record = json.loads((self.workdir / "manager.json").read_text())
             credentials = read_credentials(self.workdir / "join", environment={})
             there = Endpoint(address=record["address"], credentials=credentials)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.harness import PATIENT, SHORT, complete, running
+from tests.system.harness import PATIENT, SHORT, complete, prepared
 
 pytestmark = pytest.mark.system
 
@@ -24,8 +24,9 @@ def test_kills_of_servers_and_trainer_change_no_bit(tmp_path):
     assert all(row["max_logprob_gap"] <= 1e-5 for row in calm.metrics())
     assert calm.metrics()[-1]["kl"] > 0
 
-    with running(tmp_path / "run", *ADAPTERS, *PATIENT) as attacked:
-        attacked.kill_servers_at_work(1)
+    with prepared(tmp_path / "run", *ADAPTERS, *PATIENT) as attacked:
+        attacked.hold(version=1).start()
+        attacked.kill_servers_at_work(1, then=2)
         with attacked.at_a_standstill(version=2):
             attacked.kill()
         attacked.start().finish()

@@ -49,7 +49,7 @@ def attacked(workdir, *settings, **choices) -> Run:
         done = [strike.kind for strike in attack.strikes]
         assert done.count("manager") == len(choices["manager_at"])
         assert done.count("trainer") == len(choices["trainer_at"])
-        assert not run.processes()
+        run.assert_nothing_is_left()
     return run
 
 

@@ -85,7 +85,7 @@ def test_a_clock_that_jumps_all_the_time_changes_no_bit(
         jumping = threading.Thread(target=jump, daemon=True)
         jumping.start()
         try:
-            run.start()
+            run.hold(version=1).start()
             run.kill_servers_at_work(1)
             run.finish()
         finally:
@@ -107,7 +107,7 @@ def test_a_start_with_another_clock_goes_on(
     """All of it is killed in mid-step; the clock is set while nothing runs."""
     set_clock(ahead)
     with prepared(tmp_path / "run", *SHORT, *PATIENT) as run:
-        run.start()
+        run.hold(version=2).start()
         with run.at_a_standstill(version=2):
             run.close()
         set_clock(0.0)

@@ -8,7 +8,7 @@ import pytest
 
 from rlboost_jax.weights.compiled import read_index
 from tests.processes import living
-from tests.system.harness import PATIENT, SHORT, Child, Run, running
+from tests.system.harness import PATIENT, SHORT, Child, Run, prepared
 
 pytestmark = pytest.mark.system
 
@@ -34,7 +34,8 @@ def test_programs_come_from_the_run_and_nothing_is_compiled(
 ) -> None:
     # Without a folder of the settings each process goes by its own environment.
     settings = (*SHORT, *PATIENT, "fleet.provider=none", "compile_cache_dir=")
-    with running(tmp_path / "run", *settings) as run:
+    with prepared(tmp_path / "run", *settings) as run:
+        run.hold(version=1).start()
         offered = run.workdir / "compiled" / "index"
         with run.at_a_standstill(version=1, servers=False):
             run.wait_until(offered.exists, "programs of the trainer's engine")

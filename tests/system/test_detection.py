@@ -4,9 +4,11 @@
 """
 
 import asyncio
+import itertools
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -24,7 +26,7 @@ REASONS = {
     "cut to manager": r"silent for [\d.]+ s",
     "cut from manager": r"unreachable for [\d.]+ s: it receives nothing from us",
     "half open": r"silent for [\d.]+ s",
-    "stuck": r"no progress for 3(\.\d+)? s",
+    "stuck": r"no progress for [\d.]+ s",
 }
 
 
@@ -36,15 +38,22 @@ STALL = r"silent for [\d.]+ s|unreachable for [\d.]+ s: it receives nothing from
 
 @pytest.mark.parametrize("fault", REASONS)
 def test_each_fault_is_known_for_what_it_is(tmp_path, fault):
-    async def scenario():
-        async with detection.bench(tmp_path) as bench:
-            losses = await detection.FAULTS[fault](bench, COUNT)
+    """Where the machine stood still for all of them, others are struck."""
+
+    async def struck(workdir):
+        workdir.mkdir()
+        async with detection.bench(workdir) as bench:
+            return await detection.FAULTS[fault](bench, COUNT)
+
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for number in itertools.count():
+        losses = asyncio.run(struck(tmp_path / str(number)))
         assert len(losses) == COUNT
         seen = [loss.reason for loss in losses.values() if loss.seconds >= 0]
-        assert any(re.fullmatch(REASONS[fault], reason) for reason in seen), losses
         assert all(re.fullmatch(f"{REASONS[fault]}|{STALL}", reason) for reason in seen), losses
-
-    asyncio.run(scenario())
+        if any(re.fullmatch(REASONS[fault], reason) for reason in seen):
+            return
+        assert time.monotonic() < deadline, losses
 
 
 @pytest.mark.skipif(not detection.may_make_namespaces(), reason="no network namespaces here")

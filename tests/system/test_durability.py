@@ -65,7 +65,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(short_and_calm, tmp_pat
         started_until_done(run, faults)
         assert run.digests() == short_and_calm.digests()
         run.assert_accounts_hold()
-        assert not run.processes()
+        run.assert_nothing_is_left()
         assert_tokens_were_used(run, faults)
 
 

@@ -15,7 +15,17 @@ import pytest
 
 from tests.processes import living
 from tests.providers.ec2_cloud import Ec2Cloud, notice
-from tests.system.harness import MARK, PACED, PATIENT, REPOSITORY, SHORT, STEADY, Run, running
+from tests.system.harness import (
+    MARK,
+    PACED,
+    PATIENT,
+    REPOSITORY,
+    SHORT,
+    STEADY,
+    Run,
+    prepared,
+    wait_until,
+)
 
 pytestmark = pytest.mark.system
 
@@ -55,8 +65,9 @@ def test_instances_come_and_go_and_change_no_bit(
         f"fleet.ec2.program={sys.executable} -m rlboost_jax.rollout",
         "fleet.ec2.poll_seconds=0.5",
     )
-    with running(tmp_path / "run", *settings, environment=cloud.environment) as run:
-        with run.at_a_standstill(version=1, servers=False):
+    with prepared(tmp_path / "run", *settings, environment=cloud.environment) as run:
+        run.hold(version=1).start()
+        with run.at_a_standstill(version=1, servers=False, then=3):
             run.wait_until(lambda: len(set(joined(run))) == INSTANCES, "servers of both instances")
             shown = shown_of(cloud)
             name = run.wait_until(lambda: busy(run), "work for one")[0]
@@ -78,10 +89,14 @@ def test_instances_come_and_go_and_change_no_bit(
     assert said["detail"]["reason"].startswith("aws: terminate")
     (drained,) = [e for e in run.events("drained") if e["instance"] == name]
     assert drained["detail"]["tokens_lost"] == 0
-    assert {each["State"]["Name"] for each in cloud.instances().values()} == {"terminated"}
+    wait_until(lambda: states(cloud) == {"terminated"}, "end of all instances")
     assert not cloud.ec2.describe_launch_templates()["LaunchTemplates"]
     assert not cloud.ssm.describe_parameters()["Parameters"]
     assert_secrets_are_kept(run, cloud, shown)
+
+
+def states(cloud: Ec2Cloud) -> set[str]:
+    return {each["State"]["Name"] for each in cloud.instances().values()}
 
 
 def joined(run: Run) -> list[str]:

@@ -89,7 +89,7 @@ def test_a_process_that_has_no_more_costs_time_only(
         prepared(tmp_path / "run", *SHORT, *PATIENT) as run,
         contextlib.ExitStack() as stack,
     ):
-        run.start()
+        run.hold(version=2).start()
         with run.at_a_standstill(version=2) as still:
             victims = {
                 "trainer": lambda: [run.process.pid],
@@ -120,7 +120,7 @@ def test_a_supervised_trainer_without_memory_costs_time_only(
     has no memory to say that it has begun (6 of 8 times here). Then the supervisor ends it."""
     options = ("--supervise", "--stall_seconds=30")
     with prepared(tmp_path / "run", *SHORT, *PATIENT, options=options) as run:
-        run.start()
+        run.hold(version=2).start()
         with contextlib.ExitStack() as stack, run.at_a_standstill(version=2):
             trainer = int((run.workdir / "lock").read_text())
             stack.enter_context(without("memory", trainer))
@@ -146,7 +146,7 @@ def test_a_full_disk_costs_time_only(short_and_calm: Run, tmp_path: Path, what: 
         small_disk(tmp_path / "disk", **limits) as disk,
         prepared(disk / "run", *SHORT, *PATIENT, beside=tmp_path / "run") as run,
     ):
-        run.start()
+        run.hold(version=2).start()
         with run.at_a_standstill(version=2):
             ballast = fill(disk, BALLAST if what == "bytes" else 0)
         line = of_trainer(run)
@@ -166,7 +166,7 @@ def test_a_file_system_that_becomes_read_only_costs_time_only(
         BrokenDisk(tmp_path, megabytes=96) as disk,
         prepared(disk.place / "run", *SHORT, *PATIENT, beside=tmp_path / "run") as run,
     ):
-        run.start()
+        run.hold(version=2).start()
         with run.at_a_standstill(version=2):
             disk.fail()
         line = of_trainer(run)

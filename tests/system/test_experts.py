@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.harness import PATIENT, SHORT, complete, running
+from tests.system.harness import PATIENT, SHORT, complete, prepared
 
 pytestmark = [pytest.mark.system, pytest.mark.soak]  # two runs: half a minute of two cores
 
@@ -14,7 +14,8 @@ EXPERTS = (
 
 def test_kills_change_no_route_and_no_bit(tmp_path):
     alone = complete(tmp_path / "alone", *EXPERTS, "fleet.max_instances=0")
-    with running(tmp_path / "chaos", *EXPERTS, *PATIENT) as chaos:
+    with prepared(tmp_path / "chaos", *EXPERTS, *PATIENT) as chaos:
+        chaos.hold(version=1).start()
         chaos.kill_servers_at_work(1)
         chaos.finish()
     assert chaos.digests() == alone.digests()

@@ -10,14 +10,16 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from rlboost_jax.observe.samples import read_samples
 from tests import unoptimized
+from tests.gateway.config import get_config
 from tests.gateway.places import FORGETFUL, make_checkpoint
 from tests.shared import made_once
-from tests.system.harness import PATIENT, REPOSITORY, Run, complete, running
+from tests.system.harness import MARK, PATIENT, REPOSITORY, Run, complete, prepared
 
 pytestmark = pytest.mark.system
 
@@ -86,24 +88,36 @@ def test_engines_end_turns_by_themselves(calm: Run) -> None:
 
 def test_kills_change_no_bit(calm: Run, environment: dict[str, str], tmp_path: Path) -> None:
     """Of servers at work, of harnesses, and of the processes that they talk to."""
-    overrides = (*PATIENT, "fleet.max_instances=2", "environment.attempts=100")
-    with running(tmp_path / "run", *overrides, config=CONFIG, environment=environment) as attacked:
+    hold, script = tmp_path / "hold", tmp_path / "held.sh"
+    hold.touch()  # no harness begins
+    script.write_text(f'while [ -e "{hold}" ]; do sleep 0.05; done; exec "$@"\n')
+    with mock.patch.dict(os.environ, {**environment, MARK: str(tmp_path / "run")}):
+        options = get_config().environment.options.to_dict()
+    options["command"] = ["sh", str(script), *options["command"]]
+    overrides = (
+        *(*PATIENT, "fleet.max_instances=2", "environment.attempts=100"),
+        *(f"environment.options={options!r}", "environment.time_limit_seconds=3600"),
+    )
+    with prepared(tmp_path / "run", *overrides, config=CONFIG, environment=environment) as attacked:
+        attacked.hold(dispatches=1, version=0).start()
         for _ in range(2):
             harness = attacked.wait_until(lambda: next(_agents(attacked), None), "a harness")
             _kill(harness)
             for pid, command in attacked.processes().items():
                 if WORKER in command:
                     _kill(pid)
+        hold.unlink()
         attacked.wait_until(lambda: attacked.events("ready"), "a server")
+        attacked.let_go()
         attacked.finish()
-        assert not list(_agents(attacked)), "harnesses end with their workers"
+        attacked.assert_nothing_is_left()  # harnesses end with their workers
     assert attacked.digests() == calm.digests()
 
 
 def _agents(run: Run) -> Iterator[int]:
     """Harnesses of that run."""
     for pid, command in run.processes().items():
-        if "agent.py" in command:
+        if "agent.py" in command and "rlboost_jax.main" not in command:
             yield pid
 
 

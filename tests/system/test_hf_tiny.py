@@ -16,7 +16,7 @@ import pytest
 from tests import unoptimized
 from tests.oracles import torch_oracle
 from tests.patience import PATIENCE_SECONDS
-from tests.system.harness import PATIENT, REPOSITORY, complete, running
+from tests.system.harness import PATIENT, REPOSITORY, complete, prepared
 
 pytestmark = pytest.mark.system
 
@@ -66,14 +66,15 @@ def calm(overrides, environment, tmp_path_factory):
 def test_kills_of_servers_and_trainer_change_no_bit(calm, overrides, environment, tmp_path):
     kills = (*overrides, *PATIENT, "fleet.chaos.kills_per_minute=60.0", "rewards.workers=3")
     chosen = {"config": CONFIG, "environment": environment}
-    with running(tmp_path / "run", *kills, **chosen) as attacked:
+    with prepared(tmp_path / "run", *kills, **chosen) as attacked:
         # Responses are over after one or two dispatches.
-        with attacked.at_a_standstill(dispatches=1, version=1, servers=False):
+        attacked.hold(dispatches=1, version=1).start()
+        with attacked.at_a_standstill(dispatches=1, version=1, servers=False, then=2):
             attacked.wait_until(lambda: attacked.events("lost"), "a loss")
         with attacked.at_a_standstill(dispatches=1, version=2, servers=False):
             attacked.kill()
         attacked.start().finish()
-        assert not attacked.processes(), "reward workers go with their trainer"
+        attacked.assert_nothing_is_left()  # reward workers go with their trainer
     assert attacked.digests() == calm.digests()
     for name in ("reward_mean", "reward_std", "reward_failures"):
         assert [row[name] for row in attacked.metrics()] == [row[name] for row in calm.metrics()]

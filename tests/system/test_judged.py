@@ -11,7 +11,7 @@ import pytest
 
 from tests import unoptimized
 from tests.system import judged
-from tests.system.harness import PATIENT, REPOSITORY, complete, running
+from tests.system.harness import PATIENT, REPOSITORY, complete, prepared
 
 pytestmark = pytest.mark.system
 
@@ -48,14 +48,15 @@ def rewards(run):
 
 
 def test_killed_servers_trainer_and_judges_change_no_bit(alone, settings, chosen, tmp_path):
-    with running(tmp_path / "run", *settings, *PATIENT, "rewards.workers=3", **chosen) as run:
-        run.kill_servers_at_work(1, dispatches=2)
+    with prepared(tmp_path / "run", *settings, *PATIENT, "rewards.workers=3", **chosen) as run:
+        run.hold(dispatches=2, version=1).start()
+        run.kill_servers_at_work(1, dispatches=2, then=2)
         with run.at_a_standstill(dispatches=2, version=2) as still:
             for pid in still.at_work.values():  # those that came in their place
                 os.kill(pid, signal.SIGKILL)
             run.kill()
         run.start().finish()
-        assert not run.processes(), "workers of rewards go with their trainer"
+        run.assert_nothing_is_left()  # workers of rewards go with their trainer
     assert run.digests() == alone.digests()
     assert [row["version"] for row in alone.metrics()] == VERSIONS
     assert all(row["max_logprob_gap"] <= 1e-5 for row in alone.metrics())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.harness import PATIENT, SHORT, complete, running
+from tests.system.harness import PATIENT, SHORT, complete, prepared
 
 pytestmark = pytest.mark.system
 
@@ -12,7 +12,8 @@ pytestmark = pytest.mark.system
 def test_killed_and_joining_servers_change_no_bit_of_a_run_with_a_lag(tmp_path, lag):
     settings = (*SHORT, f"algorithm.lag={lag}", f"num_steps={3 + lag}")  # versions 0, 1 and 2
     alone = complete(tmp_path / "alone", *settings, "fleet.max_instances=0")
-    with running(tmp_path / "chaos", *settings, *PATIENT) as chaos:
+    with prepared(tmp_path / "chaos", *settings, *PATIENT) as chaos:
+        chaos.hold(version=1).start()
         chaos.kill_servers_at_work(1, 2)
         chaos.finish()
     assert chaos.digests() == alone.digests()
@@ -26,7 +27,8 @@ def test_a_lying_server_is_caught_at_a_lag_of_two(tmp_path):
     """And honest ones are not, although the policy has moved on since they sampled."""
     settings = (*SHORT, "algorithm.lag=2", "num_steps=5")
     alone = complete(tmp_path / "alone", *settings, "fleet.max_instances=0")
-    with running(tmp_path / "run", *settings, "fleet.max_instances=1", *PATIENT) as run:
+    with prepared(tmp_path / "run", *settings, "fleet.max_instances=1", *PATIENT) as run:
+        run.hold(version=1).start()
         with run.at_a_standstill(version=1):
             liar = run.serve("--name=liar", program="tests.system.liar shift")
             run.wait_until(

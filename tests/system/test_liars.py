@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import PATIENT, SHORT, Run, running
+from tests.system.harness import PATIENT, SHORT, STEADY, Run, prepared
 
 pytestmark = pytest.mark.system
 
@@ -16,8 +16,9 @@ pytestmark = pytest.mark.system
 def test_a_lying_server_is_quarantined_and_its_work_done_again(
     short_and_calm: Run, tmp_path: Path, kind: str
 ) -> None:
-    settings = (*SHORT, "fleet.max_instances=1", *PATIENT)
-    with running(tmp_path / "run", *settings) as run:
+    settings = (*SHORT, "fleet.max_instances=1", *PATIENT, *STEADY)
+    with prepared(tmp_path / "run", *settings) as run:
+        run.hold(version=1).start()
         with run.at_a_standstill(version=1):
             liar = run.serve("--name=liar", program=f"tests.system.liar {kind}")
             run.wait_until(lambda: worked(run), "work for the liar")

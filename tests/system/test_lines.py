@@ -10,7 +10,7 @@ import pytest
 from benchmarks.lines.relay import Line, relay
 from benchmarks.lines.tcp import Way
 from benchmarks.wan import LINES
-from tests.system.harness import PATIENT, SHORT, prepared
+from tests.system.harness import PATIENT, SHORT, Run, prepared
 
 pytestmark = pytest.mark.system
 
@@ -40,6 +40,12 @@ def lines(up: Way, down: Way, *targets: str) -> Iterator[list[list[str]]]:
         loop.close()
 
 
+def delivered(run: Run) -> int:
+    """Tokens that the manager has of servers."""
+    found = run.status().get("instances", ())
+    return sum(each["tokens"] for each in found if not each["reserved"])
+
+
 WAYS = [
     pytest.param(UP, DOWN, id="bad"),
     *(
@@ -53,8 +59,7 @@ WAYS = [
 def test_servers_behind_bad_lines_change_no_bit(short_and_calm, tmp_path, up, down):
     settings = (*SHORT, *PATIENT, "fleet.provider=none", "weights.source=http")
     with prepared(tmp_path / "run", *settings) as run:
-        run.start()
-        run.hold(dispatches=1, version=0)
+        run.hold(dispatches=2, version=0).start()
         run.wait_until(lambda: (run.workdir / "manager.json").exists(), "a manager")
         here = run.manager()
         weights = f"{here['address'].rpartition(':')[0]}:{here['weights_port']}"
@@ -62,6 +67,7 @@ def test_servers_behind_bad_lines_change_no_bit(short_and_calm, tmp_path, up, do
             for to_manager, to_weights in ways:
                 run.serve(f"--manager={to_manager}", f"--weights={to_weights}")
             run.wait_until(lambda: len(run.events("ready")) >= SERVERS, "servers at work")
+            run.wait_until(lambda: delivered(run), "tokens of one")
             run.let_go()
             run.finish()
     assert run.digests() == short_and_calm.digests()

@@ -13,7 +13,7 @@ from rlboost_jax.learner.state import abstract_state, make_optimizer
 from rlboost_jax.models.params import flatten_params
 from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.load import read_run_config, write_run_config
-from tests.system.harness import PATIENT, SHORT, Run, complete, prepared, running
+from tests.system.harness import PATIENT, SHORT, Run, complete, prepared
 
 pytestmark = pytest.mark.system
 
@@ -76,7 +76,8 @@ def test_engines_of_two_devices_keep_the_promise(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=2")
     two = (*SHORT, *PATIENT, "num_steps=8", "engine.tensor_parallel=2", "learner.mesh=(1, 1, 2)")
     alone = complete(tmp_path / "alone", *two, "fleet.max_instances=0")
-    with running(tmp_path / "attacked", *two) as attacked:
+    with prepared(tmp_path / "attacked", *two) as attacked:
+        attacked.hold(version=2).start()
         with attacked.at_a_standstill(version=2) as still:
             for pid in still.at_work.values():
                 os.kill(pid, signal.SIGKILL)

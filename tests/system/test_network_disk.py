@@ -51,8 +51,8 @@ def test_a_run_needs_no_names_across_folders_and_no_second_ones(
         "evaluation.keep_best=True",
         environment=rules.environment,
     ) as run:
-        run.start()
-        with run.at_a_standstill(version=2) as still:
+        run.hold(version=2).start()
+        with run.at_a_standstill(version=2, then=4) as still:
             kill_one_server(still)
             os.kill(run.manager()["pid"], signal.SIGKILL)
         with run.at_a_standstill(version=4):

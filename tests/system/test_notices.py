@@ -93,7 +93,7 @@ def at_work(run: Run, name: str, *options: str):
 
 def test_w13_a_cloud_that_takes_its_machine_back_loses_no_token(run):
     with aws_metadata() as (url, items):
-        with at_work(run, "spot", "--notices=auto", f"--notices_url={url}") as server:
+        with at_work(run, "spot", "--notices=aws", f"--notices_url={url}") as server:
             gone = {"action": "terminate", "time": "2099-01-01T00:00:00Z"}
             items["/latest/meta-data/spot/instance-action"] = json.dumps(gone)
             run.wait_until(lambda: events_of(run, "notice", "spot"), "its notice")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.harness import PATIENT, SHORT, STEADY, Run, running
+from tests.system.harness import PATIENT, SHORT, STEADY, Run, prepared
 
 pytestmark = pytest.mark.system
 
@@ -29,14 +29,16 @@ def test_servers_of_two_pools_change_no_bit(short_and_calm: Run, tmp_path: Path)
         f"fleet.pools={POOLS!r}",
         f"fleet.price_command={sys.executable} -c 'print(open(\"{tmp_path}/prices\").read())'",
     )
-    with running(tmp_path / "run", *settings) as run:
+    with prepared(tmp_path / "run", *settings) as run:
+        run.hold(version=1).start()
         with run.at_a_standstill(version=1, servers=False):
-            run.wait_until(lambda: sorted(joined(run)) == ["far", "near"], "servers of both pools")
+            run.wait_until(lambda: set(joined(run)) == {"far", "near"}, "servers of both pools")
             run.wait_until(lambda: run.events("price"), "the price that the command says")
             run.wait_until(lambda: run.events("working"), "work for them")
-            name = next(e["instance"] for e in run.events("joined") if not e["detail"]["reserved"])
-            os.kill(run.servers()[name], 9)
-            run.wait_until(lambda: len(joined(run)) == 3, "another of that pool")
+            pid = run.wait_until(lambda: list(run.servers().values()), "a server's process")[0]
+            before = len(joined(run))
+            os.kill(pid, 9)
+            run.wait_until(lambda: len(joined(run)) > before, "another of that pool")
         run.finish()
     assert run.digests() == short_and_calm.digests()
     run.assert_accounts_hold()

@@ -62,8 +62,10 @@ class TwoProcesses:
 def two(tmp_path):
     made = []
 
-    def start(name, *overrides, **chosen):
+    def start(name, *overrides, hold=None, **chosen):
         made.append(TwoProcesses(tmp_path / name, *overrides, **chosen))
+        if hold is not None:
+            made[-1].leader.hold(**hold)
         return made[-1].start()
 
     yield start
@@ -115,7 +117,7 @@ def test_two_processes_with_a_lag_have_the_same_bits_whatever_becomes_of_servers
     assert all(row["max_logprob_gap"] <= 1e-5 for row in alone.metrics()[1:])
     calm = two("calm", *settings).finish().leader
     assert calm.digests() == alone.digests()
-    chaos = two("chaos", *settings, *PATIENT)
+    chaos = two("chaos", *settings, *PATIENT, hold={"version": 1})
     chaos.leader.kill_servers_at_work(1)
     chaos.finish()
     assert chaos.leader.digests() == alone.digests()
@@ -148,8 +150,9 @@ def test_rewards_of_groups_and_rewards_that_wait_have_the_same_bits_with_two_pro
     alone = two("alone", source, "fleet.max_instances=0", "rewards.workers=1", **own)
     alone = alone.finish().leader
     assert all(row["reward_std"] > 0 and not row["reward_failures"] for row in alone.metrics())
-    chaos = two("chaos", source, *PATIENT, "rewards.workers=3", **own)
-    chaos.leader.kill_servers_at_work(1, dispatches=2)
+    hold = {"dispatches": 2, "version": 1}
+    chaos = two("chaos", source, *PATIENT, "rewards.workers=3", hold=hold, **own)
+    chaos.leader.kill_servers_at_work(1, dispatches=2, then=2)
     with chaos.leader.at_a_standstill(dispatches=2, version=2):
         chaos.leader.kill()
         chaos.follower.end()

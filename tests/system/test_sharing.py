@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rlboost_jax.rollout.sharing.protocol import BudgetOrder, State, decode_answer, encode_line
-from tests.system.harness import PATIENT, SHORT, running
+from tests.system.harness import PATIENT, SHORT, prepared
 
 pytestmark = pytest.mark.system
 
@@ -68,10 +68,11 @@ def private(tmp_path_factory):
 
 def test_budgets_that_change_all_the_time_change_no_bit(short_and_calm, tmp_path, private):
     names = ("one", "two")
-    with running(tmp_path / "run", *SHORT, *PATIENT, "fleet.max_instances=1") as run:
+    with prepared(tmp_path / "run", *SHORT, *PATIENT, "fleet.max_instances=1") as run:
+        run.hold(version=1).start()
         paths = {name: private / f"{name}.sock" for name in names}
         tenants = []
-        with run.at_a_standstill(servers=False):
+        with run.at_a_standstill(version=1, servers=False, then=3):
             for name in names:
                 run.serve(f"--name={name}", f"--budget_socket={paths[name]}")
             for number, name in enumerate(names):

@@ -57,7 +57,7 @@ def test_words_that_nobody_reads_and_a_disk_that_does_not_answer_for_a_while_cha
     monkeypatch.setenv("HUNG_DISK_PATH", f"{tmp_path / 'run'}{os.sep}")
     with prepared(tmp_path / "run", *SHORT, "manager.lease_seconds=4") as run:
         run.command = [sys.executable, "-c", FULL_PIPE, *run.command]
-        run.start()
+        run.hold(version=2).start()
         monkeypatch.delenv("LD_PRELOAD")
         with run.at_a_standstill(version=2):
             run.wait_until(lambda: len(run.servers()) == 2, "a fleet")
@@ -71,7 +71,7 @@ def test_words_that_nobody_reads_and_a_disk_that_does_not_answer_for_a_while_cha
         assert not run.process.output and not run.process.errors, "it has a pipe of its own"
         assert run.digests() == short_and_calm.digests()
         assert sorted(path.name for path in (run.workdir / "checkpoints").iterdir())[-1] == "6"
-        assert not run.processes()
+        run.assert_nothing_is_left()
         run.assert_accounts_hold()
         over = run.events("trained")[-1]["time"]  # then the trainer's engine goes, as it should
         until = min(ended + 1.0, over)

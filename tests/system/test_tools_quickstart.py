@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,10 +42,10 @@ SHORT = (
 
 
 @contextlib.contextmanager
-def using_tools(workdir: Path, *overrides: str, optimized: bool = False):
-    """A run whose tool writes its calls down beside it."""
+def using_tools(workdir: Path, *overrides: str, optimized: bool = False, log: Path | None = None):
+    """A run whose tool writes its calls down, beside it where `log` does not say where."""
     environment = {} if optimized else compiled()
-    options = {"mean_notes": 1.0, "most_notes": 4, "log": str(beside(workdir))}
+    options = {"mean_notes": 1.0, "most_notes": 4, "log": str(log or beside(workdir))}
     own = (f"environment.options={options!r}", *overrides)
     with prepared(workdir, *own, config=CONFIG, environment=environment) as run:
         yield run
@@ -57,6 +58,11 @@ def compiled() -> dict[str, str]:
 
 def beside(workdir: Path) -> Path:
     return workdir.with_name(f"{workdir.name}.calls")
+
+
+def asked_of(workdir: Path) -> Path:
+    """What was asked of the calm run's tool, after its end too."""
+    return workdir.with_name(f"{workdir.name}.asked")
 
 
 def calls_of(run: Run) -> Counter:
@@ -96,8 +102,10 @@ def kill(pids) -> int:
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def make(folder: Path) -> None:
-        with using_tools(folder / "run", *SHORT, *CALM) as run:
+        log = asked_of(folder / "run")
+        with using_tools(folder / "run", *SHORT, *CALM, log=log) as run:
             run.start().finish()
+        shutil.copy(log, beside(run.workdir))  # `evaluate` asks more, while others compare
 
     return Run(made_once(tmp_path_factory, "using_tools", make) / "run")
 
@@ -112,20 +120,17 @@ def test_the_tool_is_used_and_nothing_is_tokenized_again(calm: Run) -> None:
 def test_the_command_measures_what_the_run_measured(calm: Run) -> None:
     """Greedily, with the newest checkpoint; nothing is left in the folder."""
     before = sorted(calm.workdir.rglob("*.journal"))
-    calls = beside(calm.workdir).read_bytes()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "rlboost_jax.evaluate", f"--workdir={calm.workdir}"],
-            env={**os.environ, **compiled()},
-            check=True,
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            timeout=PATIENCE_SECONDS,
-        )
-        found = json.loads(done.stdout)
-    finally:
-        assert beside(calm.workdir).read_bytes() != calls, "it asked nothing"
-        beside(calm.workdir).write_bytes(calls)  # others compare theirs with the run's own
+    calls = asked_of(calm.workdir).read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-m", "rlboost_jax.evaluate", f"--workdir={calm.workdir}"],
+        env={**os.environ, **compiled()},
+        check=True,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        timeout=PATIENCE_SECONDS,
+    )
+    found = json.loads(done.stdout)
+    assert asked_of(calm.workdir).read_bytes() != calls, "it asked nothing"
     own = json.loads((calm.workdir / "summary.json").read_text())["last_accuracy"]
     assert (found["step"], found["accuracy"], found["prompts"]) == (4, own, 8)
     assert sorted(calm.workdir.rglob("*.journal")) == before == []
@@ -135,9 +140,8 @@ def test_workers_and_a_trainer_that_are_killed_change_no_bit(calm: Run, tmp_path
     """Workers in the first two steps, each time that there are some. Then the trainer, in the
     middle of a step: nothing is asked again for it."""
     with using_tools(tmp_path / "run", *SHORT, *CALM, *PATIENT) as run:
-        run.start()
+        run.hold(dispatches=1, version=2).start()  # until enough workers are killed
         run.wait_until(beside(run.workdir).exists, "a call")
-        run.hold(dispatches=1, version=2)  # until enough workers are killed
         killed = 0
 
         def enough() -> bool:
@@ -149,9 +153,10 @@ def test_workers_and_a_trainer_that_are_killed_change_no_bit(calm: Run, tmp_path
 
         run.wait_until(enough, "the end of the second step")
         before = len(calls_of(run))
-        run.let_go()
+        run.hold(dispatches=1, version=3)  # until the trainer is
         run.wait_until(lambda: len(calls_of(run)) > before, "a call of the next step")
         run.kill()
+        run.let_go()
         run.start().finish()
     assert run.digests() == calm.digests()
     assert_each_call_was_carried_out_once(run, calm)
@@ -163,17 +168,18 @@ def test_environments_on_hosts_of_their_own_change_no_bit(calm: Run, tmp_path: P
     address = f"127.0.0.1:{free_port()}"
     settings = (f"environment.listen={address}", "environment.workers=0")
     with using_tools(tmp_path / "run", *SHORT, *CALM, *PATIENT, *settings) as run:
-        run.start()
+        run.hold(dispatches=1, version=3).start()  # until all are killed
         join = run.workdir / "environment_hosts" / "join"
         run.wait_until((join / "token").exists, "what opens the trainer")
         hosts = [run.environments_by_hand(address, workers=2) for _ in range(2)]
-        killed, trainer_dies = Counter(), True
-        while run.process is not None and run.process.lives:
+        killed = Counter()
+
+        def enough() -> bool:
             steps, place = len(run.metrics()), killed["host"] % 2
-            if trainer_dies and steps >= 2:
-                trainer_dies = False
+            if steps >= 2 and not killed["trainer"]:
                 run.kill()
                 run.start()
+                killed["trainer"] += 1
             elif steps >= 1 and killed["host"] < 3 and len(workers(run)) >= 3:
                 if killed["worker"] <= killed["host"]:
                     killed["worker"] += kill(workers(run)[:1])
@@ -181,10 +187,13 @@ def test_environments_on_hosts_of_their_own_change_no_bit(calm: Run, tmp_path: P
                     hosts[place].kill()
                     hosts[place] = run.environments_by_hand(address, workers=2)
                     killed["host"] += 1
-            time.sleep(LOOK_SECONDS * 5)
+            return killed["host"] == 3 and killed["trainer"] == 1
+
+        run.wait_until(enough, "the end of all that are to die")
+        run.let_go()
         run.finish()
         assert all(host.lives for host in hosts), "they wait for a trainer that may come back"
-    assert killed["host"] >= 2 and killed["worker"] >= 2 and not trainer_dies, killed
+    assert killed == {"host": 3, "worker": 3, "trainer": 1}
     assert run.digests() == calm.digests()
     assert_each_call_was_carried_out_once(run, calm)
 

@@ -37,7 +37,7 @@ def calculating(workdir: Path, *overrides: str, held: bool = False) -> Iterator[
         beside(workdir, "log.hold").touch()
     settings = (*SETTINGS, f"environment.options.log={log}", *overrides)
     with prepared(workdir, *settings, config=CONFIG) as run:
-        yield run.start()
+        yield run
 
 
 def workers(run: Run) -> list[int]:
@@ -73,7 +73,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def make(folder: Path) -> None:
         with calculating(folder / "run", "fleet.max_instances=0") as run:
-            run.finish()
+            run.start().finish()
 
     return Run(made_once(tmp_path_factory, "calculating_alone", make) / "run")
 
@@ -87,6 +87,7 @@ def test_the_tool_is_used(alone: Run) -> None:
 
 def test_servers_that_are_killed_in_mid_turn_change_no_bit(alone: Run, tmp_path: Path) -> None:
     with calculating(tmp_path / "run", *PATIENT) as run:
+        run.hold(dispatches=2, version=1).start()
         run.kill_servers_at_work(1, 2, dispatches=2)
         run.finish()
     assert_same(run, alone)
@@ -96,6 +97,7 @@ def test_a_manager_that_is_killed_while_responses_are_parked_changes_no_bit(
     alone: Run, tmp_path: Path
 ) -> None:
     with calculating(tmp_path / "run", *PATIENT, held=True) as run:
+        run.start()
         run.wait_until(beside(run.workdir, "log.asked").exists, "a question")
         first = run.manager()["pid"]
         os.kill(first, signal.SIGKILL)
@@ -108,6 +110,7 @@ def test_a_manager_that_is_killed_while_responses_are_parked_changes_no_bit(
 
 def test_a_trainer_that_is_killed_in_mid_turn_changes_no_bit(alone: Run, tmp_path: Path) -> None:
     with calculating(tmp_path / "run", *PATIENT, held=True) as run:
+        run.start()
         run.wait_until(beside(run.workdir, "log.asked").exists, "a question")
         run.kill()
         beside(run.workdir, "log.hold").unlink()
@@ -117,16 +120,19 @@ def test_a_trainer_that_is_killed_in_mid_turn_changes_no_bit(alone: Run, tmp_pat
 
 
 def test_workers_that_are_killed_in_mid_turn_change_no_bit(alone: Run, tmp_path: Path) -> None:
-    with calculating(tmp_path / "run", *PATIENT, "environment.options.seconds=0.02") as run:
+    slow = "environment.options.seconds=0.02"
+    with calculating(tmp_path / "run", *PATIENT, slow, held=True) as run:
+        run.start()
+        hold, asked = beside(run.workdir, "log.hold"), beside(run.workdir, "log.asked")
         killed = 0
-        log = beside(run.workdir, "log")
         while killed < 6:
-            before = len(calls(run)) if log.exists() else 0
-            enough = before + 12
-            run.wait_until(lambda: log.exists() and len(calls(run)) > enough, "calls")  # noqa: B023
+            os.truncate(hold, 13 * (killed + 1))  # calls that all have made by then
+            asked.unlink(missing_ok=True)
+            run.wait_until(asked.exists, "a step that waits")
             for pid in workers(run)[:1]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     killed += 1
+        hold.unlink()
         run.finish()
     assert_same(run, alone)

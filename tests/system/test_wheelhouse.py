@@ -17,7 +17,7 @@ import pytest
 from rlboost_jax import bootstrap
 from rlboost_jax.credentials import JOIN_VARIABLE, packed
 from rlboost_jax.providers.base import NONCE_VARIABLE
-from tests.system.harness import MARK, PATIENT, SHORT, Child, Run, running
+from tests.system.harness import MARK, PATIENT, SHORT, Child, Run, prepared
 
 # Becomes the program that a bare host runs, with an environment of that and nothing else.
 BARE = """
@@ -45,7 +45,8 @@ def test_a_bare_python_generates_for_a_run(
     short_and_calm: Run, tmp_path: Path, wheels: Path
 ) -> None:
     settings = (*SHORT, *PATIENT, "fleet.provider=none", f"fleet.wheelhouse={wheels}")
-    with running(tmp_path / "run", *settings) as run:
+    with prepared(tmp_path / "run", *settings) as run:
+        run.hold(version=1).start()
         manager = run.manager()
         home = tmp_path / "home"
         home.mkdir()

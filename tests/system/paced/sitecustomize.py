@@ -2,7 +2,7 @@
 
 `RLBOOST_TEST_PACE` names a folder. Its file `pace.json` is read after every dispatch:
 
-    {"stretch": s, "hold": {"version": v, "dispatches": n}}
+    {"stretch": s, "hold": {"number": k, "version": v, "dispatches": n}}
 
 stretch   a dispatch, and a micro-batch of the learner, takes s times as long as it does (s >= 1)
 hold      an engine that has finished n dispatches of version v or a later one waits until the
@@ -12,8 +12,8 @@ hold      an engine that has finished n dispatches of version v or a later one w
 Servers that leave have 4 s for their last words, and a lease may be as long as a test likes: this
 machine may stand still for longer than a product has to wait for.
 
-An engine that waits has a file `held/<process id>-<thread id>` there. Tokens of its last dispatch
-but one have been sent by then.
+An engine that waits for hold k has a file `held/<process id>-<thread id>-<k>` there. Tokens of its
+last dispatch but one have been sent by then.
 """
 
 import contextlib
@@ -77,23 +77,25 @@ class PacedEngine:
         return dispatch
 
     def _wait(self) -> None:
-        mark = FOLDER / "held" / f"{os.getpid()}-{threading.get_ident()}"
-        waited = False
-        while self._held() and not self._asked():
-            if not waited:
+        marks: set[Path] = set()  # another hold may take the place of one
+        while (number := self._held_by()) is not None and not self._asked():
+            mark = FOLDER / "held" / f"{os.getpid()}-{threading.get_ident()}-{number}"
+            if mark not in marks:
                 with contextlib.suppress(OSError):
                     mark.touch()
-                waited = True
+                marks.add(mark)
             time.sleep(LOOK_SECONDS)
-        if waited:
+        for mark in marks:
             mark.unlink(missing_ok=True)
 
-    def _held(self) -> bool:
+    def _held_by(self) -> int | None:
+        """Number of the hold that it is to wait for."""
         hold = pace().get("hold")
         version = self._engine.version
         if not hold or version is None:
-            return False
-        return version >= hold["version"] and self._dispatches >= hold["dispatches"]
+            return None
+        held = version >= hold["version"] and self._dispatches >= hold["dispatches"]
+        return hold["number"] if held else None
 
 
 def pace_worker(module: Any) -> None:
