@@ -13,7 +13,7 @@ from rlboost_jax.providers.launcher import LaunchFailed
 
 MAX_BYTES: Final = 4 * 2**20  # of output that is kept: 20,000 jobs of 200 characters
 REST_SECONDS: Final = 1.0  # for output of children that a program leaves behind
-PIPE_BYTES: Final = 2**16  # that one holds
+PIPE_BYTES: Final = 2**20  # that one holds, at most
 LINE: Final = 300  # characters of a reason
 
 

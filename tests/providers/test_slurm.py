@@ -15,6 +15,7 @@ from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
 from rlboost_jax.providers.slurm import SlurmLauncher
 from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig, NoticeSignal
 from rlboost_jax.settings.launchers import SlurmConfig, slurm_mistakes
+from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import SECRET, made_join, rendezvous
 from tests.providers.test_command import script
 
@@ -175,7 +176,7 @@ def test_logs_on_a_slow_disk_keep_no_manager_waiting(tmp_path: Path) -> None:
         other.cancel()
         assert found.code == 2
 
-    rescue = threading.Timer(20.0, opened, ("somebody else, as the loop stood still",))
+    rescue = threading.Timer(PATIENCE_SECONDS, opened, ("somebody else, as the loop stood still",))
     rescue.start()
     asyncio.run(story())
     rescue.cancel()

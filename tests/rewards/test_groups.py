@@ -11,9 +11,10 @@ from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.verdict import Answered, Verdict
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
+from tests.patience import PATIENCE_SECONDS
 
 MODULE = "tests.rewards.functions_for_tests"
-WAIT = 120.0
+WAIT = PATIENCE_SECONDS
 FUNCTIONS = (
     RewardConfig(name=f"{MODULE}:shortest", per="group", weight=2.0, label="shortest"),
     RewardConfig(name="exact", weight=0.5),
@@ -24,7 +25,9 @@ TEXTS = ("the answer is 7", "7", "no idea", "8")
 
 
 def judge(*functions: RewardConfig, workers: int = 1) -> Judge:
-    settings = RewardsConfig(workers=workers, memory_mb=200, fallback=-0.5, time_limit_seconds=20)
+    settings = RewardsConfig(
+        workers=workers, memory_mb=200, fallback=-0.5, time_limit_seconds=PATIENCE_SECONDS
+    )
     return Judge(functions, settings, columns=("answer",), seed=0)
 
 

@@ -17,12 +17,13 @@ from rlboost_jax.rewards.pool import START_SECONDS, RewardWorkersLost
 from rlboost_jax.rewards.verdict import Answered
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import marked
 
 MODULE = "tests.rewards.functions_for_tests"
 BUILT_IN_COLUMNS = ("answer", "tests")
 TESTED_BY = ("RLBOOST_TESTED_BY", str(os.getpid()))
-WAIT = 120.0  # for what comes sooner or not at all
+WAIT = PATIENCE_SECONDS  # for what comes sooner or not at all
 
 os.environ.update([TESTED_BY])
 

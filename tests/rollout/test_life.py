@@ -177,7 +177,7 @@ def heard_after(signals, *, setting=("SIGTERM", 0.0), flags=(None, None)):
         heard = []
         for number in signals:
             os.kill(os.getpid(), number)
-            heard.append(await asyncio.wait_for(client.heard.get(), 20))
+            heard.append(await asyncio.wait_for(client.heard.get(), PATIENCE_SECONDS))
         return heard
 
     return asyncio.run(scenario())

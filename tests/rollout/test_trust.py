@@ -163,7 +163,7 @@ def test_weights_and_streams_come_through(runs, fakes, tmp_path):
         assert hello == fakes.hello() and ready.version == 3
         assert engine.loaded[0]["a"]["b"].tolist() == list(range(12))
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
 
 
 class TestFolders:
