@@ -2,8 +2,10 @@
 
 import pytest
 
+from rlboost_jax.observe.lines import read_lines
+from rlboost_jax.observe.trace import spans_path
 from tests.observe.traces import Trace, load
-from tests.system.harness import PATIENT, SHORT, STEADY, prepared
+from tests.system.harness import PATIENT, SHORT, STEADY, Run, prepared
 
 pytestmark = pytest.mark.system
 
@@ -19,7 +21,8 @@ def test_a_step_of_all_processes_on_one_time_axis(short_and_calm, tmp_path):
             run.at_a_standstill(version=STEP),
             run.at_a_standstill(version=STEP + 1) as next_step,
         ):
-            pass
+            # Of what a server did the manager hears with its next renewal.
+            run.wait_until(lambda: next_step.at_work.keys() <= pulled(run), "word of their pulls")
         run.finish()
     calm = short_and_calm.digests()
     assert run.digests()[: len(calm)] == calm, "to be watched changes no bit"
@@ -49,6 +52,13 @@ def test_a_step_of_all_processes_on_one_time_axis(short_and_calm, tmp_path):
         assert pulls[-1] == STEP + 1
     if trace.spans("trainer", "engine", "dispatch"):
         assert_between(trace, "trainer", "reserved")
+
+
+def pulled(run: Run) -> set[str]:
+    """Servers that have said that they pulled the version after the step."""
+    lines = read_lines(spans_path(run.workdir, STEP))
+    pulls = (line for line in lines if line.get("name") == "pull")
+    return {pull["process"] for pull in pulls if pull["args"]["version"] == STEP + 1}
 
 
 def inside(span, around, error):
