@@ -40,7 +40,7 @@ class _Interrupts:
     def hear(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGALRM:
             self._number = number
-        if _of(_Interrupts.dropped, frame):  # what is raised there is dropped, and nobody is told
+        if _of(_Interrupts.dropped, frame):  # what it raises there is dropped for good
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
             return
         self._raised = self._make(self._number)

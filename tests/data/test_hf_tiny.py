@@ -52,14 +52,9 @@ def test_a_run_reads_it_asks_and_judges(make, tmp_path):
         question = f"<|im_start|>user\n{rows[3]['question']}<|im_end|>\n<|im_start|>assistant\n"
         assert data.text(prompt.tokens) == prompt.problem.prompt == question
         (answer,) = data.tokenizer.encode([f"\\boxed{{{rows[3]['answer']}}}"], chat=True)
-        assert (
-            data.ask(prompt, np.array([*answer, 2], np.int32)).result(PATIENCE_SECONDS).reward
-            == 1.0
-        )
-        assert (
-            data.ask(prompt, np.array([*answer[:-2], 2], np.int32)).result(PATIENCE_SECONDS).reward
-            == 0.0
-        )
+        for said, reward in ((answer, 1.0), (answer[:-2], 0.0)):
+            judged = data.ask(prompt, np.array([*said, 2], np.int32))
+            assert judged.result(PATIENCE_SECONDS).reward == reward
     finally:
         data.close()
 

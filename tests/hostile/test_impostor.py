@@ -23,9 +23,8 @@ from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import read_seal_key, sealed
 from tests.certificates import make_run
-from tests.endpoints import free_port
 from tests.hostile.nobody import NOBODY, Impostor, needs_root, reachable
-from tests.manager.test_main import change
+from tests.manager.test_main import at_any_ports, at_fixed_ports
 from tests.patience import PATIENCE_SECONDS
 from tests.rollout.conftest import FakeEngine
 from tests.workdirs import begun
@@ -53,9 +52,8 @@ def forged() -> Iterator[Path]:
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
-    """Of a manager at ports that the system gives to nobody once they are free again."""
     begun(tmp_path)
-    change(tmp_path, manager__port=free_port(), manager__weights_port=free_port())
+    at_fixed_ports(tmp_path)
     return tmp_path
 
 
@@ -95,7 +93,7 @@ def test_a_trainer_asks_nobody_at_the_address_of_a_dead_manager(
     """The next manager listens elsewhere, and is found."""
     manager.locate()
     port, _ = kill(manager, workdir)
-    change(workdir, manager__port=0, manager__weights_port=0)
+    at_any_ports(workdir)
     with Impostor(port, forged) as impostor:
         found = manager.locate()
         assert not found.address.endswith(f":{port}")

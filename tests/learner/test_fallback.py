@@ -194,7 +194,7 @@ def test_a_leaf_s_digest_is_of_its_dtype_shape_and_bytes():
 class Forgetful(Checkpoints):
     """A disk that takes a checkpoint and gives another back."""
 
-    both = threading.Event()  # the one that comes after it is on its way
+    both: threading.Event  # the one that comes after it is on its way
 
     def _finish(self, step: int) -> None:
         if step == 3:

@@ -83,14 +83,23 @@ def change(workdir: Path, **values: Any) -> None:
     write_sealed(workdir / "config.json", config)
 
 
+def at_fixed_ports(workdir: Path) -> None:
+    """The next manager, at ports that the system gives to nobody once they are free again."""
+    change(workdir, manager__port=free_port(), manager__weights_port=free_port())
+
+
+def at_any_ports(workdir: Path) -> None:
+    """The next manager, which prefers those of the last."""
+    change(workdir, manager__port=0, manager__weights_port=0)
+
+
 @contextlib.contextmanager
 def first_manager(workdir: Path) -> Iterator[subprocess.Popen[str]]:
-    """At ports that the system gives to nobody else before the next one, which takes any, asks for
-    them."""
-    change(workdir, manager__port=free_port(), manager__weights_port=free_port())
+    """Whose ports are free when the next one asks for them."""
+    at_fixed_ports(workdir)
     with manager(workdir) as process:
         yield process
-    change(workdir, manager__port=0, manager__weights_port=0)
+    at_any_ports(workdir)
 
 
 def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> None:
@@ -245,7 +254,7 @@ def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) ->
         "from rlboost_jax.manager.reducer.manager import Manager;"
         "Manager.handle = lambda *_: 1 / 0; sys.exit(m.main(sys.argv[1:]))"
     )
-    change(workdir, manager__port=free_port(), manager__weights_port=free_port())
+    at_fixed_ports(workdir)
     dying = subprocess.Popen(
         [sys.executable, "-c", program, f"--workdir={workdir}"], stderr=subprocess.PIPE, text=True
     )
@@ -255,7 +264,7 @@ def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) ->
     dying.send_signal(signal.SIGTERM)  # any event will do
     assert "ZeroDivisionError" in dying.communicate()[1]
     assert dying.returncode not in (0, None)
-    change(workdir, manager__port=0, manager__weights_port=0)
+    at_any_ports(workdir)
     with manager(workdir) as process:
         after = record_in(workdir)
         assert after["pid"] == process.pid != before["pid"]

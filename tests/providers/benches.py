@@ -36,6 +36,7 @@ from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
 from rlboost_jax.settings.kubernetes import KubernetesConfig
 from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
 from rlboost_jax.settings.skypilot import SkyPilotConfig
+from rlboost_jax.storage import durable
 from tests.docs_blocks import blocks_of
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.ec2_cloud import Ec2Cloud
@@ -132,13 +133,6 @@ class TroubledBench(Bench, Protocol):
     def blind(self) -> Path:
         """A file, that holds why nothing can be listed while it is there."""
         ...
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Whoever looks meanwhile sees all of it or no such file."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    part.rename(path)
 
 
 class LocalBench:
@@ -248,7 +242,7 @@ class CommandBench:
 
     def refuse(self) -> None:
         """Whatever is asked for from now on."""
-        write_whole(self.cloud.folder / "fail", "asking for a machine\nquota exceeded\n\n")
+        durable.write(self.cloud.folder / "fail", b"asking for a machine\nquota exceeded\n\n")
 
     @property
     def blind(self) -> Path:
@@ -467,7 +461,7 @@ class SkyPilotBench(CommandBench):
         return held_by(self.sky.folder / "late")
 
     def refuse(self) -> None:
-        write_whole(self.sky.folder / "fail", "quota exceeded")
+        durable.write(self.sky.folder / "fail", b"quota exceeded")
 
     @property
     def blind(self) -> Path:

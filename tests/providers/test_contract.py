@@ -18,6 +18,7 @@ from rlboost_jax.providers.base import (
     Started,
     Withdrawn,
 )
+from rlboost_jax.storage import durable
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import (
     BENCHES,
@@ -27,7 +28,6 @@ from tests.providers.benches import (
     Bench,
     LateBench,
     TroubledBench,
-    write_whole,
 )
 
 ENDS = Refused | Exited
@@ -347,7 +347,7 @@ def test_who_cannot_be_listed_has_not_ended(troubled: TroubledBench) -> None:
         await provider.request("a", "n", ANY_POOL)
         await ear.of("a", Started)
         blind = troubled.blind
-        write_whole(blind, "the cloud does not answer\n")
+        durable.write(blind, b"the cloud does not answer\n")
         while not provider._problem:
             await asyncio.sleep(0.01)
         assert "the cloud does not answer" in provider._problem
@@ -367,7 +367,7 @@ def test_the_next_manager_waits_for_what_does_not_answer(troubled: TroubledBench
         await ear.of("a", Started)
         await troubled.lose(first)
         blind = troubled.blind
-        write_whole(blind, "the cloud does not answer\n")
+        durable.write(blind, b"the cloud does not answer\n")
         second = troubled.open()
         asking = asyncio.create_task(second.list())
         while not second._problem:

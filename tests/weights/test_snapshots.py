@@ -1,4 +1,5 @@
 import hashlib
+import os
 from pathlib import Path
 
 import ml_dtypes
@@ -64,6 +65,15 @@ def test_newest_is_what_was_written_last(tmp_path, params):
     assert again.versions == (6, 7)
     again.write(3, params, "d")
     assert again.prune() == (6, 7) and again.versions == (3,)
+
+
+def test_of_one_moment_the_larger_number_is_newer(tmp_path, params):
+    """As a clock may say that ticks a hundred times a second."""
+    first = SnapshotStore(tmp_path, dtype="float32", keep=9)
+    for version in range(9):
+        first.write(version, params, "d")
+        os.utime(tmp_path / str(version), ns=(0, 0))
+    assert SnapshotStore(tmp_path, dtype="float32", keep=9).versions == tuple(range(9))
 
 
 def test_a_version_written_again_is_replaced(store, manifest, params):
