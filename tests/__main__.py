@@ -297,6 +297,8 @@ def main(
                 for part in offered or parts(chosen.jobs, chosen.order)
                 if not chosen.parts or part.name in chosen.parts
             ]
+            if chosen.busy:  # which leaves no time that a part could take
+                wanted = [replace(part, beside=False) for part in wanted]
             for result in carry_out_all(wanted, root, environment, folder):
                 results.append(result)
                 left += [f"{line} (after {result.part.name})" for line in result.left]

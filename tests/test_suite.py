@@ -1,6 +1,7 @@
 """`python -m tests` tells what failed, how to see it again, and what was left behind."""
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -152,6 +153,16 @@ pathlib.Path("second").unlink()
     beside = suite.Part("types", ((sys.executable, "-c", waits),), beside=True)
     first, second = suite.Part("unit", (("true",),)), suite.Part("system", (("touch", "second"),))
     assert run_of(checkout, beside, first, second) == 0
+
+
+def test_beside_a_load_parts_run_one_after_the_other_and_none_is_the_least(
+    checkout: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tells = (sys.executable, "-c", f"import os; print(os.nice(0) - {os.nice(0)})")
+    beside = suite.Part("types", (tells,), beside=True)
+    unit = suite.Part("unit", (("echo", "after"),))
+    assert run_of(checkout, beside, unit, chosen=["--busy=1"]) == 0
+    assert capfd.readouterr().out.startswith("\ntypes\n0\n\nunit\nafter\n")
 
 
 def test_an_interrupt_ends_what_runs_beside(
