@@ -127,6 +127,7 @@ class Ec2Cloud:
         self.boots = True  # whether instances run their user data
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._waiters: list[threading.Thread] = []
+        self.moment = threading.Lock()  # an answer shows instances as they are at one
         (folder / "bin").mkdir(parents=True)
         for name, text in STUBS.items():
             (folder / "bin" / name).write_text(text)
@@ -268,12 +269,15 @@ class Ec2Cloud:
 
     def _set(self, instance: str, state: str, why: str) -> None:
         found = self.backend_instances().get(instance)
-        if found is None or found.state == "terminated":
+        if found is None:
             return
-        if found.state == "running":
-            found.state_reason.code, found.state_reason.message = why, f"{why}: moto"
-        found._state.name = state
-        found._state.code = {"shutting-down": 32, "terminated": 48}[state]
+        with self.moment:
+            if found.state == "terminated":
+                return
+            if found.state == "running":
+                found.state_reason.code, found.state_reason.message = why, f"{why}: moto"
+            found._state.name = state
+            found._state.code = {"shutting-down": 32, "terminated": 48}[state]
 
 
 def _tag(instance: Any, name: str) -> str:
@@ -303,7 +307,8 @@ def _patched(cloud: Ec2Cloud) -> Iterator[None]:
     def describe_instances(self: Any) -> Any:
         if cloud.blind.exists():
             raise EC2ClientError("Unavailable", cloud.blind.read_text().strip())
-        return describe(self)
+        with cloud.moment:
+            return self.serialized(describe(self))
 
     def terminate_instances(self: Any) -> Any:
         instances = self._get_param("InstanceIds", [])
