@@ -50,8 +50,11 @@ class Desk:
     def ask(self, episode: Episode) -> Future[Verdict]:
         sample, attempt = episode.response.tolist()
         assert episode.work.prompt == sample // GROUP
-        self.asked[sample, attempt] = Future()
+        self.asked[sample, attempt] = self.future(sample)
         return self.asked[sample, attempt]
+
+    def future(self, sample: int) -> Future[Verdict]:
+        return Future()
 
     def wake(self) -> None:
         self.woken += 1
@@ -139,6 +142,30 @@ def test_a_group_is_asked_about_once_in_the_order_of_its_samples(order):
     assert [t.reward for t in group.trajectories] == [0.0, 1.0]
     assert [t.reward_faults for t in group.trajectories] == [{}, {"own": "it raised"}]
     assert collector.unjudged == (2,) and len(notes) == 1 and len(desk.whole) == 1
+
+
+class Late(Future[Verdict]):
+    """An answer that is there before anybody hears of it: a thread stands still in between."""
+
+    def add_done_callback(self, hear: Any) -> None:
+        self.hear = hear
+
+
+@pytest.mark.parametrize("late", [(0,), (1,), (1, 0)])
+def test_a_group_is_finished_though_its_answer_is_heard_before_those_to_its_members(late):
+    desk, notes = Groups(), []
+    collector = desk.collector(prompts=1, note=notes.append)
+    desk.future = lambda sample: Late() if sample in late else Future()
+    for sample in range(2):
+        collector.add(rollout(sample))
+        desk.asked[sample, 0].set_result(verdict(7.0, own="it raised"))
+    assert collector.settle() == []
+    desk.whole[0][1].set_result((verdict(0.0), verdict(1.0)))
+    (group,) = collector.settle()
+    assert [t.reward for t in group.trajectories] == [0.0, 1.0] and collector.unjudged == ()
+    for sample in late:
+        desk.asked[sample, 0].hear(desk.asked[sample, 0])
+    assert collector.settle() == [] and len(notes) == 1
 
 
 @pytest.mark.parametrize("judged", [False, True])

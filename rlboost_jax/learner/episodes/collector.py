@@ -161,8 +161,11 @@ class StepCollector:
                 continue  # a part of it was rejected meanwhile
             del self._groups_asked[prompt]
             for sample, verdict in zip(self._samples(prompt), answer.result(), strict=True):
+                alone = self._alone[sample].result()
+                if self._asked.pop(sample, None) is not None:  # given, and not yet put down
+                    self._tell(sample, alone)
                 self._tell(sample, verdict)
-                self._judge(sample, of_member(verdict, self._alone[sample].result()))
+                self._judge(sample, of_member(verdict, alone))
             finished += self._group_if_finished(prompt)
         return finished
 
