@@ -8,8 +8,8 @@ Source: the on-wire protocol of NTP, RFC 5905 section 8, with the server's two s
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,13 +18,28 @@ from rlboost_jax.messages import Span
 REMEMBERED: Final = 64  # answers: 20 s of lease renewals, in which clocks drift by 2 ms at most
 
 
+class Reading(NamedTuple):
+    """What one answer says, in seconds; of two, the smaller is the better."""
+
+    error: float  # by which `ahead` may be wrong
+    ahead: float  # to be added to our clock for the other's
+
+    def contradicts(self, other: "Reading") -> bool:
+        """Whether no clock agrees with both."""
+        return abs(self.ahead - other.ahead) > self.error + other.error
+
+
+UNKNOWN: Final = Reading(0.0, 0.0)
+
+
 class Clock:
     """The quickest of the newest answers counts. Answers come in the order of the questions."""
 
     def __init__(self) -> None:
         self._asked: deque[float] = deque()
-        self._answers: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # error, ahead
-        self._best = (0.0, 0.0)  # of these; read by other threads
+        self._answers: deque[Reading] = deque(maxlen=REMEMBERED)
+        self._best = UNKNOWN  # of these; read by other threads
+        self._used = UNKNOWN  # for the spans that were moved
 
     def asked(self, now: float) -> None:
         """A question leaves."""
@@ -34,7 +49,7 @@ class Clock:
         """An answer is here; one that nobody asked for says nothing."""
         if self._asked:
             sent = self._asked.popleft()
-            self._answers.append(((now - sent) / 2, stamp - (sent + now) / 2))
+            self._answers.append(Reading((now - sent) / 2, stamp - (sent + now) / 2))
             self._best = min(self._answers)
 
     def restart(self) -> None:
@@ -46,18 +61,15 @@ class Clock:
         self._asked.clear()
         self._answers.clear()
 
-    @property
-    def ahead(self) -> float:
-        """Seconds to add to our clock for the other's; 0 before the first answer of all."""
-        return self._best[1]
+    def moved(self, spans: Iterable[Span]) -> tuple[tuple[Span, ...], float]:
+        """Spans of our clock on the other's, and the seconds by which they may be off there.
 
-    @property
-    def error(self) -> float:
-        """Seconds by which `ahead` may be wrong; 0 before the first answer of all."""
-        return self._best[0]
-
-    def moved(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Spans of our clock on the other's."""
-        ahead = self.ahead
-        for span in spans:
-            yield msgspec.structs.replace(span, start=span.start + ahead)
+        All are moved by the same until that cannot be right: by a better one, later spans would
+        begin before earlier ones end. Before the first answer of all, they stay where they are.
+        """
+        best = self._best
+        if self._used == UNKNOWN or self._used.contradicts(best):
+            self._used = best
+        ahead = self._used.ahead
+        moved = (msgspec.structs.replace(span, start=span.start + ahead) for span in spans)
+        return tuple(moved), abs(ahead - best.ahead) + best.error

@@ -71,6 +71,7 @@ class StepProfile(Closing):
         self._unwritten = False
         own, dropped = self.spans.take()
         spans, doubts = read_spans(spans_path(self._workdir, self._step))
+        moved, error = self.clock.moved(own)
         spans += [
             PlacedSpan(
                 process="trainer",
@@ -80,9 +81,9 @@ class StepProfile(Closing):
                 seconds=span.seconds,
                 args=span.args,
             )
-            for span in self.clock.moved(own)
+            for span in moved
         ]
-        doubts["trainer"] = Doubtful(clock_error=self.clock.error, dropped=dropped)
+        doubts["trainer"] = Doubtful(clock_error=error, dropped=dropped)
         path = trace_path(self._workdir, self._step)
         try:
             write_trace(path, spans, doubts, step=self._step)

@@ -211,13 +211,9 @@ class Stream:
             return
         spans, dropped = self._spans.take()
         for first in range(0, len(spans), MAX_SPANS):
-            self.say(
-                Spans(
-                    spans=tuple(self._clock.moved(spans[first : first + MAX_SPANS])),
-                    clock_error=self._clock.error,
-                    dropped=dropped if first == 0 else 0,
-                )
-            )
+            moved, error = self._clock.moved(spans[first : first + MAX_SPANS])
+            dropped = dropped if first == 0 else 0
+            self.say(Spans(spans=moved, clock_error=error, dropped=dropped))
 
     def _say_lines(self) -> None:
         """What was printed since the last time; much at once is said a part at a time."""
