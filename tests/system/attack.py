@@ -165,7 +165,7 @@ class Attack:
         assert process is not None
         deadline = time.monotonic() + patience_seconds
         wave = time.monotonic()
-        while process.poll() is None:
+        while process.lives:
             assert time.monotonic() < deadline, f"not over in {patience_seconds} s"
             if self._run.metrics():  # before the first there is nothing to hurt
                 for outpost in self._outposts:
