@@ -133,7 +133,8 @@ def test_two_processes_with_a_lag_go_on_with_the_same_bits_when_killed(two, lag)
     cut.leader.wait_until(lambda: len(cut.leader.metrics()) > lag, "rows")
     cut.leader.kill()
     cut.follower.end()
-    assert cut.follower.process.returncode == 1
+    # By our watch, or by JAX, whose coordinator is gone: whichever misses process 0 first.
+    assert cut.follower.process.returncode in (1, -signal.SIGABRT)
     shutil.rmtree(cut.leader.workdir / "snapshots")
     assert two("cut", *settings).finish().leader.digests() == whole.digests()
 
