@@ -212,8 +212,8 @@ class Stream:
         spans, dropped = self._spans.take()
         for first in range(0, len(spans), MAX_SPANS):
             moved, error = self._clock.moved(spans[first : first + MAX_SPANS])
-            dropped = dropped if first == 0 else 0
             self.say(Spans(spans=moved, clock_error=error, dropped=dropped))
+            dropped = 0  # it is said
 
     def _say_lines(self) -> None:
         """What was printed since the last time; much at once is said a part at a time."""

@@ -3,7 +3,16 @@
 import asyncio
 import time
 
-from rlboost_jax.messages import Announce, Generate, Renew, Renewed, Spans, TokenBatch, Welcome
+from rlboost_jax.messages import (
+    MAX_SPANS,
+    Announce,
+    Generate,
+    Renew,
+    Renewed,
+    Spans,
+    TokenBatch,
+    Welcome,
+)
 from rlboost_jax.observe.spans import Recorder
 from tests.patience import PATIENCE_SECONDS
 
@@ -19,7 +28,7 @@ class Manager:
     """The end of a stream that answers renewals and keeps what it hears of spans."""
 
     def __init__(self, stream):
-        self.stream, self.spans, self.error = stream, [], 0.0
+        self.stream, self.spans, self.error, self.dropped = stream, [], 0.0, []
 
     async def heard(self):
         """The next message that is neither a renewal nor spans."""
@@ -35,6 +44,7 @@ class Manager:
         if isinstance(message, Spans):
             self.spans += message.spans
             self.error = max(self.error, message.clock_error)
+            self.dropped.append(message.dropped)
         return message
 
     def named(self, name):
@@ -79,6 +89,24 @@ def test_a_dispatch_lies_between_the_work_and_its_tokens_on_the_managers_clock(f
             assert sent - error <= first.start <= first.start + first.seconds <= received + error
 
     asyncio.run(scenario())
+
+
+def test_many_spans_go_in_several_messages_and_those_there_was_no_room_for_are_told_once(fakes):
+    spans = Recorder(7, limit=2 * MAX_SPANS + 1)
+    for number in range(2 * MAX_SPANS + 4):
+        spans.add("dispatch", "engine", number, number + 1.0)
+
+    async def scenario():
+        async with serving(fakes, fakes.Weights(), spans) as (manager, _, _):
+            server = await welcomed(manager)
+            while len(server.spans) < 2 * MAX_SPANS + 1:
+                await server.next()
+            return server
+
+    server = asyncio.run(scenario())
+    assert server.dropped == [3, 0, 0]
+    first, *others = server.spans
+    assert [s.start for s in others] == [first.start + n for n in range(1, 2 * MAX_SPANS + 1)]
 
 
 def test_other_steps_and_the_trainers_own_engine_say_nothing(fakes):
