@@ -117,7 +117,7 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
     def sampled(logits: Any, number: Any, position: Any, real: Any) -> Any:
         noise = uniforms(noise_keys(number, number, number), position)
         temperature, top_p, top_k = real, real, position
-        truncated = run.sampling.truncated
+        truncated = run.truncated_sampling
         return tokens_from_noise(logits, noise, temperature, top_p, top_k, truncated=truncated)
 
     yield program(

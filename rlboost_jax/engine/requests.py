@@ -71,8 +71,8 @@ def _check_sampling(name: str, request: GenerateRequest, limits: Limits) -> None
         _reject(
             name,
             f"has top_p {sampling.top_p} and top_k {sampling.top_k}, but the engine was built "
-            "with truncated_sampling off; set sampling.top_p and sampling.top_k in the "
-            "configuration",
+            "with truncated_sampling off; set sampling.top_p and sampling.top_k, or those of "
+            "evaluation, in the configuration",
         )
     if sampling.turn_tokens < 0:
         _reject(name, f"has turn_tokens {sampling.turn_tokens}; it must be 0 (no limit) or more")

@@ -39,7 +39,7 @@ def engine_of(
             run.model,
             run.engine,
             slot_tokens=run.slot_tokens,
-            truncated_sampling=run.sampling.truncated,
+            truncated_sampling=run.truncated_sampling,
             param_dtype=run.weights.rollout_dtype,
             taken_bytes=taken_bytes,
             devices=devices,

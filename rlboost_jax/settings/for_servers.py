@@ -81,7 +81,9 @@ def for_servers(run: RunConfig) -> RunConfig:
         algorithm=replace(run.algorithm, turn_advantages="episode", turn_discount=1.0),
         environment=EnvironmentConfig(max_given_tokens=run.environment.max_given_tokens),
         warmup=WarmupConfig(max_updates=0),
-        evaluation=EvaluationConfig(every_steps=0),
+        evaluation=EvaluationConfig(
+            every_steps=0, top_p=run.evaluation.top_p, top_k=run.evaluation.top_k
+        ),
         checkpoint=CheckpointConfig(),
         manager=ManagerConfig(),
         observe=ObserveConfig(

@@ -65,6 +65,11 @@ class RunConfig:
         return self.num_steps * self.algorithm.updates_per_batch
 
     @property
+    def truncated_sampling(self) -> bool:
+        """Whether engines must be able to sample from a part of the softmax."""
+        return self.sampling.truncated or self.evaluation.truncated
+
+    @property
     def slot_tokens(self) -> int:
         """Longest prompt plus response that a slot holds, with what environments say in between."""
         return (

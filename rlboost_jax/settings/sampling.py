@@ -35,4 +35,19 @@ class EvaluationConfig:
     )
     samples: int = setting(1, "responses to each prompt: the k of mean@k and pass@k", at_least=1)
     temperature: float = setting(0.0, "divides the logits; 0: greedy", at_least=0)
+    # Engines are built for it, and steps that are done again would not find those of before.
+    top_p: float = setting(
+        1.0,
+        "share of the probability that is kept; 1: all",
+        note="Of evaluation alone: sampling.top_p cuts what is trained on. Nothing to a greedy one.",
+        above=0,
+        at_most=1,
+        may_change="never",
+    )
+    top_k: int = setting(0, "tokens that are kept; 0: all", at_least=0, may_change="never")
     keep_best: bool = setting(False, "the checkpoint with the highest accuracy is never deleted")
+
+    @property
+    def truncated(self) -> bool:
+        """As `SamplingConfig.truncated`."""
+        return self.top_p < 1 or self.top_k > 0

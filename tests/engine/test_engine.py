@@ -86,6 +86,31 @@ def test_mixed_requests_keep_their_own_settings(
     }
 
 
+def test_what_is_measured_with_a_cut_changes_no_bit_of_what_is_trained_on(
+    build_engine: Build, request_of: Requests, drain: Drain, oracle: Any
+) -> None:
+    """Held-out responses with a top-p and a top-k of their own, in the batch of a step's."""
+    trained = [request_of(i, prompt, group=i) for i, prompt in enumerate(PROMPTS)]
+    cuts = ({"top_p": 0.7}, {"top_k": 2}, {"top_p": 0.9, "top_k": 5}, {"top_k": 1}, {"top_p": 1e-6})
+    measured = [
+        request_of(10 + i, PROMPTS[i % 4], group=i, temperature=1.2, **cut)
+        for i, cut in enumerate(cuts)
+    ]
+    plain = build_engine()
+    plain.submit(trained)
+    alone = drain(plain)
+    engine = build_engine(truncated_sampling=True)
+    engine.submit([*trained, *measured])
+    together = drain(engine)
+    assert {request.request_id: together[request.request_id] for request in trained} == alone
+    for request in measured:
+        tokens, bits = together[request.request_id]
+        expected_tokens, expected_logprobs = oracle.rollout(request)
+        assert tokens == expected_tokens
+        logprobs = np.array(bits, np.int32).view(np.float32)
+        np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-5)
+
+
 def test_nothing_is_compiled_after_warm_up(
     model: ModelConfig,
     engine_config: EngineConfig,

@@ -9,10 +9,13 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task, get_task
+from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
 from rlboost_jax.learner.episodes.collector import WrongVersion
 from rlboost_jax.learner.evaluation.measurement import Measurement
 from rlboost_jax.rewards.verdict import at_once
+from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.sequences.identities import Work, sample_number
+from rlboost_jax.settings.for_servers import for_servers
 
 
 @pytest.fixture
@@ -58,6 +61,49 @@ def test_one_greedy_response_to_each(config, task):
     assert asked == [prompt.tokens.tolist() for prompt in task.heldout(seed=0, count=5)]
     assert [prompt.prompt for prompt in extension.prompts] == list(range(5))
     assert {prompt.purpose for prompt in extension.prompts} == {"evaluate"}
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.9, 0), (1.0, 20), (0.5, 3), (1.0, 1), (1e-6, 0)])
+def test_what_is_measured_is_cut_by_its_own_settings(config, task, top_p, top_k):
+    """Wherever its tokens are sampled, an engine is built for it; training's settings are others."""
+    settings = replace(config.evaluation, temperature=0.7, top_p=top_p, top_k=top_k)
+    run = replace(config, evaluation=settings)
+    measurement = Measurement(
+        task, task.heldout(seed=0, count=1), settings, step=3, max_tokens=24, group_size=8
+    )
+    (extension,) = measurement.extensions()
+    assert extension.sampling == measurement.sampling
+    assert (measurement.sampling.top_p, measurement.sampling.top_k) == (top_p, top_k)
+    assert not run.sampling.truncated and run.truncated_sampling
+    assert for_servers(run).truncated_sampling
+    request = m.GenerateRequest(
+        work=Work(seed=0, batch=3, purpose="evaluate", prompt=0, sample=0),
+        request_id=1,
+        version=3,
+        prompt_tokens=m.pack_tokens([1, 2]),
+        response_tokens=b"",
+        sampling=measurement.sampling,
+    )
+    check_request(request, limits_of(for_servers(run)), version=3)
+    with pytest.raises(RequestRejected, match="or those of evaluation"):
+        check_request(request, limits_of(for_servers(config)), version=3)
+
+
+def limits_of(run) -> Limits:
+    """Of the engine that a server makes for a run."""
+    made: list[dict[str, object]] = []
+
+    def build(*_, **options):
+        made.append(options)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        engine_of(run, build=build)
+    return Limits(
+        vocab_size=run.model.vocab_size,
+        slot_tokens=run.slot_tokens,
+        truncated_sampling=made[0]["truncated_sampling"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ def rate(run: RunConfig) -> float:
         ("learner.guard_kl", "from its step"),
         ("num_steps", "from its step"),
         ("evaluation.every_steps", "from its step"),
+        ("evaluation.top_p", "never"),
+        ("evaluation.top_k", "never"),
         ("fleet.price_per_hour", "at once"),
         ("fleet.chaos.kills_per_minute", "at once"),
         ("observe.wandb.name", "at once"),

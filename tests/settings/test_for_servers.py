@@ -51,6 +51,7 @@ def test_what_is_sent_is_that_and_names_no_setting_that_is_blank(module: object)
     sent = json.loads(json.dumps(sent_to_servers(run)))
     assert run_config_from_dict(sent) == for_servers(run)
     assert sent["manager"] == {} and sent["checkpoint"] == {}
+    assert sent["evaluation"] == {"every_steps": 0}
     assert sent.get("environment") != {}, "a section that servers of before do not know"
     assert sent["fleet"]["provider"] == "none", "nor all providers"
     assert sent["fleet"].keys() <= {

@@ -81,8 +81,8 @@ class Measurement:
         self.version = step if version is None else version
         self.sampling = messages.Sampling(
             temperature=config.temperature,
-            top_p=1.0,
-            top_k=0,
+            top_p=config.top_p,
+            top_k=config.top_k,
             max_tokens=max_tokens,
             turn_tokens=turn_tokens,
             stop_ids=tuple(exercises.stop_ids),

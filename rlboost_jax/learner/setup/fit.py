@@ -69,7 +69,7 @@ def needs(run: RunConfig) -> Needs:
         run.engine,
         slot_tokens=run.slot_tokens,
         param_dtype=run.weights.rollout_dtype,
-        truncated_sampling=run.sampling.truncated,
+        truncated_sampling=run.truncated_sampling,
         sampled_rows=make_layout(run.engine, run.slot_tokens, any_rows=False).sampled_rows,
         products="xla",
         platform="gpu",

@@ -158,12 +158,13 @@ def _task(config: RunConfig) -> Iterator[str]:
 
 
 def _sampling(config: RunConfig) -> Iterator[str]:
-    sampling = config.sampling
-    if sampling.top_k > config.model.vocab_size:
-        yield (
-            f"sampling.top_k is {sampling.top_k}; choose 0 (keeps all) to model.vocab_size "
-            f"({config.model.vocab_size})"
-        )
+    for section in ("sampling", "evaluation"):
+        top_k = getattr(config, section).top_k
+        if top_k > config.model.vocab_size:
+            yield (
+                f"{section}.top_k is {top_k}; choose 0 (keeps all) to model.vocab_size "
+                f"({config.model.vocab_size})"
+            )
 
 
 def _responses(config: RunConfig) -> Iterator[str]:
