@@ -1,6 +1,7 @@
 """Exercises that are read: a data set's questions, judged by the run's reward functions."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, SupportsIndex
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.data.exercises import AskGroup, Prompt, Tokens, Verdicts
+from rlboost_jax.data.id_range import about_ids, ids_without_row
 from rlboost_jax.data.questions import (
     ANSWER,
     Question,
@@ -58,7 +60,11 @@ class Dataset:
         self._data = data
         self.tokenizer = open_tokenizer(data)
         self.stop_ids = self.tokenizer.stop_ids
-        _check_tokenizer(run, data.tokenizer, self.tokenizer)
+        rows = run.model.vocab_size
+        without_row = ids_without_row(
+            data.tokenizer, self.tokenizer.vocab_size, self.stop_ids, run.model
+        )
+        _check_stops(data.tokenizer, self.stop_ids)
         check_belongs(self.tokenizer, data, run.model.source)
         limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
 
@@ -67,7 +73,10 @@ class Dataset:
             return rows_of(source, data.format, subset=subset, split=split, columns=columns)
 
         self._rows = opened(data.source, subset=data.subset, split=data.split)
-        selection = select(self._rows, data, self.tokenizer, max_prompt_tokens=limit)
+        selected = functools.partial(
+            select, data=data, tokenizer=self.tokenizer, max_prompt_tokens=limit, vocab_size=rows
+        )
+        selection = selected(self._rows)
         own_place = bool(data.heldout_source or data.heldout_split)
         if own_place:
             with _naming_heldout(data):
@@ -76,7 +85,7 @@ class Dataset:
                     subset=data.heldout_subset if data.heldout_source else data.subset,
                     split=data.heldout_split,
                 )
-                aside = select(self._heldout_rows, data, self.tokenizer, max_prompt_tokens=limit)
+                aside = selected(self._heldout_rows)
             heldout = by_hash(aside.usable)
             train, overlap = without(selection.usable, heldout)
             if overlap:
@@ -98,6 +107,7 @@ class Dataset:
             "heldout_left_out": _left_out(aside),
             "prompt_tokens_max": max((e.num_tokens for e in (*train, *heldout)), default=0),
             "stop_ids": list(self.stop_ids),
+            "notes": [about_ids(data.tokenizer, rows + without_row, rows)] if without_row else [],
             "digest": selection_digest(train, heldout),
         }
         self._functions = bool(functions)
@@ -190,21 +200,11 @@ def _left_out(selection: Selection) -> dict[str, dict[str, Any]]:
     }
 
 
-def _check_tokenizer(run: RunConfig, name: str, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError where the model or an engine has no room for its ids."""
-    if tokenizer.vocab_size > run.model.vocab_size:
+def _check_stops(name: str, stop_ids: Sequence[int]) -> None:
+    """Raise ConfigError where an engine has no room for them."""
+    if len(stop_ids) > MAX_STOP_IDS:
         raise ConfigError(
-            f"model.vocab_size is {run.model.vocab_size}, the tokenizer {name!r} has "
-            f"{tokenizer.vocab_size} tokens; raise model.vocab_size"
-        )
-    if tokenizer.stop_ids[-1] >= run.model.vocab_size:
-        raise ConfigError(
-            f"the end token {tokenizer.stop_ids[-1]} of {name!r} is not below "
-            f"model.vocab_size ({run.model.vocab_size}); raise it"
-        )
-    if len(tokenizer.stop_ids) > MAX_STOP_IDS:
-        raise ConfigError(
-            f"{name!r} and data.stop_ids have {len(tokenizer.stop_ids)} ids that end a response, "
+            f"{name!r} and data.stop_ids have {len(stop_ids)} ids that end a response, "
             f"and {MAX_STOP_IDS} are possible; name fewer"
         )
 

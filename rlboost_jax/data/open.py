@@ -69,3 +69,4 @@ def record_lines(record: Mapping[str, Any]) -> Iterator[str]:
             first = f" (first: {left_out['first']})" if left_out["first"] else ""
             count = left_out["rows"]
             yield f"  {count:,} row{'s' * (count != 1)}{place} left out, {reason}{first}"
+    yield from (f"  {note}" for note in record["notes"])

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.data.id_range import outside_row
 from rlboost_jax.data.questions import (
     identity,
     kept,
@@ -64,9 +65,17 @@ class Selection:
 
 
 def select(
-    rows: Rows, data: DataConfig, tokenizer: Tokenizer, *, max_prompt_tokens: int
+    rows: Rows,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    *,
+    max_prompt_tokens: int,
+    vocab_size: int,
 ) -> Selection:
     """All rows that can be asked about.
+
+    Args:
+        vocab_size: the model has rows for the ids below it.
 
     Raises:
         ConfigError: a bad row, where `data.bad_rows` is "error".
@@ -100,6 +109,9 @@ def select(
         for (index, key, columns), ids in zip(keys, encoded, strict=True):
             if not ids:
                 skip(index, BAD, "empty prompt")
+            elif (outside := outside_row(ids, vocab_size)) is not None:
+                token = f"token {outside} ({tokenizer.text([outside])!r})"
+                skip(index, BAD, f"{token} has no row in the model: ids are below {vocab_size}")
             elif len(ids) > max_prompt_tokens:
                 skip(index, TOO_LONG, f"{len(ids)} tokens, {max_prompt_tokens} allowed")
             else:

@@ -190,7 +190,8 @@ class HuggingFaceTokenizer:
             raise ConfigError(
                 f"data.tokenizer {data.tokenizer!r} cannot be loaded: {line}"
             ) from None
-        self.vocab_size = len(self._tokenizer)
+        added = self._tokenizer.added_tokens_decoder  # they may lie behind a gap
+        self.vocab_size = max(len(self._tokenizer), max(added, default=-1) + 1)
         found = {*data.stop_ids, *_generation_stops(folder)}
         if self._tokenizer.eos_token_id is not None:
             found.add(int(self._tokenizer.eos_token_id))

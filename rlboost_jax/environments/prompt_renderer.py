@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlboost_jax.chat.conversation import Conversation, Given, answers, described
 from rlboost_jax.chat.opening import conversation_of
 from rlboost_jax.data import vocabulary
+from rlboost_jax.data.id_range import about_ids, ids_without_row
 from rlboost_jax.data.tokenizers import ChatRefused, open_tokenizer
 from rlboost_jax.environments.frames import ToolSpec
 from rlboost_jax.environments.observations import is_empty
@@ -162,7 +163,8 @@ class ChatRenderer:
         if isinstance(observation, np.ndarray):
             return _within(observation, self._vocab_size)
         try:
-            return self._conversation.first(messages_of(observation), described_tools(tools))
+            first = self._conversation.first(messages_of(observation), described_tools(tools))
+            return _within(first, self._vocab_size)
         except ChatRefused as error:
             raise UnencodableObservation(
                 f"the chat template refuses the first observation: {error}"
@@ -205,10 +207,11 @@ class ChatRenderer:
                 f"the chat template refuses what follows: {error}"
             ) from None
         if isinstance(following, Given):
-            return Continued(given=following.tokens, prompt=NOTHING, messages=said)
+            given = _within(following.tokens, self._vocab_size)
+            return Continued(given=given, prompt=NOTHING, messages=said)
         return Continued(
             given=NOTHING,
-            prompt=following.prompt,
+            prompt=_within(following.prompt, self._vocab_size),
             messages=said,
             retokenised=following.retokenised,
         )
@@ -239,12 +242,10 @@ def renderer_of(run: RunConfig, tools: Sequence[ToolSpec]) -> PromptRenderer:
         unstable=environment.unstable_template,
         options=environment.template_options,
     )
-    if conversation.vocab_size > run.model.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size is {run.model.vocab_size}; a conversation with the tokenizer "
-            f"{data.tokenizer!r} has {conversation.vocab_size} tokens; raise model.vocab_size"
-        )
-    return ChatRenderer(conversation, tokenizer.text, run.model.vocab_size)
+    num_ids, rows = conversation.vocab_size, run.model.vocab_size
+    if ids_without_row(data.tokenizer, num_ids, conversation.stop_ids, run.model):
+        conversation.notes += (about_ids(data.tokenizer, num_ids, rows),)
+    return ChatRenderer(conversation, tokenizer.text, rows)
 
 
 def messages_of(observation: Observation) -> tuple[Message, ...]:
