@@ -42,11 +42,14 @@ def _opened(join: dict[str, str]) -> ssl.SSLContext:
 def main() -> None:
     manager = os.environ["RLBOOST_MANAGER"]
     join = json.loads(base64.b64decode(os.environ["RLBOOST_JOIN"]))
-    tls, headers = _opened(join), {"Authorization": f"Bearer {join['token']}"}
+    headers = {"Authorization": f"Bearer {join['token']}"}
+    https = urllib.request.HTTPSHandler(context=_opened(join))
+    # The run's own addresses: no proxy of the environment leads there.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
 
     def get(address: str, path: str) -> tuple[bytes, str]:
         request = urllib.request.Request(f"https://{address}{path}", headers=headers)
-        with urllib.request.urlopen(request, timeout=60, context=tls) as answer:
+        with direct.open(request, timeout=60) as answer:
             return answer.read(), answer.headers.get("Rlboost-Files-Port", "")
 
     port = get(manager, "/config")[1]

@@ -16,6 +16,7 @@ No secret is ever shown: not in a message, not in a `repr`, not on a command lin
 """
 
 import base64
+import hmac
 import json
 import os
 import ssl
@@ -136,6 +137,21 @@ def packed(folder: Path) -> str:
     """
     files = {name: (folder / name).read_text(encoding="ascii") for name in JOIN_FILES}
     return base64.b64encode(json.dumps(files).encode()).decode()
+
+
+def bearer_of(headers: Mapping[str, str]) -> str:
+    """Return the token of a request's `Authorization` header; "" if it shows no bearer token.
+
+    Source: RFC 9110, section 11.1 (a scheme's case does not matter) and 11.4 (spaces after it).
+    """
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    return token.strip(" ") if scheme.lower() == "bearer" else ""
+
+
+def bears(headers: Mapping[str, str], token: str) -> bool:
+    """Whether a request shows this token, which is not ""; takes the same time for any guess."""
+    given = bearer_of(headers).encode("utf-8", "surrogateescape")
+    return bool(token) and hmac.compare_digest(given, token.encode())
 
 
 def explain(error: BaseException) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlboost_jax.environments.results import BadResult
+
 _SHOWN: Final = 500  # characters of an exception
 
 
@@ -21,9 +23,14 @@ class CallFailed(RuntimeError):
     """A call raised, or took too long; the message says which."""
 
 
+class ResultUnusable(CallFailed):
+    """A tool was carried out and returned what nobody can read."""
+
+
 @dataclass(frozen=True)
 class _Raised:
     text: str
+    failure: type[CallFailed] = CallFailed
 
 
 class OwnThread:
@@ -61,7 +68,7 @@ class OwnThread:
             try:
                 result = function(*arguments)
             except BaseException as error:  # also an exit: it is the caller's to judge
-                result = _Raised(described(error))
+                result = _raised(error)
             with contextlib.suppress(RuntimeError):  # the loop is over
                 loop.call_soon_threadsafe(self._settle, future, result)
 
@@ -81,7 +88,7 @@ async def called(
         thread: in which it is called; what it returns to be awaited is awaited in the loop.
 
     Raises:
-        CallFailed
+        CallFailed: ResultUnusable where it was `BadResult` that it raised.
     """
 
     async def result() -> Any:
@@ -99,7 +106,7 @@ async def called(
         raise CallFailed("CancelledError")
     value = task.result()
     if isinstance(value, _Raised):
-        raise CallFailed(value.text)
+        raise value.failure(value.text)
     return value
 
 
@@ -109,7 +116,12 @@ async def _guarded(awaitable: Awaitable[Any]) -> Any:
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # an exit would end the loop
-        return _Raised(described(error))
+        return _raised(error)
+
+
+def _raised(error: BaseException) -> _Raised:
+    failure = ResultUnusable if isinstance(error, BadResult) else CallFailed
+    return _Raised(described(error), failure)
 
 
 def described(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from rlboost_jax.environments import frames
+from rlboost_jax.host.proxies import direct_on_loopback
 from rlboost_jax.rewards.frames import FrameTooLong, frame
 from rlboost_jax.settings.errors import ConfigError
 
@@ -102,6 +103,7 @@ class Process:
                     "OMP_NUM_THREADS": "1",
                     "MALLOC_ARENA_MAX": "2",  # else each of hundreds of threads may have its own
                     **os.environ,
+                    **direct_on_loopback(os.environ),  # tools may be servers on this host
                     "PYTHONHASHSEED": "0",  # sets are in the same order in every worker
                     "JAX_PLATFORMS": "cpu",  # the accelerator is the trainer's
                 },

@@ -8,7 +8,6 @@ here, and what ends the connection ends it: its episodes are made again elsewher
 import asyncio
 import contextlib
 import datetime
-import hmac
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
-from rlboost_jax.credentials import COPY_AGAIN, ENVIRONMENT
+from rlboost_jax.credentials import COPY_AGAIN, ENVIRONMENT, bears
 from rlboost_jax.environments import frames
 from rlboost_jax.environments.live import LineLike
 from rlboost_jax.environments.observations import BadObservation, checked_observation
@@ -191,8 +190,7 @@ class Listener:
     def _guard(self, gate: Gate):  # type: ignore[no-untyped-def]
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            if not bears(request.headers, self._token):
                 raise web.HTTPUnauthorized(text=f"wrong token; {COPY_AGAIN}\n")
             if certified_role(request) != ENVIRONMENT:
                 raise web.HTTPForbidden(text="this token belongs to another certificate\n")

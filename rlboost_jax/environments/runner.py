@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from rlboost_jax.environments.factories import Make
-from rlboost_jax.environments.foreign import CallFailed, OwnThread, called
+from rlboost_jax.environments.foreign import CallFailed, OwnThread, ResultUnusable, called
 from rlboost_jax.environments.observations import (
     BadObservation,
     checked_observation,
@@ -31,6 +31,7 @@ from rlboost_jax.environments.protocol import (
     ToolResult,
     Turn,
 )
+from rlboost_jax.environments.results import BadResult, text_of
 from rlboost_jax.settings.errors import suggestion
 
 MOST_RESULT: Final = 2**20  # characters of a call's result, which no context has room for
@@ -214,12 +215,14 @@ class EpisodeRunner:
             content = await called(
                 tool.run, call.arguments, call.key, seconds=tool.time_limit_seconds, thread=thread
             )
+            text = _read(content, tool)
+        except ResultUnusable as error:
+            raise EnvironmentFailed(str(error)) from None
         except CallFailed as error:
             self._note_late(thread)
             return ToolResult(call=call, content=str(error), failed=True)
         finally:
             thread.end()
-        text = content if isinstance(content, str) else repr(content)
         if len(text) > MOST_RESULT:
             why = f"the result has {len(text)} characters; at most {MOST_RESULT} can be read"
             return ToolResult(call=call, content=why, failed=True)
@@ -243,8 +246,16 @@ class EpisodeRunner:
             raise OutcomeUnknown(f"{place}: its outcome cannot be asked for: {error}") from None
         finally:
             thread.end()
-        return None if found is None else str(found)
+        return None if found is None else _read(found, tool)
 
     def _note_late(self, thread: OwnThread) -> None:
         if thread.busy:
             self._late.append(thread)
+
+
+def _read(result: Any, tool: Tool) -> str:
+    """What the policy reads of a result. Raises EnvironmentFailed."""
+    try:
+        return text_of(result, tool.name)
+    except BadResult as error:
+        raise EnvironmentFailed(str(error)) from None

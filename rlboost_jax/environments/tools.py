@@ -17,6 +17,7 @@ from typing import Any, Final, overload
 import msgspec
 
 from rlboost_jax.environments.protocol import Tool
+from rlboost_jax.environments.results import text_of
 from rlboost_jax.settings.errors import suggestion
 
 KEY: Final = "key"  # the parameter that gets the call's name
@@ -60,7 +61,8 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """A tool out of a function, plain or `async def`; also as a decorator.
 
-    What the function returns and is no text goes as JSON. See `Tool` for the arguments.
+    What the function returns and is no text goes as JSON (`results.py`). See `Tool` for the
+    arguments.
 
     Raises:
         BadTool: it has arguments without a name, or of types that no JSON stands for.
@@ -76,7 +78,9 @@ def tool(
             if takes_key:
                 given[KEY] = key
             result = function(**given)
-            return _awaited(result) if inspect.isawaitable(result) else _text(result)
+            if inspect.isawaitable(result):
+                return _awaited(result, called)
+            return text_of(result, called)
 
         return Tool(
             name=called,
@@ -147,11 +151,5 @@ def _checked(arguments: Mapping[str, Any], wanted: type[msgspec.Struct]) -> dict
     return {name: getattr(record, name) for name in names}
 
 
-async def _awaited(result: Awaitable[Any]) -> str:
-    return _text(await result)
-
-
-def _text(result: Any) -> str:
-    if isinstance(result, str):
-        return result
-    return msgspec.json.encode(result, enc_hook=str).decode()
+async def _awaited(result: Awaitable[Any], called: str) -> str:
+    return text_of(await result, called)

@@ -13,7 +13,6 @@ session that the header X-Session-ID names, or is a session by itself.
 """
 
 import asyncio
-import hmac
 import logging
 import re
 import time
@@ -23,6 +22,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from rlboost_jax.credentials import bearer_of, bears
 from rlboost_jax.gateway.answers import ChatAnswer, encoded, generated, models
 from rlboost_jax.gateway.calls import Call, chat_call, decode, reward_of, token_call
 from rlboost_jax.gateway.errors import ApiError, invalid, unauthorized
@@ -85,7 +85,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 def _guard(gateway: "_Gateway", admit: Callable[[Any], None]) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if gateway.session_of(request) is None and not gateway.is_own(_bearer(request)):
+        if gateway.session_of(request) is None and not gateway.owns(request):
             raise unauthorized()
         admit(request.protocol)
         return await handler(request)
@@ -100,14 +100,13 @@ class _Gateway:
         self.sessions, self._token = sessions, token
         self._created = int(time.time())
 
-    def is_own(self, bearer: str) -> bool:
-        if self._token is None:
-            return False
-        return hmac.compare_digest(bearer.encode("utf-8", "surrogateescape"), self._token.encode())
+    def owns(self, request: web.Request) -> bool:
+        """Whether the request shows the gateway's own token."""
+        return self._token is not None and bears(request.headers, self._token)
 
     def session_of(self, request: web.Request) -> OpenSession | None:
         """That the request's token opens."""
-        return self.sessions.of_token(_bearer(request))
+        return self.sessions.of_token(bearer_of(request.headers))
 
     async def models(self, request: web.Request) -> web.Response:
         return _json(models(self.sessions.backend.model, self._created))
@@ -214,12 +213,6 @@ class _Gateway:
                 f"the model {name!r} does not exist; this gateway serves {model.name!r}",
                 param="model",
             )
-
-
-def _bearer(request: web.Request) -> str:
-    """The token that is shown; "" opens nothing."""
-    given = request.headers.get("Authorization", "")
-    return given.removeprefix("Bearer ") if given.startswith("Bearer ") else ""
 
 
 async def _body(request: web.Request) -> bytes:

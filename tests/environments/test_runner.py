@@ -273,3 +273,26 @@ def test_an_environment_may_read_its_calls_from_the_tokens_itself() -> None:
     assert done.turn.results[1] == ToolResult(
         call=ToolCall(name="say", arguments={"number": 6}, key="t0.1"), content="-6"
     )
+
+
+@pytest.mark.parametrize("handmade", [False, True])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_result_that_nobody_can_read_is_the_environments_failure(
+    handmade: bool, later: bool
+) -> None:
+    """It is no observation: the policy did nothing wrong."""
+
+    def now(arguments: Any = None, key: str = "") -> Any:
+        return object()
+
+    async def soon(arguments: Any = None, key: str = "") -> Any:
+        return object()
+
+    run = soon if later else now
+    made = (
+        Tool(name="odd", description="", parameters={}, run=run)
+        if handmade
+        else tool(name="odd")(run)
+    )
+    with pytest.raises(EnvironmentFailed, match=r"tool 'odd' returned object: no JSON stands for"):
+        stepped(Room({"odd": made}), call("odd"))

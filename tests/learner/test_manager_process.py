@@ -78,7 +78,11 @@ class Counted(ManagerProcess):
         return found
 
 
-def test_one_manager_for_all_who_ask(workdir: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])
+def test_one_manager_for_all_who_ask(
+    workdir: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "http://127.0.0.1:9")  # leads nowhere, and is for other addresses
     process = Counted(workdir, "run", answer_seconds=PATIENCE_SECONDS)
     request.addfinalizer(process.dismiss)
     with ThreadPoolExecutor(4) as threads:

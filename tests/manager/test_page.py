@@ -70,7 +70,7 @@ def test_the_run_is_for_who_bears_the_token(workdir: Path, run: Run) -> None:
                 async with session.get(url + path) as answer:
                     assert answer.status == 200
                     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-            headers = {"Authorization": "Bearer secret"}
+            headers = {"Authorization": "bearer secret"}  # a scheme is read in any case
             async with session.get(url + "/metrics", headers=headers) as answer:
                 assert 'rlboost_events_total{kind="joined"} 1.0' in await answer.text()
             async with session.get(url + "/data/events", headers=headers) as answer:

@@ -98,7 +98,10 @@ def test_kills_change_no_bit(calm: Run, environment: dict[str, str], tmp_path: P
         *(*PATIENT, "fleet.max_instances=2", "environment.attempts=100"),
         *(f"environment.options={options!r}", "environment.time_limit_seconds=3600"),
     )
-    with prepared(tmp_path / "run", *overrides, config=CONFIG, environment=environment) as attacked:
+    # Proxies that lead nowhere: none of what is dialled is behind one.
+    proxies = dict.fromkeys(("https_proxy", "HTTPS_PROXY", "all_proxy"), "http://127.0.0.1:9")
+    own = {**environment, **proxies, "no_proxy": "example.com"}
+    with prepared(tmp_path / "run", *overrides, config=CONFIG, environment=own) as attacked:
         attacked.hold(dispatches=1, version=0).start()
         for _ in range(2):
             harness = attacked.wait_until(lambda: next(_agents(attacked), None), "a harness")

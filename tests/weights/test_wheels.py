@@ -100,6 +100,7 @@ def bootstrapped(
             "HOME": str(tmp_path),
             "RLBOOST_MANAGER": f"127.0.0.1:{server.port}",
             "RLBOOST_NONCE": "n1",
+            **dict.fromkeys(("https_proxy", "ALL_PROXY"), "http://127.0.0.1:9"),  # lead nowhere
             JOIN_VARIABLE: packed(join),
         }
         change(environment)

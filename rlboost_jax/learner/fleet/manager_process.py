@@ -28,6 +28,7 @@ from rlboost_jax.credentials import (
     read_credentials,
 )
 from rlboost_jax.host.busy import waited_seconds
+from rlboost_jax.host.proxies import opened
 from rlboost_jax.manager.service.run_files import (
     ALREADY_MANAGED,
     ManagerRecord,
@@ -80,7 +81,7 @@ class ManagerProcess:
         self._log = workdir / "logs" / "manager.log"
         self._child: subprocess.Popen[bytes] | None = None  # the last that was started here
         self._locating = threading.Lock()
-        self._trouble = ""  # why it was not reached, if that is a matter of credentials
+        self._trouble = ""  # why it was not reached
         self._progress = ""  # of a manager that still reads its journal, in its own words
 
     def locate(self) -> Endpoint:
@@ -174,7 +175,7 @@ class ManagerProcess:
         request = urllib.request.Request(manager.url("/status"), headers=manager.headers)
         try:
             seconds, tls = self._ask_seconds, credentials.tls
-            with urllib.request.urlopen(request, timeout=seconds, context=tls):
+            with opened(request, timeout=seconds, tls=tls):
                 return manager
         except HTTPError as error:
             with error:
@@ -183,7 +184,7 @@ class ManagerProcess:
                 self._trouble = self._progress or explain(error)
             return None
         except (OSError, HTTPException) as error:  # it is not there, slow, or another program
-            self._trouble = explain(error)
+            self._trouble = explain(error) or f"{manager.address}: {error}"
             return None
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from rlboost_jax.host import proxies
 from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
@@ -73,11 +74,12 @@ def join(coordinator: str, count: int, index: int) -> World:
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        jax.distributed.initialize(
-            **process_arguments(coordinator, count, index, os.environ),
-            initialization_timeout=JOIN_SECONDS,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        )
+        with proxies.hidden():
+            jax.distributed.initialize(
+                **process_arguments(coordinator, count, index, os.environ),
+                initialization_timeout=JOIN_SECONDS,
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            )
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CannotJoin(

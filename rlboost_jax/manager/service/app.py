@@ -16,10 +16,10 @@ import msgspec
 from aiohttp import WSMessage, WSMsgType, web
 from aiohttp.typedefs import Handler
 
-from rlboost_jax.credentials import FILES_PORT, RECOVERS
+from rlboost_jax.credentials import FILES_PORT, RECOVERS, bears
 from rlboost_jax.manager.events import FromServer, FromTrainer, ServerGone, TrainerGone
 from rlboost_jax.manager.limits import ALLOWANCE, Allowance, Callers, Meter
-from rlboost_jax.manager.service.authorization import TOKENS, bears, guarded
+from rlboost_jax.manager.service.authorization import TOKENS, guarded
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.peer import CLOSE_SECONDS
 from rlboost_jax.manager.service.run_files import Tokens
@@ -125,7 +125,7 @@ async def _await_recovery(request: web.Request, handler: Handler) -> web.StreamR
 
 async def serve_instance(request: web.Request) -> web.WebSocketResponse:
     """Talk to one rollout server for as long as its stream lasts."""
-    from_trainer = bears(request, request.app[TOKENS].trainer)
+    from_trainer = bears(request.headers, request.app[TOKENS].trainer)
     callers, now = request.app[CALLERS], request.app[DRIVER].now()
     if not from_trainer and not callers.admit(request.remote or "", now):
         raise web.HTTPTooManyRequests(text="too many streams from this address; try again later\n")
@@ -137,7 +137,7 @@ async def serve_instance(request: web.Request) -> web.WebSocketResponse:
 
 async def serve_trainer(request: web.Request) -> web.WebSocketResponse:
     """Talk to the trainer for as long as its stream lasts."""
-    if not bears(request, request.app[TOKENS].trainer):
+    if not bears(request.headers, request.app[TOKENS].trainer):
         raise web.HTTPForbidden(text="the trainer's token is needed; this is the servers'\n")
 
     decode = partial(decode_from_trainer, snapshots=request.app[SNAPSHOTS])

@@ -4,14 +4,13 @@ There are two tokens, the servers' and the trainer's. The manager and its file s
 the same.
 """
 
-import hmac
 from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rlboost_jax.credentials import COPY_AGAIN, SERVER, TRAINER
+from rlboost_jax.credentials import COPY_AGAIN, SERVER, TRAINER, bears
 from rlboost_jax.manager.service.run_files import Tokens
 
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
@@ -30,16 +29,11 @@ def guarded(tokens: Tokens, admit: Callable[[Any], None]) -> web.Application:
     return app
 
 
-def bears(request: web.Request, token: str) -> bool:
-    given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-    return hmac.compare_digest(given, f"Bearer {token}".encode())  # same time for any guess
-
-
 @web.middleware
 async def _authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
     tokens = request.app[TOKENS]
-    trainer = bears(request, tokens.trainer)
-    if not (trainer or bears(request, tokens.server)):
+    trainer = bears(request.headers, tokens.trainer)
+    if not (trainer or bears(request.headers, tokens.server)):
         raise web.HTTPUnauthorized(text=f"wrong token; {COPY_AGAIN}\n")
     role = certified_role(request)
     if role is not None and role != (TRAINER if trainer else SERVER):

@@ -30,6 +30,7 @@ def ended(tmp_path_factory):
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
+        **dict.fromkeys(("https_proxy", "grpc_proxy"), "http://127.0.0.1:9"),  # lead nowhere
         **unoptimized.environment(flags),  # as in this process
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
     }

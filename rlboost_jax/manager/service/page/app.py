@@ -4,7 +4,6 @@ Everything is read from the work directory; nothing can be changed, and the mana
 """
 
 import asyncio
-import hmac
 import json
 import os
 import stat
@@ -15,6 +14,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from rlboost_jax.credentials import bears
 from rlboost_jax.observe.page import assets, prometheus
 from rlboost_jax.observe.page.stream import Cursor, Message
 from rlboost_jax.observe.page.view import RunView
@@ -70,7 +70,7 @@ def _guard(token: str | None, admit: Callable[[Any], None]) -> Any:
             if token is None:
                 if request.host.rpartition(":")[0] not in LOCAL_HOSTS | {""}:
                     raise web.HTTPForbidden(text="this socket is for localhost\n")
-            elif not open_to_all and not _bears(request, token):
+            elif not open_to_all and not bears(request.headers, token):
                 raise web.HTTPUnauthorized(text="wrong token; open the address in page/url again\n")
             if token is None or not open_to_all:
                 admit(request.protocol)
@@ -83,11 +83,6 @@ def _guard(token: str | None, admit: Callable[[Any], None]) -> Any:
         return response
 
     return guard
-
-
-def _bears(request: web.Request, token: str) -> bool:
-    given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-    return hmac.compare_digest(given, f"Bearer {token}".encode())
 
 
 def _page_file(name: str, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -1,0 +1,86 @@
+"""What a tool returns as the text that the policy reads: a text as it is, all else as JSON.
+
+Numbers and arrays of NumPy and JAX are numbers and whole lists. NaN and infinities are null, as
+JSON has neither; bytes are base64. Nothing is ever shown as `str` or `repr` has it where those
+could leave something out or name an address in memory.
+"""
+
+import fractions
+import ipaddress
+import json
+import os
+from collections import deque
+from collections.abc import ItemsView, KeysView, Mapping, ValuesView
+from typing import Any, Final
+
+import msgspec
+
+# Their texts are their values.
+_AS_TEXT: Final = (
+    *(fractions.Fraction, complex),
+    *(ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network),
+)
+_AS_LIST: Final = (deque, range, KeysView, ValuesView, ItemsView, memoryview)
+_PLAIN: Final = (str, bool, int, float, type(None))
+
+
+class BadResult(TypeError):
+    """A tool returned what no JSON stands for: a mistake of the environment, not of the policy."""
+
+
+def text_of(result: Any, tool: str) -> str:
+    """Return what the policy reads of a call.
+
+    Args:
+        tool: its name, for the error.
+
+    Raises:
+        BadResult: some part of it has no JSON form.
+    """
+    if isinstance(result, str):
+        return str.__str__(result)  # of NumPy's and other kinds of text, too
+    try:
+        try:
+            return msgspec.json.encode(result, enc_hook=_json_form).decode()
+        except UnicodeEncodeError:  # such as a file's name that is no text
+            plain = msgspec.to_builtins(result, enc_hook=_json_form, str_keys=True)
+            return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
+    except RecursionError:
+        problem = "lists or objects in one another without end"
+    except (TypeError, ValueError, OverflowError) as error:
+        problem = str(error)
+    raise BadResult(
+        f"tool {tool!r} returned {type(result).__name__}: {problem}; return a text, or numbers, "
+        "lists, dicts, dataclasses and arrays"
+    )
+
+
+def _json_form(value: Any) -> Any:
+    """Return a value that msgspec does not know as one that it does; keys of dicts, too.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, _AS_TEXT) or _is_plain_key(value):
+        return str(value)
+    if isinstance(value, _AS_LIST):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return dump(mode="json")  # pydantic
+    kind = str(getattr(value, "dtype", ""))
+    if kind.startswith(("datetime64", "timedelta64")):  # their items are of several types
+        return value.astype(str).tolist()
+    if callable(tolist := getattr(value, "tolist", None)) and not isinstance(value, type):
+        found = tolist()  # whole arrays, and scalars
+        return float(value) if type(found) is type(value) else found
+    raise TypeError(f"no JSON stands for {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _is_plain_key(value: Any) -> bool:
+    """msgspec asks for these as keys of a dict only."""
+    parts = value if type(value) is tuple else (value,)
+    return all(type(part) in _PLAIN for part in parts)

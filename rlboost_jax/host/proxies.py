@@ -1,0 +1,57 @@
+"""Addresses of the run are dialled directly, whatever proxies the environment names.
+
+A proxy leads out of a network; manager, file server, trainer processes and the tools of an episode
+are within it. aiohttp asks no proxy by itself. Webhooks, hubs, trackers and clouds keep theirs.
+"""
+
+import contextlib
+import os
+import ssl
+import urllib.request
+from collections.abc import Iterator, Mapping, MutableMapping
+from http.client import HTTPResponse
+from typing import Final
+
+VARIABLES: Final = tuple(
+    name
+    for lower in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+    for name in (lower, lower.upper())
+)
+EXCEPTIONS: Final = ("no_proxy", "NO_PROXY")
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+
+def opened(
+    request: urllib.request.Request, *, timeout: float, tls: ssl.SSLContext | None
+) -> HTTPResponse:
+    """Ask an address of the run, as `urllib.request.urlopen` does, through no proxy."""
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)
+    )
+    answer: HTTPResponse = opener.open(request, timeout=timeout)
+    return answer
+
+
+@contextlib.contextmanager
+def hidden(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Take the proxies out of the environment for a while.
+
+    For gRPC, which `jax.distributed` dials with: it reads them as it makes a channel, and ends the
+    process where they lead nowhere. No other thread may need the environment meanwhile.
+    """
+    kept = {name: environment.pop(name) for name in VARIABLES if name in environment}
+    try:
+        yield
+    finally:
+        environment.update(kept)
+
+
+def direct_on_loopback(environment: Mapping[str, str]) -> dict[str, str]:
+    """What to add to a child's environment so that its clients of servers on this host ask no
+    proxy; {} where none is named."""
+    if not any(environment.get(name) for name in VARIABLES):
+        return {}
+    given = next((environment[name] for name in EXCEPTIONS if environment.get(name)), "")
+    listed = [part.strip() for part in given.split(",") if part.strip()]
+    both = ",".join((*listed, *(host for host in LOOPBACK if host not in listed)))
+    return dict.fromkeys(EXCEPTIONS, both)
