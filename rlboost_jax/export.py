@@ -116,9 +116,17 @@ def _config(model: ModelConfig, dtype: str) -> tuple[dict[str, Any], list[str]]:
         else:
             same = all(getattr(model, name) == value for name, value in fields.items())
             if same and theirs["model_type"] == model.family:
-                values = theirs
+                values = _with_attention_factor(theirs, model)
     values = {k: v for k, v in values.items() if k not in ("torch_dtype", "dtype")}
     return {**values, "torch_dtype": dtype}, notes
+
+
+def _with_attention_factor(values: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """The same in the word of every reader: `attn_factor` is one that transformers passes over."""
+    name = next((n for n in ("rope_scaling", "rope_parameters") if values.get(n)), "")
+    if "attn_factor" not in values.get(name, {}):
+        return values
+    return {**values, name: {**values[name], "attention_factor": model.rope_attention_factor}}
 
 
 def _copy_tokenizer(source: str, folder: Path) -> list[str]:

@@ -21,7 +21,9 @@ def bytes_run(vocab_size):
 
 def test_a_model_needs_the_marks_of_a_conversation():
     """Ids beyond the vocabulary would be taken for others without a word."""
-    with pytest.raises(ConfigError, match=r"vocab_size is 258, the tokenizer 'bytes' has 262 tokens"):
+    with pytest.raises(
+        ConfigError, match=r"vocab_size is 258, the tokenizer 'bytes' has 262 tokens"
+    ):
         renderer_of(bytes_run(258), ())
     renderer = renderer_of(bytes_run(262), ())
     assert max(renderer.first("3 + 4?", ())) < 262

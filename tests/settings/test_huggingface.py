@@ -312,7 +312,7 @@ def test_layer_types_become_the_shortest_pattern() -> None:
         ),
         (
             {"rope_scaling": {"type": "yarn", "factor": 4, "truncate": False}},
-            "truncate is False in a yarn; that is not supported",
+            "truncate is False in a yarn rope; that is not supported",
         ),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be a section"),
         ({"vocab_size": "many"}, "vocab_size is 'many'; it must be a whole number of at least 1"),
@@ -324,7 +324,10 @@ def test_layer_types_become_the_shortest_pattern() -> None:
             {"model_type": "mistral", "sliding_window": -1},
             "sliding_window is -1; it must be a whole number",
         ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1"),
+        (
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor is 0.5; that is not supported, only 1 is",
+        ),
         ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
         (
             {"model_type": "gemma2", "layer_types": ["chunked_attention"] * 16},

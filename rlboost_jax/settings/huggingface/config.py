@@ -1,7 +1,8 @@
 """A checkpoint's `config.json` as fields of `ModelConfig`, and back. No JAX here.
 
 Where a key is missing, its value is that of transformers' own configuration class. What a
-checkpoint asks for and the decoder does not do is an error that names the key.
+checkpoint asks for and the decoder does not do is an error that names the key; keys that nobody
+here knows are named in a warning (`known_keys.py`).
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,8 @@ from typing import Any, Final, assert_never
 
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface.families import FAMILIES, Windows
-from rlboost_jax.settings.huggingface.keys import number, whole
+from rlboost_jax.settings.huggingface.keys import flag, number, whole
+from rlboost_jax.settings.huggingface.known_keys import check_around_text, check_keys
 from rlboost_jax.settings.huggingface.rope_scaling import rope_fields, rope_values
 from rlboost_jax.settings.limits import MAX_POSITIONS
 from rlboost_jax.settings.model import ModelConfig
@@ -44,20 +46,23 @@ def from_huggingface(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         ConfigError: an unknown architecture, or a key that is missing or asks for what is not done.
     """
     if values.get("model_type") == "gemma3" and isinstance(values.get("text_config"), Mapping):
+        check_around_text(values, where)
+        tied = values.get("tie_word_embeddings")  # of the whole; that of the text comes second
         values = {**values["text_config"], "model_type": "gemma3_text"}
+        values |= {} if tied is None else {"tie_word_embeddings": tied}
     family = values.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
             f"{where}: model_type is {family!r}; known are {', '.join(FAMILIES)}, set "
             "config.model.source to a checkpoint of one of them"
         )
-    row = FAMILIES[family]
+    row, own = FAMILIES[family], values
+    check_keys(own, row, {name: key for name, (key, _) in _NUMBERS.items()}, where)
     values = {**row.defaults, **values}
-    _refuse(values, where)
     sizes = {ours: whole(values, theirs, where) for ours, theirs in _SIZES.items()}
     heads = sizes["num_query_heads"]
     activation = values.get(row.activation_key) or row.activation
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ConfigError(
             f"{where}: {row.activation_key} is {activation!r}; known: {', '.join(_ACTIVATIONS)}"
         )
@@ -70,20 +75,20 @@ def from_huggingface(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         **sizes,
         **numbers,
         **_pattern(values, sizes["num_layers"], where),
-        **rope_fields(values, where),
+        **rope_fields(own, where),
         **_experts(values, where),
         "family": family,
         "num_key_heads": whole(values, "num_key_value_heads", where, heads),
         "head_dim": whole(values, "head_dim", where, max(1, sizes["embed_dim"] // heads)),
-        "attention_bias": _has_bias(values, row.attention_bias),
-        "output_bias": _has_bias(values, row.output_bias),
+        "attention_bias": _has_bias(values, row.attention_bias, where),
+        "output_bias": _has_bias(values, row.output_bias, where),
         "qk_norm": row.qk_norm,
         "norm_epsilon": number(values, "rms_norm_eps", where, 1e-6),
         "norm_offset": row.norm_offset,
         "post_norms": row.post_norms,
         "activation": _ACTIVATIONS[activation],
         "scale_embeddings": row.scale_embeddings,
-        "tie_embeddings": bool(values.get("tie_word_embeddings", False)),
+        "tie_embeddings": flag(values, "tie_word_embeddings", where),
     }
 
 
@@ -157,29 +162,8 @@ def _values(model: ModelConfig, family: str) -> dict[str, Any]:
     return values
 
 
-def _has_bias(values: Mapping[str, Any], said: str | bool) -> bool:
-    return bool(values.get(said)) if isinstance(said, str) else said
-
-
-def _refuse(values: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for what changes the model and is not known here."""
-    for key in (
-        "quantization_config",
-        "mlp_bias",
-        "use_bidirectional_attention",
-        "mlp_only_layers",
-    ):
-        if values.get(key):
-            raise ConfigError(f"{where}: {key} is {values[key]!r}; that is not supported")
-    if values.get("decoder_sparse_step", 1) != 1:
-        raise ConfigError(
-            f"{where}: decoder_sparse_step is {values['decoder_sparse_step']}; layers must all "
-            "have experts, or none"
-        )
-    if values.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(
-            f"{where}: partial_rotary_factor is {values['partial_rotary_factor']}; it must be 1"
-        )
+def _has_bias(values: Mapping[str, Any], said: str | bool, where: str) -> bool:
+    return flag(values, said, where) if isinstance(said, str) else said
 
 
 def _pattern(values: Mapping[str, Any], num_layers: int, where: str) -> dict[str, Any]:
@@ -187,13 +171,17 @@ def _pattern(values: Mapping[str, Any], num_layers: int, where: str) -> dict[str
     row, window = FAMILIES[values["model_type"]], values.get("sliding_window")
     if window is not None:
         window = whole(values, "sliding_window", where)
-    if row.windows == "none" or (row.window_switch and not values.get("use_sliding_window")):
+    if row.windows == "none" or (
+        row.window_switch and not flag(values, "use_sliding_window", where)
+    ):
         window = None
     types = values.get("layer_types") if row.layer_types else None
     if window is None:
         letters = "G" * num_layers
     elif types is None:
-        letters = "".join(_usual_layer(values, row.windows, i) for i in range(num_layers))
+        letters = "".join(_usual_layer(values, row.windows, i, where) for i in range(num_layers))
+    elif not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
+        raise ConfigError(f"{where}: layer_types is {types!r}; it must be a list of names")
     else:
         for kind in types:
             if kind not in _LAYERS:
@@ -212,7 +200,7 @@ def _pattern(values: Mapping[str, Any], num_layers: int, where: str) -> dict[str
     }
 
 
-def _usual_layer(values: Mapping[str, Any], windows: Windows, index: int) -> str:
+def _usual_layer(values: Mapping[str, Any], windows: Windows, index: int, where: str) -> str:
     """The letter of a layer where nothing is said about layers one by one."""
     match windows:
         case "none":
@@ -220,11 +208,12 @@ def _usual_layer(values: Mapping[str, Any], windows: Windows, index: int) -> str
         case "all":
             return "L"
         case "late":
-            return "L" if index >= values.get("max_window_layers", 28) else "G"
+            return "L" if index >= whole(values, "max_window_layers", where, 28, least=0) else "G"
         case "alternate":
             return "L" if (index + 1) % 2 else "G"
         case "five_of_six":
-            return "L" if (index + 1) % (values.get("sliding_window_pattern") or 6) else "G"
+            period = whole(values, "sliding_window_pattern", where, 6)
+            return "L" if (index + 1) % period else "G"
         case _:
             assert_never(windows)
 
@@ -238,7 +227,7 @@ def _experts(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         "num_experts": whole(values, key, where, least=0),
         "experts_per_token": whole(values, "num_experts_per_tok", where, 8, least=0),
         "expert_dim": whole(values, "moe_intermediate_size", where, 768, least=0),
-        "normalize_experts": bool(values.get("norm_topk_prob", False)),
+        "normalize_experts": flag(values, "norm_topk_prob", where),
     }
 
 

@@ -21,6 +21,7 @@ class FamilyRow:
         numbers: fields of `ModelConfig` that are read besides sizes; transformers passes over the
             keys of the others.
         local_rope: whether layers with a window have rotary frequencies of their own.
+        rope_theta: base of the others where nothing is said.
         activation_key: its value may be missing, which means `activation`.
         windows: layers that see a window if there is one, where `layer_types` is not read or
             missing: all, those from `max_window_layers` on, all but every second or every sixth.
@@ -39,6 +40,7 @@ class FamilyRow:
     output_bias: str | bool = "attention_bias"
     numbers: tuple[str, ...] = ()
     local_rope: bool = False
+    rope_theta: float = 10_000.0
     activation_key: str = "hidden_act"
     activation: str = "silu"
     windows: Windows = "none"
@@ -103,12 +105,8 @@ FAMILIES: Final[Mapping[str, FamilyRow]] = {
         numbers=("query_scalar", "final_soft_cap"),
         local_rope=True,
         windows="five_of_six",
-        defaults={
-            **_GEMMA_DEFAULTS,
-            "vocab_size": 262_208,
-            "rope_theta": 1_000_000.0,
-            "rope_local_base_freq": 10_000.0,
-        },
+        rope_theta=1_000_000.0,
+        defaults={**_GEMMA_DEFAULTS, "vocab_size": 262_208},
         **_GEMMA,
     ),
     "seed_oss": FamilyRow(

@@ -50,6 +50,14 @@ def number(values: Mapping[str, Any], key: str, where: str, default: float | Non
     return float(value)
 
 
+def flag(values: Mapping[str, Any], key: str, where: str, default: bool = False) -> bool:
+    """True or false; `default` where the key is missing."""
+    value = values.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(f"{where}: {key} is {value!r}; it must be true or false")
+    return default if value is None else value
+
+
 def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
     """Keys and values inside of others; none where the key is missing."""
     value = values.get(key)
