@@ -2,7 +2,7 @@
 
     rlboost index --source=wiki.jsonl --text=text --title=title --to=wiki.sqlite
 
-The source may be whatever data.source may be: JSON lines, Parquet, ArrayRecord, a folder or pattern
+The source may be whatever data.source may be: JSON, CSV, Parquet, ArrayRecord, a folder or pattern
 of these, a name on the hub. The corpus is one file; copy it to wherever environments run.
 """
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlboost_jax import usage
-from rlboost_jax.data.rows import BrokenRow, Rows, open_rows
+from rlboost_jax.data.row import BrokenRow, Rows
+from rlboost_jax.data.rows import open_rows
 from rlboost_jax.environments.builtin.corpus import NoCorpus, build, documents_of
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.supervision import exits

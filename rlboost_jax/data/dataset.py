@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rlboost_jax.data.columns import value_at
 from rlboost_jax.data.exercises import AskGroup, Prompt, Tokens, Verdicts
 from rlboost_jax.data.id_range import about_ids, ids_without_row
 from rlboost_jax.data.questions import (
@@ -21,7 +22,8 @@ from rlboost_jax.data.questions import (
     reward_columns,
     uses_chat,
 )
-from rlboost_jax.data.rows import Rows, open_rows
+from rlboost_jax.data.row import Rows
+from rlboost_jax.data.rows import open_rows
 from rlboost_jax.data.selection import (
     ALSO_HELD_OUT,
     Selection,
@@ -37,6 +39,7 @@ from rlboost_jax.data.tokenizers import Tokenizer, check_belongs, open_tokenizer
 from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.verdict import Answered, Verdict
 from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.settings.column_names import shown_as
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
@@ -111,7 +114,7 @@ class Dataset:
             "digest": selection_digest(train, heldout),
         }
         self._functions = bool(functions)
-        columns = [*data.reward_columns, *([ANSWER] if data.answer_column else [])]
+        columns = [*map(shown_as, data.reward_columns), *([ANSWER] if data.answer_column else [])]
         self._judge = Judge(functions, run.rewards, columns=columns, seed=run.seed)
 
     def train(self, seed: int) -> "Questions":
@@ -175,7 +178,8 @@ class Questions:
         text = prompt_text(messages_of(row, data), data, self._tokenizer)
         (ids,) = self._tokenizer.encode([text], chat=uses_chat(data, self._tokenizer))
         columns = reward_columns(row, data)
-        example = {**{name: row[name] for name in prompt_columns(data)}, **columns}
+        shown = {shown_as(name): value_at(row, name) for name in prompt_columns(data)}
+        example = {**shown, **columns}
         question = Question(row=row_index, prompt=text, columns=columns, example=example)
         return Prompt(tokens=np.asarray(ids, np.int32), problem=question)
 

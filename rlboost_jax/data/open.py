@@ -7,7 +7,7 @@ from typing import Any, Final
 from rlboost_jax.data import vocabulary
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.exercises import Exercises
-from rlboost_jax.data.rows import DataChanged
+from rlboost_jax.data.row import DataChanged
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.data.tokenizers import open_tokenizer
 from rlboost_jax.settings.data_presets import resolved

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlboost_jax.data.rows import BrokenRow, Row
+from rlboost_jax.data.columns import filled, value_at
+from rlboost_jax.data.row import BrokenRow, Row
 from rlboost_jax.data.tokenizers import ChatRefused, Message, Tokenizer
 from rlboost_jax.rewards.answers import FORMATS
+from rlboost_jax.settings.column_names import path_of, shown_as
 from rlboost_jax.settings.data import DataConfig, FilterConfig
 
 ANSWER: Final = "answer"  # what rewards call the value of data.answer_column
@@ -43,7 +45,7 @@ def prompt_columns(data: DataConfig) -> tuple[str, ...]:
         return (data.messages_column,)
     if data.template:
         fields = string.Formatter().parse(data.template)
-        return tuple(name for _, name, _, _ in fields if name)
+        return tuple(path_of(name) for _, name, _, _ in fields if name)
     return (data.prompt_column or "prompt",)
 
 
@@ -53,7 +55,7 @@ def kept(row: Row, filters: Sequence[FilterConfig]) -> bool:
 
 
 def _passes(row: Row, row_filter: FilterConfig) -> bool:
-    value = _present(row, row_filter.column)
+    value = value_at(row, row_filter.column)
     if row_filter.one_of and value not in row_filter.one_of:
         return False
     if row_filter.pattern and not re.search(
@@ -65,9 +67,16 @@ def _passes(row: Row, row_filter: FilterConfig) -> bool:
         return True
     if value is None:
         return False
-    if not isinstance(value, int | float):
-        raise BrokenRow(f"no number in column {row_filter.column!r}: {str(value)[:40]!r}")
-    return (low is None or value >= low) and (high is None or value <= high)
+    number = _number(value, row_filter.column)
+    return (low is None or number >= low) and (high is None or number <= high)
+
+
+def _number(value: Any, column: str) -> int | float:
+    """A number, also as CSV has it: in a text. Raises BrokenRow."""
+    try:
+        return value if isinstance(value, int | float) else float(str(value))
+    except ValueError:
+        raise BrokenRow(f"no number in column {column!r}: {str(value)[:40]!r}") from None
 
 
 def messages_of(row: Row, data: DataConfig) -> list[Message]:
@@ -123,7 +132,7 @@ def identity(messages: Sequence[Message]) -> bytes:
 
 def reward_columns(row: Row, data: DataConfig) -> dict[str, Any]:
     """What rewards get by name. Raises BrokenRow."""
-    columns = {name: _value(row, name) for name in data.reward_columns}
+    columns = {shown_as(name): _value(row, name) for name in data.reward_columns}
     if data.answer_column:
         columns[ANSWER] = answer_in(_value(row, data.answer_column), data.answer_format)
     return columns
@@ -148,7 +157,7 @@ def answer_in(value: Any, answer_format: str) -> Any:
 def _text(row: Row, data: DataConfig) -> str:
     values = {name: _value(row, name) for name in prompt_columns(data)}
     if data.template:
-        return data.template.format_map(values)
+        return filled(data.template, values)
     (value,) = values.values()
     if not isinstance(value, str):
         raise BrokenRow(f"the prompt is no text: {str(value)[:40]!r}")
@@ -166,17 +175,11 @@ def _conversation(value: Any, column: str) -> Sequence[Message]:
 
 
 def _value(row: Row, column: str) -> Any:
-    value = _present(row, column)
+    value = value_at(row, column)
     if value is None:
         raise BrokenRow(f"no value in column {column!r}")
     _check_text(value, column)
     return value
-
-
-def _present(row: Row, column: str) -> Any:
-    if column not in row:
-        raise BrokenRow(f"no column {column!r} among {', '.join(map(repr, sorted(row)))}")
-    return row[column]
 
 
 def _check_text(value: Any, column: str) -> None:

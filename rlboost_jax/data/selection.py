@@ -24,7 +24,7 @@ from rlboost_jax.data.questions import (
     reward_columns,
     uses_chat,
 )
-from rlboost_jax.data.rows import BrokenRow, Rows
+from rlboost_jax.data.row import BrokenRow, Rows
 from rlboost_jax.data.tokenizers import Tokenizer
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.errors import ConfigError

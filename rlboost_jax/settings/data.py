@@ -7,7 +7,7 @@ from rlboost_jax.settings.setting import setting
 
 TaskName = Literal["clock", "running_sum", "reversal", "dataset", "environment"]
 DataPreset = Literal["", "gsm8k", "math", "openr1_math", "deepscaler", "countdown"]
-DataFormat = Literal["auto", "jsonl", "parquet", "arrayrecord", "huggingface"]
+DataFormat = Literal["auto", "jsonl", "csv", "tsv", "parquet", "arrayrecord", "huggingface"]
 AnswerFormat = Literal["", "after_hashes", "boxed", "answer_tag"]
 BadRows = Literal["skip", "error"]
 Chat = Literal["auto", "always", "never"]

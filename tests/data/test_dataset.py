@@ -202,13 +202,13 @@ def test_filters(row_filter, kept, dataset, write_lines):
     [
         ({"column": "levl", "one_of": ("1",)}, r"no column 'levl' among 'level', 'question'"),
         ({"column": "levl", "pattern": "1"}, r"no column 'levl' among 'level', 'question'"),
-        ({"column": "level", "at_least": 2}, r"no number in column 'level': '1'"),
+        ({"column": "level", "at_least": 2}, r"no number in column 'level': 'Level 1'"),
     ],
 )
 def test_a_filter_of_what_is_not_there_keeps_nothing(
     row_filter, reason, exclude, dataset, write_lines
 ):
-    rows = [{"question": "a", "level": "1"}, {"question": "b", "level": "2"}]
+    rows = [{"question": "a", "level": "Level 1"}, {"question": "b", "level": "Level 2"}]
     with pytest.raises(ConfigError, match=rf"no row of 2 is left .*line 1: {reason}"):
         dataset(
             write_lines(rows),
@@ -427,8 +427,8 @@ def test_no_more_stop_ids_than_an_engine_has_room_for(dataset, write_lines):
         ({"data.stop_ids": (300,)}, ["data.stop_ids", "model.vocab_size"]),
         ({"data.template": "{question"}, ["data.template"]),
         ({"data.template": "no column"}, ["data.template", "no column"]),
-        ({"data.template": "{question.x}"}, ["data.template", "question.x"]),
-        ({"data.template": "{question[0]}"}, ["data.template", "{question[0]}"]),
+        ({"data.template": "{question.}"}, ["data.template", "{question.}"]),
+        ({"data.template": "{question[-1]}"}, ["data.template", "{question[-1]}"]),
         ({"data.template": "{a} {0}"}, ["data.template", "{0}"]),
         ({"data.template": "{a} {}"}, ["data.template", "{}"]),
         ({"data.template": "{a!r:>{b}}"}, ["data.template", "{a!r:>{b}}"]),
@@ -441,6 +441,8 @@ def test_no_more_stop_ids_than_an_engine_has_room_for(dataset, write_lines):
             {"data.reward_columns": ("answer",), "data.answer_column": "solution"},
             ["data.reward_columns", "'answer'"],
         ),
+        ({"data.reward_columns": ("a.prompts",)}, ["'a.prompts'", "'prompts'"]),
+        ({"data.reward_columns": ("a.index", "b.index")}, ["'b.index'", "'index'"]),
         ({"data.heldout_subset": "x"}, ["data.heldout_subset", "data.heldout_source"]),
         ({"data.preset": "gsm9k"}, ["data.preset", "gsm8k"]),
         ({"data.answer_format": "boxed"}, ["data.answer_format", "data.answer_column"]),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.data.rows import BrokenRow, DataChanged, open_rows
+from rlboost_jax.data.row import BrokenRow, DataChanged
+from rlboost_jax.data.rows import open_rows
 from rlboost_jax.settings.errors import ConfigError
 
 ROWS = [
@@ -41,6 +42,11 @@ def jsonl(folder: Path) -> Path:
     return folder / "part-*.jsonl"
 
 
+def array(folder: Path) -> Path:
+    (folder / "rows.json").write_text(json.dumps(ROWS, indent=2), encoding="utf-8")
+    return folder / "rows.json"
+
+
 def parquet(folder: Path) -> Path:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -71,7 +77,7 @@ def huggingface_splits(folder: Path) -> Path:
     return folder / "saved"
 
 
-FORMATS = [jsonl, parquet, arrayrecord, huggingface, huggingface_splits]
+FORMATS = [jsonl, array, parquet, arrayrecord, huggingface, huggingface_splits]
 
 
 @pytest.mark.parametrize("write", FORMATS)

@@ -6,13 +6,13 @@ import string
 from collections.abc import Iterator
 from typing import Final
 
+from rlboost_jax.settings.column_names import is_field, shown_as
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.data_presets import BUILT_IN_REWARDS, resolved
 from rlboost_jax.settings.rewards import MOST_CONCURRENT, RewardConfig
 from rlboost_jax.settings.run import RunConfig
 
 GIVEN: Final = ("prompts", "completions", "completion_ids", "finished")  # to every reward
-_COLUMN: Final = re.compile(r"[^\W\d](?:[\w -]*\w)?")  # of a template: neither index nor attribute
 
 
 def dataset_mistakes(config: RunConfig) -> Iterator[str]:
@@ -88,12 +88,14 @@ def _prompt(data: DataConfig) -> Iterator[str]:
         )
     yield from _template(data.template)
     taken = [*GIVEN, *(["answer"] if data.answer_column else [])]
-    for name in data.reward_columns:
+    for column in data.reward_columns:
+        name = shown_as(column)
         if name in taken:
             yield (
-                f"data.reward_columns has {name!r}, by which rewards know something else "
+                f"data.reward_columns has {column!r}, and rewards know something else as {name!r} "
                 f"({', '.join(taken)}); rename the column in the data"
             )
+        taken.append(name)
     if data.answer_format and not data.answer_column:
         yield f"data.answer_format is {data.answer_format!r}; name data.answer_column, too"
     if data.chat == "always" and data.tokenizer == "bytes" and not data.chat_template:
@@ -119,10 +121,10 @@ def _template(template: str) -> Iterator[str]:
         )
     for _, name, spec, conversion in fields:
         field = f"{name}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}"
-        if name is not None and not (name == field and _COLUMN.fullmatch(name)):
+        if name is not None and not (name == field and is_field(name)):
             yield (
-                f"data.template has {{{field}}}; a column stands in braces by its name alone, and "
-                "braces that are text are written twice"
+                f"data.template has {{{field}}}; in braces stands a column's name, or a path such "
+                "as {extra_info.index}, and braces that are text are written twice"
             )
 
 

@@ -1,0 +1,86 @@
+"""Columns by name or by path: `answer`, `reward_model.ground_truth`, `choices.0`.
+
+A path leads through objects, lists and columns whose text is JSON. A name with a dot in it goes
+before a path, at each level.
+"""
+
+import json
+import string
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from rlboost_jax.data.row import BrokenRow, Row
+from rlboost_jax.settings.column_names import path_of
+from rlboost_jax.settings.errors import ConfigError
+
+
+class MissingColumns(ConfigError):
+    """Columns that are nowhere in a table, and those that are there."""
+
+
+def stored_columns(columns: Collection[str], present: Collection[str]) -> list[str]:
+    """The columns of a table that `columns` are or lead into. Raises MissingColumns."""
+    found = {column: _stored(column, present) for column in columns}
+    missing = [repr(column) for column, name in sorted(found.items()) if name is None]
+    if missing:
+        known = ", ".join(map(repr, sorted(present)))
+        raise MissingColumns(f"no column {', '.join(missing)}; it has {known}")
+    return sorted({name for name in found.values() if name is not None})
+
+
+def value_at(row: Row, column: str) -> Any:
+    """The value of a column, None where it or what it is in has none. Raises BrokenRow."""
+    name = _stored(column, row)
+    if name is None:
+        raise BrokenRow(f"no column {column!r} among {', '.join(map(repr, sorted(row)))}")
+    inside = column[len(name) + 1 :]
+    return _inside(row[name], inside.split("."), name) if inside else row[name]
+
+
+def filled(template: str, row: Mapping[str, Any]) -> str:
+    """The template with values in place of its fields.
+
+    Args:
+        row: a value by the path of each field.
+    """
+    parts = string.Formatter().parse(template)
+    return "".join(text + (str(row[path_of(name)]) if name else "") for text, name, _, _ in parts)
+
+
+def decoded(text: str, place: str) -> Any:
+    """What JSON in a column of text says. Raises BrokenRow."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise BrokenRow(f"{place!r} is text and no JSON: {text[:40]!r}") from None
+    except RecursionError:
+        raise BrokenRow(f"nested too deeply in {place!r}") from None
+
+
+def _stored(column: str, present: Collection[str]) -> str | None:
+    return next((name for name in _prefixes(column) if name in present), None)
+
+
+def _prefixes(column: str) -> Iterator[str]:
+    """The column, and what stands before each of its dots, longest first."""
+    while column:
+        yield column
+        column = column.rpartition(".")[0]
+
+
+def _inside(value: Any, parts: list[str], place: str) -> Any:
+    if not parts or value is None:
+        return value
+    if isinstance(value, str):
+        value = decoded(value, place)
+    if isinstance(value, Mapping):
+        name = _stored(".".join(parts), value)
+        if name is None:
+            known = ", ".join(map(repr, value)) or "none"
+            raise BrokenRow(f"no field {parts[0]!r} in {place!r}, which has {known}")
+        return _inside(value[name], parts[name.count(".") + 1 :], f"{place}.{name}")
+    if isinstance(value, list | tuple):
+        if not parts[0].isdecimal() or int(parts[0]) >= len(value):
+            raise BrokenRow(f"no entry {parts[0]!r} in {place!r}, a list of {len(value)}")
+        return _inside(value[int(parts[0])], parts[1:], f"{place}.{parts[0]}")
+    raise BrokenRow(f"no field {parts[0]!r} in {place!r}, which is {str(value)[:40]!r}")

@@ -1,0 +1,135 @@
+"""Where the rows of a JSON file stand: an object per line, or the elements of one array."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import BinaryIO, Final
+
+from rlboost_jax.data.row import BrokenRow, Layout, Row
+from rlboost_jax.settings.errors import ConfigError
+
+CHUNK: Final = 2**24  # bytes of an array that are read at once
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_CUT: Final = 16  # an error so close to the end of what was read may be the cut's
+
+
+def json_layout(file: BinaryIO, start: int) -> Layout:
+    """Rows from the byte `start` on.
+
+    Raises:
+        ConfigError: neither lines nor an array; while rows are asked for, too.
+    """
+    text = _Text(file, start)
+    first = text.mark()
+    if first == "[":
+        return Layout(_elements(text), json_object, "element")
+    if first == "{" and text.line() == "{":
+        raise ConfigError(
+            "it is one JSON object over several lines; rows are an object per line, or one array "
+            "of objects (of an object's key: jq .data FILE)"
+        )
+    return Layout(_lines(file, start), json_object, "line")
+
+
+def json_object(text: bytes) -> Row:
+    """Raises BrokenRow."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:  # not UTF-8, or no JSON
+        raise BrokenRow(f"no JSON: {error}") from None
+    except RecursionError:
+        raise BrokenRow("no JSON: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise BrokenRow(f"JSON, but no object: {str(value)[:40]!r}")
+    return value
+
+
+def _lines(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes, int]]:
+    """Those that are not blank."""
+    file.seek(start)
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield start, line, number
+        start += len(line)
+
+
+def _elements(text: "_Text") -> Iterator[tuple[int, bytes, int]]:
+    text.at += 1  # the bracket that opens it
+    number, ended = 0, text.mark() == "]"
+    while not ended:
+        number += 1
+        first, element = text.value(number)
+        yield first, element, number
+        after = text.mark()
+        if after not in (",", "]"):
+            raise ConfigError(
+                f"no JSON array: {after or 'its end'!r} after element {number}, where ',' or ']' "
+                "belongs"
+            )
+        ended = after == "]"
+        if not ended:
+            text.at += 1
+            text.mark()
+    text.at += 1
+    if text.mark():
+        raise ConfigError(f"there is more after its JSON array of {number:,} elements")
+
+
+class _Text:
+    """A file from a byte on, as Latin-1: each character is a byte, and JSON's marks are ASCII.
+
+    Attributes:
+        text: what was read and is still needed.
+        at: where in it the reader is.
+    """
+
+    def __init__(self, file: BinaryIO, first: int) -> None:
+        file.seek(first)
+        self.text, self.at = "", 0
+        self._file, self._first = file, first
+        self._decoder = json.JSONDecoder(parse_int=str, parse_float=str)  # of any length
+
+    def mark(self) -> str:
+        """The next character that is no white space, which the reader is now at; "": the end."""
+        while True:
+            match = _SPACE.match(self.text, self.at)
+            assert match
+            self.at = match.end()
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if not self._more():
+                return ""
+
+    def line(self) -> str:
+        """The rest of the line, as far as it was read, without white space around it."""
+        return self.text[self.at :].partition("\n")[0].strip()
+
+    def value(self, number: int) -> tuple[int, bytes]:
+        """(first byte, bytes) of the JSON value here; the reader is behind it then."""
+        while True:
+            try:
+                _, end = self._decoder.raw_decode(self.text, self.at)
+                # Behind what was read, a number may go on.
+                if end == len(self.text) and self._more():
+                    continue
+            except json.JSONDecodeError as error:
+                byte = self._first + error.pos
+                cut = error.msg.startswith("Unterminated") or error.pos + _CUT > len(self.text)
+                if cut and self._more():
+                    continue
+                raise ConfigError(
+                    f"no JSON array: element {number}, byte {byte:,}: {error.msg}"
+                ) from None
+            except RecursionError:
+                raise ConfigError(f"no JSON array: element {number} is nested too deeply") from None
+            first, element = self._first + self.at, self.text[self.at : end].encode("latin-1")
+            self.at = end
+            return first, element
+
+    def _more(self) -> bool:
+        """Read on, and forget what is behind the reader; whether there was more."""
+        rest = self.text[self.at :]
+        read = self._file.read(max(CHUNK, len(rest)))
+        self._first += self.at
+        self.text, self.at = rest + read.decode("latin-1"), 0
+        return bool(read)

@@ -1,0 +1,44 @@
+"""A row of a data set, whatever it was read from."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from rlboost_jax.settings.errors import Mistake
+
+Row = Mapping[str, Any]
+
+
+class BrokenRow(ValueError):
+    """A row is there and cannot be read; the message says why."""
+
+
+class DataChanged(Mistake, RuntimeError):
+    """The data of a run is not what it was when the run began."""
+
+
+class Rows(Protocol):
+    """Only the columns that were asked for need be in a row."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Row:
+        """Raises BrokenRow, and DataChanged where what was there is not any more."""
+        ...
+
+    def place(self, index: int) -> str:
+        """Where a person finds the row."""
+        ...
+
+
+class Layout(NamedTuple):
+    """How rows stand in a text file.
+
+    Attributes:
+        rows: (first byte, the row's bytes, its number for a person) of each, in order.
+        parse: a row from its bytes; raises BrokenRow.
+        unit: what the numbers count: lines, or elements.
+    """
+
+    rows: Iterable[tuple[int, bytes, int]]
+    parse: Callable[[bytes], Row]
+    unit: str
