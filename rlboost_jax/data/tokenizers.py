@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rlboost_jax.data.token_bytes import bytes_of_tokens
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.errors import ConfigError, install
 from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_folder
@@ -55,6 +56,10 @@ class Tokenizer(Protocol):
 
     def text(self, tokens: ArrayLike) -> str:
         """With them, for a person."""
+        ...
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """Bytes that one token stands for, maybe half a character; None: not known."""
         ...
 
 
@@ -141,6 +146,11 @@ class ByteTokenizer:
             bytes([v]) if 0 <= v < 256 else self.MARKS.get(v, f"<{v}>").encode() for v in values
         ]
         return b"".join(parts).decode(errors="replace")
+
+    def bytes_of(self, token: int) -> bytes | None:
+        if 0 <= token < 256:
+            return bytes([token])
+        return self.MARKS[token].encode() if token in self.MARKS else None
 
 
 @functools.cache
@@ -281,6 +291,13 @@ class HuggingFaceTokenizer:
     def text(self, tokens: ArrayLike) -> str:
         ids = np.asarray(tokens).tolist()
         return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def bytes_of(self, token: int) -> bytes | None:
+        return self._bytes_of_tokens(token)
+
+    @functools.cached_property
+    def _bytes_of_tokens(self) -> Callable[[int], bytes | None]:
+        return bytes_of_tokens(self._tokenizer)
 
 
 def _with_a_date(template: Any) -> Any:

@@ -13,6 +13,7 @@ from rlboost_jax.gateway.calls import ChatCall, TokenCall
 from rlboost_jax.gateway.session import AnsweredTurn, SampledTurn
 
 TokenText = Callable[[int], str | None]
+TokenBytes = Callable[[int], bytes | None]
 DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -22,6 +23,7 @@ class ChatAnswer:
     Args:
         created: Unix seconds.
         text_of: of a token.
+        bytes_of: of a token.
     """
 
     def __init__(
@@ -33,8 +35,9 @@ class ChatAnswer:
         model: Model,
         created: int,
         text_of: TokenText,
+        bytes_of: TokenBytes,
     ) -> None:
-        self._call, self._text_of = call, text_of
+        self._call, self._text_of, self._bytes_of = call, text_of, bytes_of
         self._head = {
             "id": f"chatcmpl-{session}-{turn}",
             "created": created,
@@ -146,10 +149,17 @@ class ChatAnswer:
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = None if self._call.tokens_as_ids else self._text_of(token)
-        if text is None:
-            return {"token": f"token_id:{token}", "logprob": logprob, "bytes": None}
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        """Of OpenAI's list. A token that is half a character has its own bytes, and U+FFFD as its
+        text."""
+        text = own = None
+        if not self._call.tokens_as_ids:
+            own = self._bytes_of(token)
+            text = self._text_of(token) if own is None else own.decode(errors="replace")
+        return {
+            "token": f"token_id:{token}" if text is None else text,
+            "logprob": logprob,
+            "bytes": None if own is None else list(own),
+        }
 
 
 def generated(

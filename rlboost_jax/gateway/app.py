@@ -29,6 +29,7 @@ from rlboost_jax.gateway.errors import ApiError, invalid, unauthorized
 from rlboost_jax.gateway.limits import MAX_BODY_BYTES, MAX_KEY
 from rlboost_jax.gateway.progress import Progress
 from rlboost_jax.gateway.sessions import OpenSession, Sessions
+from rlboost_jax.gateway.unread import unread
 
 log: Final = logging.getLogger(__name__)
 
@@ -123,6 +124,7 @@ class _Gateway:
                 model=backend.model,
                 created=progress.created,
                 text_of=backend.token_text,
+                bytes_of=backend.token_bytes,
             )
             if call.stream:
                 return await _stream(request, answer, progress)
@@ -143,6 +145,7 @@ class _Gateway:
         if self.session_of(request) is not None:
             raise ApiError(403, "session_token", "a session's token opens no other session")
         value = decode(await _body(request) or b"{}")
+        ignored = unread(value, ("id",))
         session = self.sessions.open(_name(value.get("id"), "id"))
         try:
             more = await self.sessions.backend.opened(session.id)
@@ -156,7 +159,7 @@ class _Gateway:
             "base_url": f"{scheme}://{request.host}/v1",
             "model": self.sessions.backend.model.name,
         }
-        return _json({**said, **more}, 201)
+        return _json({**said, **more, **_noted(ignored)}, 201)
 
     async def status(self, request: web.Request) -> web.Response:
         session = self._named(request)
@@ -167,9 +170,11 @@ class _Gateway:
     async def reward(self, request: web.Request) -> web.Response:
         """What the episode was worth. With it the episode is over."""
         session = self._named(request)
-        session.reward, session.metrics = reward_of(decode(await _body(request)))
+        value = decode(await _body(request))
+        session.reward, session.metrics = reward_of(value)
         await self.sessions.end(session, "its reward was posted")
-        return _json({"id": session.id, "reward": session.reward})
+        ignored = unread(value, ("reward", "metrics"))
+        return _json({"id": session.id, "reward": session.reward, **_noted(ignored)})
 
     async def end(self, request: web.Request) -> web.Response:
         session = self._named(request)
@@ -273,6 +278,11 @@ def _name(value: Any, field: str) -> str:
             field,
         )
     return value
+
+
+def _noted(ignored: tuple[str, ...]) -> dict[str, Any]:
+    """What an answer says of fields that were not read."""
+    return {"ignored": list(ignored)} if ignored else {}
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -60,3 +60,7 @@ class Backend(Protocol):
     def token_text(self, token: int) -> str | None:
         """Of one token, special ones included; None: unknown here."""
         ...
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """That one token stands for, maybe half a character; None: unknown here."""
+        ...

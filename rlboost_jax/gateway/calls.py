@@ -17,9 +17,9 @@ from rlboost_jax.environments.protocol import Message
 from rlboost_jax.gateway.errors import invalid
 from rlboost_jax.gateway.limits import MAX_DEPTH, MAX_STOP_CHARS, MAX_STOPS
 from rlboost_jax.gateway.messages import canonical_messages, canonical_tools
+from rlboost_jax.gateway.unread import UNSET, unread, unread_of_messages, unread_of_tools
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 
-_UNSET: Final[tuple[Any, ...]] = (None, [], {}, "")
 # Of chat completions: what is followed. `top_logprobs` has the sampled token only.
 _TURN: Final = ("n", "max_tokens", "temperature", "top_p", "top_k", "stop", "stop_token_ids")
 _CHAT: Final = frozenset(
@@ -60,6 +60,14 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     "structured_outputs": (),
     "bad_words": (),
     "allowed_token_ids": (),
+    # Other servers' names of the same.
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar", "stop_regex", "documents"), ()),
+    **dict.fromkeys(("logits_processors", "custom_logit_processor", "lora_path"), ()),
+    **dict.fromkeys(("thinking_token_budget", "truncate_prompt_tokens", "prompt_embeds"), ()),
+    **dict.fromkeys(("repeat_penalty", "length_penalty", "typical_p", "tfs_z"), (1, 1.0)),
+    **dict.fromkeys(("top_a", "mirostat", "xtc_probability", "dry_multiplier"), (0, 0.0)),
+    "include_stop_str_in_output": (False,),
 }
 
 
@@ -89,12 +97,14 @@ class ChatCall:
     top_logprobs: int = 0
     return_token_ids: bool = False
     tokens_as_ids: bool = False  # "token_id:5" in place of text
+    parallel_tool_calls: bool = True  # False: its client gets the first call of a turn alone
     ignored: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """Equal for calls that ask for the same turn."""
-        return _digest("chat", self.messages, self.tools, msgspec.to_builtins(self.sampling))
+        sampling = msgspec.to_builtins(self.sampling)
+        return _digest("chat", self.messages, self.tools, sampling, self.parallel_tool_calls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +155,6 @@ def _deeper(value: Any, most: int) -> bool:
 def chat_call(value: Mapping[str, Any]) -> ChatCall:
     """Raises ApiError."""
     _refuse(value)
-    ignored = _ignored(value, _CHAT)
     kind = value.get("response_format")
     if kind is not None and (not isinstance(kind, dict) or kind.get("type") != "text"):
         raise invalid("response_format can be text only", "response_format")
@@ -158,22 +167,32 @@ def chat_call(value: Mapping[str, Any]) -> ChatCall:
             "tool_choice can be auto or none: what is sampled is not constrained", "tool_choice"
         )
     top = _integer(value, "top_logprobs", 0, 20)
-    if top is not None and top > 1:
-        ignored = (*ignored, "top_logprobs")
     options = value.get("stream_options") or {}
     if not isinstance(options, dict):
         raise invalid("stream_options must be an object", "stream_options")
+    stream, logprobs = _flag(value, "stream"), _flag(value, "logprobs")
+    parallel = value.get("parallel_tool_calls")
+    ignored = (
+        *_ignored(value, _CHAT),
+        *(["top_logprobs"] if top and (top > 1 or not logprobs) else ()),
+        *(["max_tokens"] if _differ(value, "max_tokens", "max_completion_tokens") else ()),
+        *(["stream_options"] if options and not stream else ()),
+        *unread(options, ("include_usage",), "stream_options."),
+        *unread_of_messages(value.get("messages")),
+        *unread_of_tools(value.get("tools")),
+    )
     return ChatCall(
         messages=canonical_messages(value.get("messages")),
         tools=tools,
         sampling=_sampling(value),
         model=_word(value, "model"),
-        stream=_flag(value, "stream"),
+        stream=stream,
         include_usage=_flag(options, "include_usage"),
-        logprobs=_flag(value, "logprobs"),
+        logprobs=logprobs,
         top_logprobs=min(1, top or 0),
         return_token_ids=_flag(value, "return_token_ids"),
         tokens_as_ids=_flag(value, "return_tokens_as_token_ids"),
+        parallel_tool_calls=parallel is None or _flag(value, "parallel_tool_calls"),
         ignored=ignored,
     )
 
@@ -191,12 +210,13 @@ def token_call(value: Mapping[str, Any]) -> TokenCall:
     if not isinstance(tokens, list) or not tokens:
         raise invalid("token_ids must be a list of at least one id", "token_ids")
     known = ("token_ids", "sampling_params", "model", "stream", "return_token_ids")
+    unknown = unread(sampling, (*_SAMPLING, *_FIXED), "sampling_params.")
     return TokenCall(
         tokens=_ids(tokens, "token_ids"),
         sampling=_sampling(sampling),
         model=_word(value, "model"),
         return_token_ids=_flag(value, "return_token_ids"),
-        ignored=_ignored(value, known) + _ignored(sampling, _SAMPLING),
+        ignored=_ignored(value, known) + unknown,
     )
 
 
@@ -220,15 +240,19 @@ def reward_of(value: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
 def _refuse(value: Mapping[str, Any]) -> None:
     for name, allowed in _FIXED.items():
         given = value.get(name)
-        if given in _UNSET or any(given == each for each in allowed):
+        if given in UNSET or any(given == each for each in allowed):
             continue
         only = f"only {allowed[0]!r} is taken" if allowed else "leave it out"
         raise invalid(f"{name} is not supported; {only}", name, code="unsupported_parameter")
 
 
 def _ignored(value: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
-    names = (n for n, given in value.items() if given not in _UNSET and n not in known)
-    return tuple(name[:100] for name in names if name not in _FIXED)[:100]
+    return unread(value, (*known, *_FIXED))
+
+
+def _differ(value: Mapping[str, Any], one: str, other: str) -> bool:
+    given = value.get(one), value.get(other)
+    return None not in given and given[0] != given[1]
 
 
 def _sampling(value: Mapping[str, Any]) -> CallSampling:

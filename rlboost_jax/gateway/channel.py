@@ -110,3 +110,6 @@ class Channels:
 
     def token_text(self, token: int) -> str | None:
         return None
+
+    def token_bytes(self, token: int) -> bytes | None:
+        return None

@@ -35,7 +35,7 @@ from rlboost_jax.gateway.calls import ChatCall, TokenCall
 from rlboost_jax.gateway.channel import Channel, Over
 from rlboost_jax.gateway.harness import Harness
 from rlboost_jax.gateway.listener import Listener, listener_of
-from rlboost_jax.gateway.served import message_of
+from rlboost_jax.gateway.served import asked_for, message_of
 from rlboost_jax.gateway.session import Ask, Called, SampledTurn
 
 Reward = Callable[..., float]
@@ -187,6 +187,7 @@ def _sampled_turn(turn: Turn, calls: Sequence[ToolCall], ask: Ask) -> SampledTur
         for place, call in enumerate(calls)
         if not call.problem
     )
+    called = asked_for(ask.call, called)
     chat = isinstance(ask.call, ChatCall)
     return SampledTurn(
         tokens=turn.tokens,

@@ -7,10 +7,11 @@ JSON of any spacing, fields of their own. Only what the policy reads is kept.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from rlboost_jax.chat.formats.objects import after_spaces, decoded
+from rlboost_jax.chat.formats.objects import arguments_of
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.gateway.errors import invalid
 from rlboost_jax.gateway.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from rlboost_jax.gateway.unread import THINKING, UNSET
 
 ROLES: Final = {
     "system": "system",
@@ -19,7 +20,6 @@ ROLES: Final = {
     "assistant": "assistant",
     "tool": "tool",
 }
-THINKING: Final = ("reasoning_content", "reasoning")  # vLLM's names of it
 
 
 def canonical_messages(given: Any) -> tuple[Message, ...]:
@@ -79,15 +79,6 @@ def _calls(message: Message) -> list[tuple[str, Any]]:
     return [(f["name"], arguments_of(f["arguments"])) for f in functions]
 
 
-def arguments_of(value: Any) -> Any:
-    """Arguments of a call as an object, where their text is one that can be handed on."""
-    if not isinstance(value, str):
-        return value
-    found = decoded(value, after_spaces(value, 0))
-    whole = isinstance(found.value, dict) and not value[found.end :].strip()
-    return found.value if whole else value
-
-
 def _message(given: Any, place: str) -> Message:
     if not isinstance(given, dict):
         raise invalid(f"{place} is no object", place)
@@ -105,10 +96,12 @@ def _message(given: Any, place: str) -> Message:
             made["tool_calls"] = [
                 _call(each, f"{place}.tool_calls[{i}]") for i, each in enumerate(calls)
             ]
-        for name in THINKING:
-            if isinstance(given.get(name), str) and given[name]:
-                made["reasoning_content"] = given[name]
-                break
+        if given.get("function_call") not in UNSET:
+            field = f"{place}.function_call"
+            raise invalid(f"{field} is not supported; say it as tool_calls", field)
+        thoughts = [_content(given.get(name), f"{place}.{name}") for name in THINKING]
+        if thought := next(filter(None, thoughts), ""):
+            made["reasoning_content"] = thought
     elif role == "tool":
         made["tool_call_id"] = _text(given.get("tool_call_id"), f"{place}.tool_call_id")
         if given.get("name") is not None:
@@ -139,13 +132,16 @@ def _call(given: Any, place: str) -> dict[str, Any]:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict):
         raise invalid(f"{place} is no call of a function", place)
-    arguments = function.get("arguments")
+    arguments, problem = arguments_of(function.get("arguments"))
+    if problem:
+        field = f"{place}.function.arguments"
+        raise invalid(f"{field} are {problem}; they must be an object, or its text", field)
     return {
         "id": _text(given.get("id") or "", f"{place}.id"),
         "type": "function",
         "function": {
             "name": _text(function.get("name"), f"{place}.function.name"),
-            "arguments": arguments_of("" if arguments is None else arguments),
+            "arguments": arguments,
         },
     }
 

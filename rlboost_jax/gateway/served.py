@@ -100,6 +100,9 @@ class Served:
     def token_text(self, token: int) -> str | None:
         return self._tokenizer.text([token])
 
+    def token_bytes(self, token: int) -> bytes | None:
+        return self._tokenizer.bytes_of(token)
+
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens)
 
@@ -178,6 +181,7 @@ class _Turn:
             for index, each in enumerate(turn.calls)
             if not each.problem
         )
+        calls = asked_for(call, calls)
         chat = isinstance(call, ChatCall)
         return SampledTurn(
             tokens=tokens,
@@ -208,6 +212,11 @@ class _Turn:
             return ""
         new, self._shown = text[len(self._shown) :], text
         return new
+
+
+def asked_for(call: Call, calls: tuple[Called, ...]) -> tuple[Called, ...]:
+    """The calls of a turn that its client gets: the first one alone where it takes no more."""
+    return calls if not isinstance(call, ChatCall) or call.parallel_tool_calls else calls[:1]
 
 
 def message_of(text: str, thinking: str, calls: Sequence[Called]) -> Message:

@@ -49,3 +49,6 @@ class Fake:
 
     def token_text(self, token: int) -> str | None:
         return f"<{token}>"
+
+    def token_bytes(self, token: int) -> bytes | None:
+        return None

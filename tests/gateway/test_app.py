@@ -70,6 +70,52 @@ def test_a_turn() -> None:
     with_gateway(story)
 
 
+def test_bytes_of_tokens_are_their_own() -> None:
+    """Those of half a character are not U+FFFD's; where they are not known there are none."""
+
+    async def story(client: Client) -> None:
+        own = dict(zip((1, 2), ("ä".encode()[:1], "ä".encode()[1:]), strict=True))
+        client.backend.token_bytes = own.get  # type: ignore[method-assign]
+        body = {"messages": [USER], "logprobs": True, "top_logprobs": 1}
+        _, said = await client.chat(body)
+        entries = said["choices"][0]["logprobs"]["content"]
+        assert [each["bytes"] for each in entries] == [[0xC3], [0xA4]]
+        assert [each["top_logprobs"][0]["bytes"] for each in entries] == [[0xC3], [0xA4]]
+        assert bytes(byte for each in entries for byte in each["bytes"]).decode() == "ä"
+        _, said = await client.chat({**body, "return_tokens_as_token_ids": True, "seed": 1})
+        assert said["choices"][0]["logprobs"]["content"][0]["bytes"] is None
+        del own[1]
+        _, said = await client.chat({**body, "seed": 2})
+        first = said["choices"][0]["logprobs"]["content"][0]
+        assert (first["token"], first["bytes"]) == ("<1>", None)
+
+    with_gateway(story)
+
+
+def test_fields_that_nobody_knows_are_listed() -> None:
+    async def story(client: Client) -> None:
+        assert (await client.open(id="mine", odd=1))["ignored"] == ["odd"]
+        assert "ignored" not in await client.open(id="other", odd=None)
+        _, said = await client.chat({"messages": [{**USER, "odd": 1}], "odd": 1})
+        assert said["rlboost"]["ignored"] == ["odd", "messages.odd"]
+        reward = {"reward": 1, "metrics": {}, "score": 2}
+        _, said = await client.ask("POST", "/sessions/mine/reward", reward)
+        assert said == {"id": "mine", "reward": 1, "ignored": ["score"]}
+
+    with_gateway(story)
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer", "bEARER", "Bearer  "])
+def test_a_scheme_is_read_in_any_case(scheme: str) -> None:
+    async def story(client: Client) -> None:
+        token = (await client.open())["token"]
+        for each in (TOKEN, token):
+            assert (await client.chat(Authorization=f"{scheme} {each}"))[0] == 200
+        assert (await client.chat(Authorization=f"Basic {TOKEN}"))[0] == 401
+
+    with_gateway(story)
+
+
 def test_tool_calls_whole_and_in_chunks() -> None:
     async def story(client: Client) -> None:
         client.backend.calls = CALLS

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlboost_jax.chat.formats.objects import arguments_of, call_of
 from rlboost_jax.gateway.calls import chat_call, decode, reward_of, token_call
 from rlboost_jax.gateway.errors import ApiError
 from rlboost_jax.gateway.limits import MAX_DEPTH
 from rlboost_jax.gateway.messages import canonical_messages, grown, same
+from rlboost_jax.gateway.served import asked_for
+from rlboost_jax.gateway.session import Called
 
 USER = {"role": "user", "content": "a"}
 
@@ -71,25 +74,150 @@ def test_one_message_written_in_many_ways() -> None:
     assert not same(written[0], other)  # type: ignore[arg-type]
 
 
+def history(**function: Any) -> dict[str, Any]:
+    """A message in which the assistant has called."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", **function}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize("given", ["", " \n", None, "null", {}, "{}", " {} "])
+def test_a_call_without_arguments_has_an_empty_object(given: Any) -> None:
+    """As vLLM reads it: templates iterate over arguments."""
+    for said in (history(arguments=given), history()):
+        call = chat_call({"messages": [said, USER]}).messages[0]["tool_calls"][0]
+        assert call["function"]["arguments"] == {}
+    assert arguments_of(given) == ({}, "")  # of the policy's own calls alike
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("given", "why"),
     [
-        '{"a": NaN}',
-        '{"a": 1e999}',
-        '{"a": 99999999999999999999}',
-        '{"a": "\\ud800"}',
-        '{"a": 1, "a": 2}',
-        '{"a": ' + "[" * 900 + "]" * 900 + "}",
-        '{"a": 1} and more',
-        "[1]",
+        ('{"a": ', "no JSON: Expecting value at ''"),
+        ("city=Ulm", "no JSON: Expecting value at 'city=Ulm'"),
+        ('{"a": NaN}', "no JSON: NaN is no number"),
+        ('{"a": 1e999}', "no JSON: 1e999 is too large"),
+        ('{"a": 99999999999999999999}', "more than 64 bits"),
+        ({"a": 99999999999999999999}, "more than 64 bits"),
+        ('{"a": "\\ud800"}', "no JSON: 'utf-8' codec"),
+        ('{"a": 1, "a": 2}', "the key 'a' stands there twice"),
+        ('{"a": ' + "[" * 900 + "]" * 900 + "}", "nested too deeply"),
+        ('{"a": 1} and more', "more than one value"),
+        ("[1]", "no object but [1]"),
+        ([1], "no object but [1]"),
+        (5, "no object but 5"),
+        ("5", "no object but 5"),
+        (True, "no object but true"),
+        ('"{}"', 'no object but "{}"'),
     ],
 )
-def test_arguments_that_nothing_else_can_carry_stay_text(text: str) -> None:
-    """Not a number of another worth each time, which would begin another sequence."""
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
-    said = {"role": "assistant", "content": "", "tool_calls": [call]}
-    one, other, _ = canonical_messages([said, said, USER])
-    assert one["tool_calls"][0]["function"]["arguments"] == text and same(one, other)
+def test_arguments_that_are_no_object_are_refused_by_their_place(given: Any, why: str) -> None:
+    field = "messages[1].tool_calls[0].function.arguments"
+    with pytest.raises(ApiError) as caught:
+        chat_call({"messages": [USER, history(arguments=given), USER]})
+    assert caught.value.status == 400 and str(caught.value).startswith(f"{field} are ")
+    assert why in str(caught.value) and caught.value.body()["error"]["param"] == field
+    assert call_of({"name": "f", "arguments": given}).problem  # of the policy's own calls alike
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": ""}}, "function_call"),
+        ({"role": "assistant", "reasoning_content": 5}, "reasoning_content"),
+        ({"role": "assistant", "tool_calls": {"a": 1}}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": ["f()"]}, "tool_calls[0]"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool_calls[0]"),
+        (history(name=None), "tool_calls[0].function.name"),
+        ({"role": "assistant", "content": {"text": "a"}}, "content"),
+        ({"role": "tool", "content": 5, "tool_call_id": "1"}, "content"),
+        ({"role": "tool", "content": "5"}, "tool_call_id"),
+        ({"role": "user", "content": [{"type": "text"}]}, "content.text"),
+    ],
+)
+def test_history_that_cannot_be_read_is_named(message: dict[str, Any], field: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat_call({"messages": [USER, message, USER]})
+    assert caught.value.status == 400 and f"messages[1].{field}" in str(caught.value)
+
+
+ODD = {"odd": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "listed"),
+    [
+        (ODD, ["odd"]),
+        ({"messages": [{**USER, **ODD}]}, ["messages.odd"]),
+        ({"messages": [{**USER, "name": "bob"}]}, ["messages.name"]),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **ODD}]}]},
+            ["messages.content.odd"],
+        ),
+        ({"messages": [history(**ODD), USER]}, ["messages.tool_calls.function.odd"]),
+        (
+            {"messages": [{**history(), "refusal": "no", "annotations": [], "audio": None}, USER]},
+            ["messages.refusal"],
+        ),
+        (
+            {"messages": [{"role": "tool", "content": "", "tool_call_id": "1", **ODD}]},
+            ["messages.odd"],
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}, **ODD}]}, ["tools.odd"]),
+        ({"tools": [{"function": {"name": "f", "strict": True}}]}, ["tools.function.strict"]),
+        (
+            {"stream": True, "stream_options": {"include_usage": True, **ODD}},
+            ["stream_options.odd"],
+        ),
+        ({"stream_options": {"include_usage": True}}, ["stream_options"]),
+        ({"logprobs": True, "top_logprobs": 5}, ["top_logprobs"]),
+        ({"top_logprobs": 1}, ["top_logprobs"]),
+        ({"max_tokens": 5, "max_completion_tokens": 4}, ["max_tokens"]),
+        ({"max_tokens": 4, "max_completion_tokens": 4, "top_logprobs": 0}, []),
+        (
+            {"reasoning_effort": "low", "verbosity": "", "store": False},
+            ["reasoning_effort", "store"],
+        ),
+    ],
+)
+def test_what_nothing_reads_is_listed(body: dict[str, Any], listed: list[str]) -> None:
+    assert list(chat_call({"messages": [USER], **body}).ignored) == listed
+
+
+def test_what_nothing_reads_of_a_token_call_is_listed() -> None:
+    body = {"token_ids": [1], **ODD, "sampling_params": {**ODD, "skip_special_tokens": False}}
+    assert token_call(body).ignored == ("odd", "sampling_params.odd")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("guided_json", {"type": "object"}),
+        ("regex", "a+"),
+        ("grammar", "root ::= a"),
+        ("typical_p", 0.9),
+        ("mirostat", 2),
+        ("include_stop_str_in_output", True),
+        ("documents", [{"text": "a"}]),
+    ],
+)
+def test_other_servers_fields_that_change_what_is_sampled_are_refused(
+    field: str, value: Any
+) -> None:
+    with pytest.raises(ApiError, match=f"^{field} is not supported"):
+        chat_call({"messages": [USER], field: value})
+    assert field not in chat_call({"messages": [USER], field: None}).ignored
+
+
+@pytest.mark.parametrize("given", [True, None])
+def test_one_call_at_a_time_is_another_turn(given: bool | None) -> None:
+    many = chat_call({"messages": [USER], "parallel_tool_calls": given})
+    one = chat_call({"messages": [USER], "parallel_tool_calls": False})
+    assert (many.parallel_tool_calls, one.parallel_tool_calls) == (True, False)
+    assert many.key != one.key and many.ignored == one.ignored == ()
+    calls = tuple(Called(id=str(i), name="f", arguments="{}") for i in range(3))
+    assert asked_for(many, calls) == calls and asked_for(one, calls) == calls[:1]
+    with pytest.raises(ApiError, match="parallel_tool_calls is 'no'"):
+        chat_call({"messages": [USER], "parallel_tool_calls": "no"})
 
 
 def test_parts_of_text_are_text() -> None:

@@ -87,6 +87,26 @@ async def test_the_harness_carries_its_calls_out_itself(tmp_path: Path) -> None:
     await runner.close()
 
 
+async def test_a_harness_that_takes_one_call_gets_the_first(
+    harness: Callable[..., EpisodeRunner], tmp_path: Path
+) -> None:
+    runner = harness(
+        f"""
+        said = chat(user("a"), parallel_tool_calls=False)["message"]
+        open({str(tmp_path / "found")!r}, "w").write(json.dumps(said["tool_calls"]))
+        chat(user("a"), said, {{"role": "tool", "tool_call_id": "1", "content": "b"}})
+        """
+    )
+    await runner.reset(EXAMPLE, 1)
+    calls = tuple(ToolCall(name="f", arguments={"x": i}, id=str(i)) for i in (1, 2))
+    step = (await runner.step(turn_of(0, "", calls=calls), key="k")).step
+    assert not step.anew and len(step.observation) == 1, "its conversation has grown"
+    assert (await runner.step(turn_of(1, "y"), key="k")).step.done
+    await runner.close()
+    (call,) = json.loads((tmp_path / "found").read_text())
+    assert call["id"] == "1" and call["function"]["arguments"] == '{"x": 1}'
+
+
 async def test_what_a_turn_was_comes_with_it(
     harness: Callable[..., EpisodeRunner], tmp_path: Path
 ) -> None:

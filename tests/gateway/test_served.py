@@ -67,6 +67,13 @@ async def test_what_is_said_need_not_encode_to_what_was_sampled(gateway: Place) 
         tokenizer.encode([answer["choices"][0]["message"]["content"]], chat=True)[0]
         for answer in answers
     ]
+    for answer in answers:  # of random weights: most are no whole characters
+        choice = answer["choices"][0]
+        entries = choice["logprobs"]["content"]
+        for entry, token in zip(entries, choice["token_ids"], strict=True):
+            assert (entry["bytes"] is None) == (token >= tokenizer.vocab_size), "rows without one"
+        parts = b"".join(bytes(entry["bytes"] or ()) for entry in entries)
+        assert parts.decode(errors="replace") == tokenizer.text(choice["token_ids"])
     assert any(
         ids != answer["choices"][0]["token_ids"] for ids, answer in zip(again, answers, strict=True)
     )

@@ -77,20 +77,38 @@ def call_of(value: Any) -> ToolCall:
     name = value.get("name")
     if not isinstance(name, str) or not name:
         return broken(f"the call has no name: {_shown(value)}")
-    arguments: Any = next((value[key] for key in ARGUMENTS if key in value), {})
-    if isinstance(arguments, str):  # as OpenAI's protocol has them
-        inner = decoded(arguments, 0)
-        if inner.problem or arguments[inner.end :].strip():
-            return broken(f"the arguments are {inner.problem or 'more than one value'}", name)
-        arguments = inner.value
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, Mapping):
-        return broken(f"the arguments are no object but {_shown(arguments)}", name)
+    given: Any = next((value[key] for key in ARGUMENTS if key in value), {})
+    arguments, problem = arguments_of(given)
+    if problem:
+        return broken(f"the arguments are {problem}", name)
     identity = value.get("id")
     return ToolCall(
         name=name, arguments=arguments, id=identity if isinstance(identity, str) else ""
     )
+
+
+def arguments_of(given: Any) -> tuple[Mapping[str, Any], str]:
+    """Return the arguments of a call and "", or {} and why there are none.
+
+    Args:
+        given: an object, or the text of one as OpenAI's protocol has them. Nothing at all (None, a
+            blank text) is a call without arguments.
+    """
+    if isinstance(given, str):
+        start = after_spaces(given, 0)
+        if start == len(given):
+            return {}, ""
+        inner = decoded(given, start)
+        if inner.problem or given[inner.end :].strip():
+            return {}, inner.problem or "more than one value"
+        given = inner.value
+    elif problem := unsendable(given):
+        return {}, problem
+    if given is None:
+        return {}, ""
+    if not isinstance(given, Mapping):
+        return {}, f"no object but {_shown(given)}"
+    return given, ""
 
 
 def broken(problem: str, name: str = "") -> ToolCall:
