@@ -114,9 +114,11 @@ def _config(model: ModelConfig, dtype: str) -> tuple[dict[str, Any], list[str]]:
         except ConfigError as error:
             notes.append(f"config.json is made from the run's own record: {error}")
         else:
+            fields["tie_embeddings"] = model.tie_embeddings  # the weights may have known better
             same = all(getattr(model, name) == value for name, value in fields.items())
             if same and theirs["model_type"] == model.family:
                 values = _with_attention_factor(theirs, model)
+                values = {**values, "tie_word_embeddings": model.tie_embeddings}
     values = {k: v for k, v in values.items() if k not in ("torch_dtype", "dtype")}
     return {**values, "torch_dtype": dtype}, notes
 

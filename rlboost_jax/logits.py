@@ -47,7 +47,7 @@ def logits(
     from rlboost_jax.engine.teacher import teacher_forced_logits
     from rlboost_jax.models.checkpoint_reader import CheckpointUnusable, read_checkpoint
 
-    model = ModelConfig(source=source, dtype="float32", **source_fields(source))
+    model = ModelConfig(source=source, dtype="float32", **source_fields(source, weights=True))
     check_model(model)
     _check(tokens, model.vocab_size)
     _check_memory(model, tokens.shape[1], memory_of)

@@ -95,7 +95,7 @@ def train(
         ConfigError, WorkdirUnusable, RuntimeError: one line that says what to change.
         KeyboardInterrupt: the same call goes on.
     """
-    run = run_config(config)  # before anything heavy is imported
+    run = run_config(config, workdir)  # before anything heavy is imported
     check_usable(workdir, run)  # so is most of what Workdir would refuse
     with seldom_collected():
         from rlboost_jax.learner.notebook import run_shown
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> None:
         if world is not None and not world.leads:
             from rlboost_jax.learner.processes.follower import follow_training
 
-            follow_training(run_config(_CONFIG.value), _WORKDIR.value, world)
+            follow_training(run_config(_CONFIG.value, _WORKDIR.value), _WORKDIR.value, world)
             return
         summary = train(_CONFIG.value, _WORKDIR.value, world, fork=_FORK.value)
     except Exception as error:

@@ -128,6 +128,7 @@ def test_a_source_s_own_words_and_tokenizer_come_along(run: RunConfig, tmp_path:
         "eos_token_id": [1, 7],
         "max_position_embeddings": 64,
         "dtype": "float32",
+        "tie_word_embeddings": True,  # which the weights contradict, and so does the run's record
     }
     (source / "config.json").write_text(json.dumps(export_of_source))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md"):
@@ -139,6 +140,7 @@ def test_a_source_s_own_words_and_tokenizer_come_along(run: RunConfig, tmp_path:
     values = json.loads((tmp_path / "out/config.json").read_text())
     assert (values["eos_token_id"], values["max_position_embeddings"]) == ([1, 7], 64)
     assert (values["torch_dtype"], "dtype" in values) == ("bfloat16", False)
+    assert values["tie_word_embeddings"] is False
     names = {path.name for path in (tmp_path / "out").iterdir()}
     tokenizer = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     assert names == tokenizer | {"config.json", "model.safetensors"}

@@ -130,7 +130,8 @@ def _run_of_checkpoint(wanted: Wanted) -> RunConfig:
 
     tokens = wanted.max_tokens or DEFAULT_TOKENS
     values = base.get_config().to_dict()
-    values["model"] |= {"source": wanted.checkpoint, **source_fields(wanted.checkpoint)}
+    fields = source_fields(wanted.checkpoint, weights=True)
+    values["model"] |= {"source": wanted.checkpoint, **fields}
     values["model"]["dtype"] = wanted.dtype or values["model"]["dtype"]
     values["task"]["name"] = "dataset"
     values["data"] |= {"source": "none", "prompt_column": "prompt", "tokenizer": wanted.checkpoint}

@@ -11,7 +11,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from rlboost_jax.models.params import Params, flatten_params
-from rlboost_jax.models.tensor_names import INDEX, SINGLE, stored
+from rlboost_jax.models.tensor_names import stored
+from rlboost_jax.settings.huggingface.tensor_files import INDEX, SINGLE
 from rlboost_jax.settings.model import ModelConfig
 
 MOST_FILE_BYTES: Final = 5 * 10**9  # as transformers cuts them

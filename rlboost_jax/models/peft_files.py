@@ -9,7 +9,8 @@ from safetensors.numpy import save_file
 
 from rlboost_jax.models.adapters import is_adapter
 from rlboost_jax.models.params import Params, flatten_params
-from rlboost_jax.models.tensor_names import PREFIX, stored
+from rlboost_jax.models.tensor_names import stored
+from rlboost_jax.settings.huggingface.tensor_files import PREFIX
 from rlboost_jax.settings.model import ModelConfig
 
 CONFIG: Final = "adapter_config.json"

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from rlboost_jax.settings.huggingface.tensor_files import HEAD, PREFIX, TABLE
 from rlboost_jax.settings.model import ModelConfig
 
 _PROJECTIONS: Final = {
@@ -46,13 +47,9 @@ _NORMS_WITH_POST: Final = {
     "mlp_post_norm.scale": "post_feedforward_layernorm.weight",
 }
 _REST: Final = {
-    "embedding.table": "embed_tokens.weight",
+    "embedding.table": TABLE,
     "head.norm.scale": "norm.weight",
 }
-SINGLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
-HEAD: Final = "lm_head.weight"
-PREFIX: Final = "model."
 
 
 class Stored(NamedTuple):
@@ -62,14 +59,21 @@ class Stored(NamedTuple):
     transposed: bool
 
 
-def stored(model: ModelConfig, leaf: str, shape: tuple[int, ...], prefix: str = PREFIX) -> Stored:
+def stored(
+    model: ModelConfig,
+    leaf: str,
+    shape: tuple[int, ...],
+    prefix: str = PREFIX,
+    head: str = HEAD,
+) -> Stored:
     """How the leaf of that dotted name and shape is stored.
 
     Args:
         prefix: of all tensors but the head's.
+        head: the head's name.
     """
     if leaf == "head.kernel":
-        return Stored({(): HEAD}, transposed=True)
+        return Stored({(): head}, transposed=True)
     if not leaf.startswith("layers."):
         return Stored({(): prefix + _REST[leaf]}, transposed=False)
     inner = leaf.removeprefix("layers.")

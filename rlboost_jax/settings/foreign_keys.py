@@ -45,11 +45,12 @@ def report_unknown(values: Mapping[str, Any], known: Collection[str], where: str
     For records that carry much which no reader needs, such as the rest of a `config.json`.
     """
     if unknown := unknown_keys(values, known):
-        _warn_once(f"{where}: passed over: {', '.join(map(str, unknown))}")
+        warn_once(f"{where}: passed over: {', '.join(map(str, unknown))}")
 
 
 @functools.lru_cache(maxsize=1024)
-def _warn_once(line: str) -> None:
+def warn_once(line: str) -> None:
+    """Log a warning unless this process has logged the same before."""
     log.warning("%s", line)
 
 

@@ -48,11 +48,15 @@ class ConfigDictLike(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-def run_config(config: ConfigDictLike) -> RunConfig:
+def run_config(config: ConfigDictLike, workdir: str | Path = "") -> RunConfig:
     """The checked record of a configuration file; also opens the files it names.
 
     With a `model.source`, the architecture is that of its config.json: the record is complete, and
     its readers need no checkpoint.
+
+    Args:
+        workdir: where the run goes on, or begins; "": it is only looked at, and no weights are
+            fetched for that.
 
     Raises ConfigError.
     """
@@ -61,10 +65,21 @@ def run_config(config: ConfigDictLike) -> RunConfig:
     values = config.to_dict()
     model = values.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("source"), str) and model["source"]:
-        values["model"] = {**model, **source_fields(model["source"])}
+        tied = _tied_before(workdir, model["source"]) if workdir else None
+        weights = bool(workdir) and tied is None
+        values["model"] = {**model, **source_fields(model["source"], weights=weights, tied=tied)}
     record = run_config_from_dict(values)
     check_files(record)
     return record
+
+
+def _tied_before(workdir: str | Path, source: str) -> bool | None:
+    """`model.tie_embeddings` of a run that has begun with a source; None: there is none."""
+    try:
+        model = read_run_config(workdir).model
+    except ConfigError:  # where it is damaged, those who open the workdir say so
+        return None
+    return model.tie_embeddings if model.source == source else None
 
 
 def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:

@@ -16,7 +16,7 @@ from rlboost_jax.models.checkpoint_reader import (
 )
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import flatten_params, init_params, params_digest
-from rlboost_jax.models.tensor_names import INDEX, SINGLE
+from rlboost_jax.settings.huggingface.tensor_files import INDEX, SINGLE
 
 MOE = {"num_experts": 3, "experts_per_token": 2, "expert_dim": 12}
 SANDWICH = {"post_norms": True, "norm_offset": True, "tie_embeddings": True}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.settings.foreign_keys import warn_once
 from rlboost_jax.settings.huggingface.config import from_huggingface
 
 CONFIG: Final = "config.json"
@@ -36,17 +37,49 @@ def _huggingface_hub() -> Any:
     return huggingface_hub
 
 
-def source_fields(source: str, *, hub: Hub = _huggingface_hub) -> dict[str, Any]:
+def source_fields(
+    source: str,
+    *,
+    weights: bool = False,
+    tied: bool | None = None,
+    hub: Hub = _huggingface_hub,
+) -> dict[str, Any]:
     """Fields of `ModelConfig` that a checkpoint's config.json decides.
 
+    Where it ties the head to the embeddings, and the weights have a head of its own, the weights
+    are right and a warning says so. Without weights on this host, the file is believed.
+
     Args:
+        weights: fetch them where they decide that.
+        tied: what a run that has begun has; its weights are not asked.
         hub: the package that fetches names, as huggingface_hub does; may raise ImportError.
 
     Raises:
         ConfigError: there is no such file, or it describes no model that is known here.
     """
     path = _config_path(source, hub)
-    return from_huggingface(_values(path), str(path))
+    fields = from_huggingface(_values(path), str(path))
+    if not fields["tie_embeddings"] or tied is not None:
+        return {**fields, "tie_embeddings": fields["tie_embeddings"] and tied is not False}
+    folder = source_folder(source, WEIGHTS, hub=hub) if weights else path.parent
+    if head := _own_head(folder):
+        fields["tie_embeddings"] = False
+        warn_once(
+            f"{path} ties the head to the embeddings, and {head} is not them: it is trained and "
+            "exported as a matrix of its own (model.tie_embeddings is False)"
+        )
+    return fields
+
+
+def _own_head(folder: Path) -> str:
+    """The name of a head that is not the embeddings; "" also where files are missing or broken."""
+    from rlboost_jax.settings.huggingface.tensor_files import CheckpointUnusable, TensorFiles
+
+    try:
+        with TensorFiles(folder) as tensors:
+            return tensors.own_head()
+    except CheckpointUnusable:  # which the reader of weights will say
+        return ""
 
 
 def source_config(source: str) -> dict[str, Any]:
