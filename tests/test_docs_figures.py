@@ -37,6 +37,19 @@ def test_gains_are_those_of_the_experiment() -> None:
     assert docs_figures.lag_gains() == FIGURES["lag"], AGAIN
 
 
+def test_prices_are_those_of_the_simulations() -> None:
+    assert docs_figures.tokens_per_dollar() == FIGURES["prices"], AGAIN
+    assert docs_figures.break_even() == FIGURES["break_even"], AGAIN
+
+
+def test_both_first_pages_say_the_same_of_what_was_shown() -> None:
+    tables = [
+        (ROOT / page).read_text(encoding="utf-8").split("| shown on |")[1].split("\n\n")[0]
+        for page in MEASURED
+    ]
+    assert tables[0] == tables[1] and tables[0].count("\n") > 6
+
+
 @pytest.mark.parametrize("page", MEASURED)
 def test_other_durations_are_nowhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

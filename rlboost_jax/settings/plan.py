@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from rlboost_jax.settings.algorithm import AlgorithmConfig
+from rlboost_jax.settings.break_even import break_even_text
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.memory import (
     BYTES,
@@ -106,6 +107,8 @@ def _lines(config: RunConfig, workdir: str) -> Iterator[tuple[str, str]]:
         f"${reserved:.2f} an hour reserved + {prices}: at most "
         f"${_most(config):.2f} an hour{_budget(fleet)}",
     )
+    if text := break_even_text(config):
+        yield "break-even", text
 
 
 def _environment(config: RunConfig) -> str:

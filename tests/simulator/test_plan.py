@@ -18,6 +18,7 @@ from rlboost_jax.simulator.plan.pareto import front
 from rlboost_jax.simulator.plan.planning import Limits, plan, processes, settings_of
 from rlboost_jax.simulator.plan.prices import InstanceType, PriceList, ReservedShape
 from rlboost_jax.simulator.plan.purchase import purchase_of
+from rlboost_jax.simulator.plan.report import report
 from rlboost_jax.simulator.plan.search import Search, Task, point_of
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
@@ -292,6 +293,28 @@ def test_limits_choose():
     assert hurried.chosen.hours.mean == min(hours) < free.chosen.hours.mean
     none = plan(bought, space, HORIZON, Limits(hours=min(hours) / 2), simulate=simulate)
     assert not none.kept and none.chosen.late > 0.95
+
+
+@pytest.mark.parametrize("price", [2.0, 200.0])
+def test_at_the_limit_of_prices_the_learner_alone_is_as_cheap_per_token(price):
+    """Simulated again at the prices that the limit says."""
+    steady = replace(
+        FAST, losses_per_hour=0.0, speed=6.0, price_per_hour=price, egress_dollars_per_gb=0.0
+    )
+    bought = purchase(steady, shapes=SHAPES[:1])
+    space, limits = space_of(bought.prices, total=2), Limits(worth_per_hour=1e6)
+    found = plan(bought, space, HORIZON, limits, simulate=serial(bought))
+    limit = found.price_limit(bought)
+    assert found.chosen.mix.instances and (limit > 1) == (price == 2.0)
+    assert f"per dollar until they cost {limit:.2f} times as much" in report(
+        found, bought, limits, others=0
+    )
+    dearer = purchase(replace(steady, price_per_hour=price * limit), shapes=SHAPES[:1])
+    samples = [run_mix(dearer, found.chosen.mix, HORIZON, seed=seed) for seed in HORIZON.seeds]
+    per_dollar = sum(s.tokens for s in samples) / sum(s.dollars for s in samples)
+    assert per_dollar == pytest.approx(found.alone.tokens_per_dollar, rel=1e-6)
+    free = plan(bought, space_of(bought.prices, total=0), HORIZON, limits, simulate=serial(bought))
+    assert free.price_limit(bought) is None and free.alone == free.chosen
 
 
 def test_what_does_not_fit_or_is_not_known_is_a_line():

@@ -56,6 +56,7 @@ class PlanRow:
 class Plan:
     rows: tuple[PlanRow, ...]  # those nobody would pass over first, the fastest first
     chosen: PlanRow
+    alone: PlanRow  # the chosen mix's learner without instances
     kept: bool  # whether the chosen one keeps to the limits
     space: int
     found: Found
@@ -64,6 +65,22 @@ class Plan:
     def exact(self) -> bool:
         """Whether there is no mix that might belong to the best, too."""
         return not self.found.left
+
+    def price_limit(self, purchase: Purchase) -> float | None:
+        """How many times as much the chosen mix's instances may cost, egress included, until the
+        learner alone makes as many tokens per dollar; None without instances.
+
+        That is where tokens / (hours · R + limit · paid) are the tokens per dollar of the learner
+        alone: R is its price per hour, `paid` what instances and egress cost.
+        """
+        chosen = self.chosen
+        if not chosen.mix.instances:
+            return None
+        shape = purchase.learners[chosen.mix.reserved].reserved
+        reserved = chosen.hours.mean * shape.nodes * shape.price_per_node_hour
+        tokens = chosen.tokens_per_dollar * chosen.dollars.mean
+        paid = chosen.dollars.mean - reserved
+        return (tokens / self.alone.tokens_per_dollar - reserved) / paid if paid > 0 else None
 
 
 def plan(
@@ -96,9 +113,21 @@ def plan(
         _row(purchase, mix, samples, horizon, limits, best=mix in found.best)
         for mix, samples in found.samples.items()
     ]
+    by_mix = {row.mix: row for row in rows}
     rows.sort(key=lambda row: (not row.best, row.hours.mean, row.dollars.mean, row.mix))
     chosen, kept = _chosen(rows, limits)
-    return Plan(rows=tuple(rows), chosen=chosen, kept=kept, space=space.size, found=found)
+    alone = Mix((0,) * len(chosen.mix.counts), chosen.mix.reserved)
+    if alone not in by_mix:  # it was ruled out, or nobody looked at it
+        samples = simulate([(alone, seed) for seed in horizon.seeds])
+        by_mix[alone] = _row(purchase, alone, samples, horizon, limits, best=False)
+    return Plan(
+        rows=tuple(rows),
+        chosen=chosen,
+        alone=by_mix[alone],
+        kept=kept,
+        space=space.size,
+        found=found,
+    )
 
 
 def _row(
@@ -183,6 +212,7 @@ def to_json(
         "exact": found.exact,
         "chosen": found.chosen.name,
         "chosen_keeps_limits": found.kept,
+        "chosen_price_limit": found.price_limit(purchase),
         "settings": settings_of(purchase, found.chosen),
         "rows": [
             {

@@ -35,9 +35,21 @@ def _lines(found: Plan, purchase: Purchase, limits: Limits, others: int) -> Iter
         yield "not exhaustive: one of those not looked at may be better than the best here"
     if not found.kept:
         yield f"no mix keeps to the limits with a risk of {limits.risk:.0%} or less"
+    if (limit := found.price_limit(purchase)) is not None:
+        alone = found.alone
+        yield (
+            f"the learner alone: {alone.hours.mean:.2f} hours, {alone.dollars.mean:.2f} dollars; "
+            f"{found.chosen.name} {_until(limit)}"
+        )
     yield f"to have {found.chosen.name}:"
     for line in settings_of(purchase, found.chosen):
         yield f"    {line}"
+
+
+def _until(limit: float) -> str:
+    if limit <= 0:
+        return "make fewer tokens per dollar, whatever they cost"
+    return f"make more tokens per dollar until they cost {limit:.2f} times as much"
 
 
 def _head(width: int, limits: Limits) -> str:

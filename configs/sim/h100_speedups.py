@@ -1,0 +1,95 @@
+"""Speeds of the runs of `configs/` with preemptible H100s. Do not edit.
+
+Simulated, not measured: `python -m experiments.spot_discount.presets` writes this file and says
+how. `speedups` are tokens per second with 1, 2, … instances that stay, over those of the reserved
+devices alone. A run with the other fields of a preset has its speedups.
+"""
+
+from typing import Any
+
+SPEEDUPS: dict[str, dict[str, Any]] = {
+    "qwen25_05b_gsm8k": {
+        "num_params": 494_032_768,
+        "lora_rank": 0,
+        "mesh": (1, 1, 1),
+        "tensor_parallel": 1,
+        "slots": 256,
+        "prompts_per_step": 64,
+        "group_size": 8,
+        "max_response_tokens": 512,
+        "lag": 0,
+        "speedups": (1.031, 1.036),
+    },
+    "qwen3_06b_gsm8k": {
+        "num_params": 596_049_920,
+        "lora_rank": 0,
+        "mesh": (1, 1, 1),
+        "tensor_parallel": 1,
+        "slots": 192,
+        "prompts_per_step": 64,
+        "group_size": 8,
+        "max_response_tokens": 1536,
+        "lag": 0,
+        "speedups": (1.243, 1.352),
+    },
+    "llama32_1b_lora": {
+        "num_params": 1_235_814_400,
+        "lora_rank": 32,
+        "mesh": (1, 1, 1),
+        "tensor_parallel": 1,
+        "slots": 128,
+        "prompts_per_step": 64,
+        "group_size": 8,
+        "max_response_tokens": 512,
+        "lag": 0,
+        "speedups": (1.113, 1.14),
+    },
+    "qwen3_8b_openr1": {
+        "num_params": 8_190_735_360,
+        "lora_rank": 0,
+        "mesh": (1, 8, 1),
+        "tensor_parallel": 1,
+        "slots": 64,
+        "prompts_per_step": 128,
+        "group_size": 8,
+        "max_response_tokens": 14_336,
+        "lag": 0,
+        "speedups": (1.106, 1.19, 1.248, 1.296, 1.326, 1.36, 1.382, 1.401),
+    },
+    "qwen3_14b_openr1": {
+        "num_params": 14_768_307_200,
+        "lora_rank": 0,
+        "mesh": (1, 8, 1),
+        "tensor_parallel": 2,
+        "slots": 32,
+        "prompts_per_step": 128,
+        "group_size": 8,
+        "max_response_tokens": 14_336,
+        "lag": 0,
+        "speedups": (1.171, 1.36, 1.499, 1.619, 1.705, 1.78),
+    },
+    "qwen3_32b_openr1": {
+        "num_params": 32_762_123_264,
+        "lora_rank": 0,
+        "mesh": (1, 16, 1),
+        "tensor_parallel": 4,
+        "slots": 32,
+        "prompts_per_step": 128,
+        "group_size": 8,
+        "max_response_tokens": 14_336,
+        "lag": 0,
+        "speedups": (1.147, 1.323, 1.456, 1.556, 1.644, 1.718),
+    },
+    "qwen3_30b_a3b_moe": {
+        "num_params": 30_532_122_624,
+        "lora_rank": 0,
+        "mesh": (1, 16, 1),
+        "tensor_parallel": 4,
+        "slots": 64,
+        "prompts_per_step": 128,
+        "group_size": 8,
+        "max_response_tokens": 4096,
+        "lag": 0,
+        "speedups": (1.101, 1.171, 1.218, 1.273),
+    },
+}

@@ -1,0 +1,87 @@
+"""The price up to which preemptible instances pay, for runs that were simulated.
+
+With k instances a run makes r times the tokens per hour that its reserved devices make alone, which
+cost R dollars an hour. Tokens per dollar are the same where r · R = R + k · p: an instance is
+worth p = (r − 1) · R / k dollars an hour. It has a share s of the reserved devices' number, which
+cost s · R, so p is a discount of 1 − (r − 1) / (k · s), whatever R is.
+"""
+
+import math
+
+from rlboost_jax.configs.sim.h100_speedups import SPEEDUPS
+from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.memory import num_parameters
+from rlboost_jax.settings.run import RunConfig
+
+
+def worth(speedup: float, count: int) -> float:
+    """What one of so many instances is worth, over the price of all reserved devices."""
+    return (speedup - 1) / count
+
+
+def discount(speedup: float, count: int, share: float) -> float:
+    """The discount at which so many instances begin to pay; below 0 where they pay at any price.
+
+    Args:
+        share: devices of one instance over the reserved ones.
+    """
+    return 1 - worth(speedup, count) / share
+
+
+def speedups_of(config: RunConfig) -> tuple[float, ...]:
+    """Simulated speed-ups with 1, 2, … instances; empty for a run that is like no preset."""
+    own = {
+        "num_params": num_parameters(config.model),
+        "lora_rank": config.model.lora.rank,
+        "mesh": config.learner.mesh,
+        "tensor_parallel": config.engine.tensor_parallel,
+        "slots": config.engine.slots,
+        "prompts_per_step": config.learner.prompts_per_step,
+        "group_size": config.algorithm.group_size,
+        "max_response_tokens": config.sampling.max_response_tokens,
+        "lag": config.algorithm.lag,
+    }
+    for preset in SPEEDUPS.values():
+        if all(preset[name] == value for name, value in own.items()):
+            return tuple(preset["speedups"])
+    return ()
+
+
+def device_share(config: RunConfig) -> float:
+    """Devices of one instance over the reserved ones."""
+    return config.engine.tensor_parallel / math.prod(config.learner.mesh)
+
+
+def break_even_text(config: RunConfig) -> str:
+    """From which discount on the run's own fleet pays; "" for a run without instances."""
+    fleet, count = config.fleet, config.fleet.most_instances
+    if not count:
+        return ""
+    if fleet.pools:
+        return "not known for pools: `rlboost plan` compares them"
+    speedups = speedups_of(config)
+    many = f"{count} preemptible instance{'s' * (count > 1)}"
+    if count > len(speedups):
+        known = f"; simulated with up to {len(speedups)}" if speedups else ""
+        return f"not known for {many} of this run{known}: see `rlboost plan` and `rlboost advise`"
+    speedup, share = speedups[count - 1], device_share(config)
+    gain = (
+        f"{many}, if they stay, make {speedup:.2f} times the tokens of the reserved devices alone"
+    )
+    return f"{gain} (simulated on H100s): they pay {_from(discount(speedup, count, share))}" + (
+        _at_own_prices(fleet, worth(speedup, count)) if fleet.reserved_price_per_hour else ""
+    )
+
+
+def _from(least: float) -> str:
+    if least >= 1:
+        return "at no price"
+    return f"from {least:.0%} off the reserved price" if least > 0 else "at the reserved price, too"
+
+
+def _at_own_prices(fleet: FleetConfig, value: float) -> str:
+    if not fleet.reserved_price_per_hour:
+        return ""
+    most, price = value * fleet.reserved_price_per_hour, fleet.price_per_hour
+    verdict = "do" if price <= most else "do not"
+    return f", ${most:.2f} an hour each, and {verdict} at ${price:.2f}"
