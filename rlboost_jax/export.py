@@ -2,8 +2,8 @@
 
     rlboost export --workdir=RUN --to=FOLDER [--step=N] [--dtype=bfloat16] [--adapter]
 
-FOLDER then has config.json, safetensors files of at most 5 GB, and the tokenizer's files if the
-model that the run began with had some; transformers loads it. A model from scratch becomes a Qwen3.
+FOLDER then has config.json, safetensors files of at most 5 GB, and the tokenizer's files with the
+run's chat template and stop ids; transformers loads it. A model from scratch becomes a Qwen3.
 Adapters are merged, or with --adapter written alone, as the PEFT library has them.
 Works beside a run that is alive, and on the CPU.
 """
@@ -21,7 +21,7 @@ from rlboost_jax import usage
 from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface.config import from_huggingface, to_huggingface
-from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_config, source_folder
+from rlboost_jax.settings.huggingface.sources import CONFIG, source_config
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.model import Dtype, ModelConfig
 from rlboost_jax.storage import durable
@@ -49,6 +49,7 @@ def export(
     Raises:
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
+    from rlboost_jax.data.exported_tokenizer import write_tokenizer
     from rlboost_jax.learner.checkpoints.base import read_policy
     from rlboost_jax.learner.checkpoints.reading import newest_step
     from rlboost_jax.models.adapters import base_model, merged_params
@@ -56,7 +57,8 @@ def export(
     from rlboost_jax.models.peft_files import write_peft
 
     workdir, folder = Path(workdir), Path(folder).absolute()
-    model = read_run_config(workdir).model
+    run = read_run_config(workdir)
+    model = run.model
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--to={folder} exists; name a new folder")
     if adapter and not model.lora.rank:
@@ -78,17 +80,18 @@ def export(
         ) from error
     if adapter:
         write_peft(model, params, partial, dtype=dtype)
+        notes = write_tokenizer(run, partial)
         _finish(partial, folder)
         return [
             f"{folder}: adapters of rank {model.lora.rank} after {step} updates, {dtype}; they "
-            f"belong to {model.source or 'a model from scratch, in ' + str(workdir / 'base')}"
+            f"belong to {model.source or 'a model from scratch, in ' + str(workdir / 'base')}",
+            *notes,
         ]
     params = merged_params(model, params, model.dtype)
     files = write_checkpoint(base_model(model), params, partial, dtype=dtype)
     values, notes = _config(model, dtype)
     (partial / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
-    if model.source:
-        notes += _copy_tokenizer(model.source, partial)
+    notes += write_tokenizer(run, partial)
     _finish(partial, folder)
     return [
         f"{folder}: {values['architectures'][0]} after {step} updates, {dtype}, {len(files)} "
@@ -129,18 +132,6 @@ def _with_attention_factor(values: dict[str, Any], model: ModelConfig) -> dict[s
     if "attn_factor" not in values.get(name, {}):
         return values
     return {**values, name: {**values[name], "attention_factor": model.rope_attention_factor}}
-
-
-def _copy_tokenizer(source: str, folder: Path) -> list[str]:
-    try:
-        place = source_folder(source, TOKENIZER)
-    except ConfigError as error:
-        return [f"the tokenizer's files are missing: {error}"]
-    found = sorted({path for pattern in TOKENIZER for path in place.glob(pattern)})
-    for path in found:
-        if path.is_file():
-            shutil.copyfile(path, folder / path.name)
-    return [] if found else [f"{place} has no tokenizer, so there is none here"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 import datetime
 import functools
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from numpy.typing import ArrayLike
 from rlboost_jax.data.token_bytes import bytes_of_tokens
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.settings.huggingface.generation import end_ids
 from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
@@ -202,7 +202,7 @@ class HuggingFaceTokenizer:
             ) from None
         added = self._tokenizer.added_tokens_decoder  # they may lie behind a gap
         self.vocab_size = max(len(self._tokenizer), max(added, default=-1) + 1)
-        found = {*data.stop_ids, *_generation_stops(folder)}
+        found = {*data.stop_ids, *end_ids(folder)}
         if self._tokenizer.eos_token_id is not None:
             found.add(int(self._tokenizer.eos_token_id))
         if not found:
@@ -308,21 +308,14 @@ def _with_a_date(template: Any) -> Any:
     return template and _TODAY.sub(lambda match: f"'{DATE.strftime(match['form'])}'", template)
 
 
+def asks_for_today(template: str) -> bool:
+    """Whether a template has the date in it, which is `DATE` in a run."""
+    return bool(_TODAY.search(template))
+
+
 def _folder(name: str) -> Path:
     """Where the tokenizer's files are, fetched if need be; raises ConfigError."""
     try:
         return source_folder(name, (*TOKENIZER, CONFIG))
     except ConfigError as error:
         raise ConfigError(str(error).replace("config.model.source", "data.tokenizer", 1)) from None
-
-
-def _generation_stops(folder: Path) -> set[int]:
-    """The end ids of `generation_config.json`; none where there is no such file."""
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return set()
-    try:
-        ends = json.loads(path.read_text()).get("eos_token_id")
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"data.tokenizer: {path} is no configuration: {error}") from None
-    return {ends} if isinstance(ends, int) else set(ends or ())

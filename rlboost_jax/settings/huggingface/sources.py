@@ -24,6 +24,7 @@ TOKENIZER: Final = (
     "vocab.json",
     "merges.txt",
     "chat_template*",
+    "additional_chat_templates/*",
     "generation_config.json",
 )
 

@@ -1,0 +1,128 @@
+"""The tokenizer's files beside an exported model, as the run used them.
+
+The chat template is the run's and so are the ids that end a response, whatever the files that they
+are copied from say. What no file can carry is a line.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax.data.open import stop_ids_of
+from rlboost_jax.data.tokenizers import BYTES, DATE, asks_for_today
+from rlboost_jax.settings.data_presets import resolved
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.huggingface.generation import GENERATION, generation_values, ids_of
+from rlboost_jax.settings.huggingface.sources import TOKENIZER, source_folder
+from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
+
+CHAT_TEMPLATE: Final = "chat_template.jinja"
+_CONFIG: Final = "tokenizer_config.json"
+_OTHER_TEMPLATES: Final = ("chat_template.json", "additional_chat_templates")
+
+
+def write_tokenizer(run: RunConfig, folder: Path) -> list[str]:
+    """Write the files into the folder of an exported model, or of adapters.
+
+    Returns:
+        Lines for a person: what is missing, what was changed, and what is not carried.
+    """
+    data, _ = resolved(run)
+    of_text = run.task.name in (DATASET, ENVIRONMENT)
+    name = data.tokenizer if of_text else run.model.source
+    if not name:
+        return []
+    if name == BYTES:
+        return [f"no tokenizer is written: the run's tokens are bytes ({BYTES!r})"]
+    try:
+        place = source_folder(name, TOKENIZER)
+    except ConfigError as error:
+        said = str(error).replace("config.model.source", "data.tokenizer", 1) if of_text else error
+        return [f"the tokenizer's files are missing: {said}"]
+    found = sorted(p for pattern in TOKENIZER for p in place.glob(pattern) if p.is_file())
+    if not found:
+        return [f"{place} has no tokenizer, so there is none here"]
+    for path in dict.fromkeys(found):
+        to = folder / path.relative_to(place)
+        to.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, to)
+    return list(_as_the_run_used_it(run, folder)) if of_text else []
+
+
+def _as_the_run_used_it(run: RunConfig, folder: Path) -> Iterator[str]:
+    data, _ = resolved(run)
+    if run.task.name == DATASET and data.chat == "never":
+        yield "data.chat is 'never': the run's prompts went through no chat template"
+    elif data.chat_template:
+        _write_template(folder, data.chat_template)
+        yield f"{CHAT_TEMPLATE} is the run's data.chat_template"
+    if asks_for_today(_template(folder)):
+        yield (
+            f"the chat template asks for today's date, and the run was trained with {DATE:%d %B %Y}"
+        )
+    yield from _write_stops(run, folder)
+    if data.system_prompt:
+        yield (
+            "no file carries data.system_prompt; begin each chat with it: "
+            f"{json.dumps(data.system_prompt)}"
+        )
+    options = run.environment.template_options if run.task.name == ENVIRONMENT else {}
+    if options:
+        yield (
+            "no file carries the template's options; give apply_chat_template "
+            f"{json.dumps(dict(options))}"
+        )
+
+
+def _template(folder: Path) -> str:
+    """All that the folder has of chat templates, for a look at it."""
+    paths = (folder / CHAT_TEMPLATE, folder / _CONFIG)
+    return "\n".join(path.read_text() for path in paths if path.is_file())
+
+
+def _write_template(folder: Path, template: str) -> None:
+    """The one template there is, in the one place."""
+    for name in _OTHER_TEMPLATES:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    (folder / CHAT_TEMPLATE).write_text(template)
+    config = folder / _CONFIG
+    values = _object(config)
+    if values.pop("chat_template", None) is not None:
+        config.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write_stops(run: RunConfig, folder: Path) -> Iterator[str]:
+    """`eos_token_id` of generation_config.json, where `generate` would not end as the run did."""
+    try:
+        stops = stop_ids_of(run)
+        values = generation_values(folder) or _marks(folder)
+        said = ids_of(values, GENERATION)
+    except ConfigError as error:
+        yield f"the run's stop ids are not carried: {error}"
+        return
+    if set(stops) != set(said):
+        every = [*(i for i in said if i in stops), *(i for i in stops if i not in said)]
+        ends = every if len(every) > 1 else every[0]
+        text = json.dumps({**values, "eos_token_id": ends}, indent=2)
+        (folder / GENERATION).write_text(text + "\n")
+        yield f"{GENERATION} has the run's stop ids: {', '.join(map(str, every))}"
+
+
+def _marks(folder: Path) -> dict[str, Any]:
+    """What transformers takes from config.json where there is no generation_config.json."""
+    values = _object(folder / "config.json")
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: values[name] for name in names if values.get(name) is not None}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one where there is none."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}

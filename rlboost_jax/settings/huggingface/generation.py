@@ -1,0 +1,59 @@
+"""A checkpoint's `generation_config.json`: the ids that end a response. No JAX here.
+
+How it would sample (temperature, penalties, beams) is passed over without a word: a run samples by
+its own settings. What else it says about the text is named in a warning.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.foreign_keys import report_unknown
+from rlboost_jax.settings.huggingface.known_keys import HARMLESS
+
+GENERATION: Final = "generation_config.json"
+_KNOWN: Final = frozenset(
+    (
+        *HARMLESS,
+        *("max_new_tokens", "min_new_tokens", "min_p", "epsilon_cutoff", "eta_cutoff", "max_time"),
+        *("penalty_alpha", "num_assistant_tokens", "num_assistant_tokens_schedule", "use_cache"),
+        *("_from_model_config", "chat_format", "renormalize_logits", "disable_compile"),
+        *("output_logits", "trust_remote_code"),
+    )
+)
+
+
+def generation_values(folder: Path) -> dict[str, Any]:
+    """The contents of the file; none where there is no such file. Raises ConfigError."""
+    path = folder / GENERATION
+    if not path.exists():
+        return {}
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"data.tokenizer: {path} is no configuration: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"data.tokenizer: {path} is no configuration, but {values!r:.60}")
+    return values
+
+
+def end_ids(folder: Path) -> tuple[int, ...]:
+    """`eos_token_id` of the folder's file, of which there may be several; raises ConfigError."""
+    values = generation_values(folder)
+    report_unknown(values, _KNOWN, str(folder / GENERATION))
+    return ids_of(values, str(folder / GENERATION))
+
+
+def ids_of(values: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    """`eos_token_id` as whole numbers, in the order given; raises ConfigError."""
+    said = values.get("eos_token_id")
+    listed = said if isinstance(said, list) else [] if said is None else [said]
+    for each in listed:
+        if not isinstance(each, int) or isinstance(each, bool) or each < 0:
+            raise ConfigError(
+                f"data.tokenizer: {where}: eos_token_id is {said!r}; it must be an id or a list of "
+                "ids, whole numbers of at least 0"
+            )
+    return tuple(dict.fromkeys(listed))
