@@ -331,6 +331,7 @@ class WindowState(msgspec.Struct, frozen=True, kw_only=True):
 class TrainerHello(Message, frozen=True, kw_only=True):
     run_id: str
     window: WindowState | None  # from the checkpoint, None at the first start
+    changes: tuple[Line, ...] = ()  # of settings, from the step on that the trainer goes on with
 
 
 class Publish(Message, frozen=True, kw_only=True):

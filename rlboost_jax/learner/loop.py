@@ -145,6 +145,7 @@ class TrainingLoop:
             "prompts_used": self._used,
             **policy_metrics(trajectories, figures, stop_ids=session.exercises.stop_ids),
             **lag_metrics(step - batch.version, figures),
+            "learner_devices": session.learner.policy.mesh.size,
             "train_seconds": train_seconds,
             "train_wait_seconds": times.waiting,
             "publish_seconds": publish_seconds,

@@ -49,7 +49,10 @@ def why_not(
     if platform not in ("gpu", "cuda"):
         return f"{kernel} is for GPUs and this is {platform}"
     if H % tensor or (K % tensor and tensor % K):
-        return f"{H} query and {K} key heads cannot be divided by {tensor} devices"
+        return (
+            f"{H} query and {K} key heads cannot be divided by {tensor} devices, which "
+            "learner.mesh has along tensor"
+        )
     match kernel:
         case "triton":
             return triton.why_not(config.dtype, config.head_dim)

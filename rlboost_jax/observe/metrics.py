@@ -97,6 +97,7 @@ MEANINGS: Final = MappingProxyType(
         "averaged over the step: docs/how-to/shared-machines.md",
         "instances_frozen_mean": "of these servers, those that grow again with the next step only",
         "rollouts_handed_back": "that they had no room for any more; they go on elsewhere",
+        "learner_devices": "that the step was trained on: those of `learner.mesh`",
     }
 )
 KEYS: Final = tuple(MEANINGS)

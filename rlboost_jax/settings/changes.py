@@ -7,13 +7,19 @@ checkpoint was found broken, are done with the settings that they had.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import settings_of
+
+# Where the learner's arrays lie and how its rows are cut: another sum of gradients, of equal terms.
+LAYOUT: Final = tuple(
+    f"learner.{name}"
+    for name in ("pack_rows", "row_lengths", "pack_tokens", "mesh", "remat", "moment_memory")
+)
 
 
 class Difference(NamedTuple):
@@ -49,26 +55,37 @@ def foreign(before: RunConfig, now: RunConfig) -> tuple[Difference, ...]:
     return tuple(each for each in differences(before, now) if each.name not in changeable)
 
 
+def unlike_warmed(before: RunConfig, now: RunConfig) -> bool:
+    """Whether a warm-up with the settings of now would have ended in other bits."""
+    return bool(now.warmup.max_updates) and any(d.name in LAYOUT for d in differences(before, now))
+
+
 def recorded(
-    changes: Iterable[Change], before: RunConfig, now: RunConfig, *, step: int
+    changes: Iterable[Change],
+    before: RunConfig,
+    now: RunConfig,
+    *,
+    step: int,
+    again: Collection[str] = (),
 ) -> tuple[Change, ...]:
     """The record, once the run goes on from `step` with settings that may be others.
 
     What is changed here holds from this step to the end: a change of the same setting that was
     recorded for a later step is of steps which are not there any more. Nothing is recorded of
-    step 0, which the run begins with.
+    step 0, which the run begins with; but its layout, where a warm-up came before.
 
     Args:
         before: the newest settings that the record is of.
+        again: names of settings that hold from this step as they are now, changed here or not.
     """
-    old, new = msgspec.to_builtins(before), msgspec.to_builtins(now)
-    names = {each.name for each in differences(before, now)}
-    known = list(changes)
+    old, new = (msgspec.json.decode(msgspec.json.encode(each)) for each in (before, now))
+    names = {each.name for each in differences(before, now)} | set(again)
+    known, warmed = list(changes), LAYOUT if now.warmup.max_updates else ()
     kept = [each for each in known if each.name not in names or each.step < step]
     for name in names:
         later = (each.before for each in known if each.name == name and each.step >= step)
         was, value = next(later, _value(old, name)), _value(new, name)
-        if step and was != value:
+        if (step or name in warmed) and was != value:
             kept.append(Change(step=step, name=name, before=was, value=value))
     order = {each.name: index for index, each in enumerate(settings_of(RunConfig))}
     return tuple(sorted(kept, key=lambda each: (each.step, order.get(each.name, -1))))
@@ -96,11 +113,16 @@ def next_change(changes: Iterable[Change], step: int) -> int | None:
 
 def lines(changes: Sequence[Change], *, step: int) -> Iterator[str]:
     """What takes effect at a step, for a person."""
-    for change in changes:
-        if change.step == step:
-            yield f"changed from step {step} on: {change.name} {shown(change.before)} → " + shown(
-                change.value
-            )
+    here = [each for each in changes if each.step == step]
+    for change in here:
+        yield f"changed from step {step} on: {change.name} {shown(change.before)} → " + shown(
+            change.value
+        )
+    if any(each.name in LAYOUT for each in here):
+        yield (
+            f"the state of step {step} has the bits that were saved; updates from there on may "
+            "differ by rounding from those of the layout before"
+        )
 
 
 def shown(value: Any) -> str:

@@ -24,7 +24,11 @@ class LearnerConfig:
         6, "of a micro-batch, each with its whole group", unit="prompts", at_least=1
     )
     pack_rows: int = setting(
-        4, "of a packed batch; divisible by data * fsdp", unit="rows", at_least=1
+        4,
+        "of a packed batch; divisible by data * fsdp",
+        unit="rows",
+        at_least=1,
+        may_change="from its step",
     )
     row_tokens: int = setting(0, "of a packed row; 0: the longest prompt plus response", at_least=0)
     row_lengths: int = setting(
@@ -34,12 +38,14 @@ class LearnerConfig:
         "row_tokens and two and four times as many of them; the gradient is compiled for each.",
         at_least=1,
         at_most=8,
+        may_change="from its step",
     )
     pack_tokens: int = setting(
         0,
         "of a packed batch on each device, at least row_tokens, in place of pack_rows; 0: off",
         note="A micro-batch becomes as many packed batches of this size as it needs.",
         at_least=0,
+        may_change="from its step",
     )
     learning_rate: float = setting(
         3e-4, "AdamW's, highest of the schedule", above=0, may_change="from its step"
@@ -98,7 +104,13 @@ class LearnerConfig:
         at_least=0,
         may_change="from its step",
     )
-    mesh: tuple[int, int, int] = setting((1, 1, 1), "devices along (data, fsdp, tensor)")
+    mesh: tuple[int, int, int] = setting(
+        (1, 1, 1),
+        "devices along (data, fsdp, tensor)",
+        note="A checkpoint is read onto any mesh with the bits that were saved; sums over another "
+        "mesh round otherwise.",
+        may_change="from its step",
+    )
     device_gb: float = setting(
         0.0,
         "memory of each device that JAX may use, for --dry_run; 0: unknown, nothing is refused",
@@ -113,12 +125,15 @@ class LearnerConfig:
         note='"none": nothing. "dots": all but what products with matrices return and fused '
         'attention does. "attention": all but one residual stream per layer and what fused '
         'attention returns. "full": all but the residual stream.',
+        may_change="from its step",
     )
     moment_dtype: MomentDtype = setting(
         "float32", "of AdamW's moments in memory; arithmetic is float32"
     )
     moment_memory: MomentMemory = setting(
-        "device", "where moments are; from the host they come over for the update only"
+        "device",
+        "where moments are; from the host they come over for the update only",
+        may_change="from its step",
     )
     attention: LearnerAttention = setting(
         "auto",

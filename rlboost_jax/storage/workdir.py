@@ -22,12 +22,13 @@ import fcntl
 import os
 import shutil
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
 from rlboost_jax.host.private_paths import NO_LOCKS, open_private, own_folder
-from rlboost_jax.settings.changes import Change, differences, foreign, recorded
+from rlboost_jax.settings.changes import Change, differences, foreign, recorded, unlike_warmed
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import (
     Origin,
@@ -133,8 +134,11 @@ class Workdir:
         self.before = None
         self._write()
 
-    def go_on(self, step: int) -> None:
+    def go_on(self, step: int, *, again: Collection[str] = ()) -> None:
         """The run goes on with a step, which settings that may change hold from.
+
+        Args:
+            again: see `recorded`.
 
         Raises:
             WorkdirUnusable: the run is to be shorter than it is.
@@ -146,7 +150,7 @@ class Workdir:
                 f"--fork={self.path}@STEP in another --workdir"
             )
         if self.before is not None:
-            self.changes = recorded(self.changes, self.before, self._run, step=step)
+            self.changes = recorded(self.changes, self.before, self._run, step=step, again=again)
             self._write()
 
     def _remove(self, *names: str) -> None:
@@ -195,7 +199,8 @@ class Workdir:
         reference = self.path / "reference"
         if self._run.algorithm.has_reference and not reference.exists() and not wrong:
             wrong = [str(each) for each in differences(before, self._run) if "kl_" in each.name]
-        if wrong and not _has_updates(self.path, after=origin.step if origin else 0):
+        anew = wrong or (origin is None and unlike_warmed(before, self._run))
+        if anew and not _has_updates(self.path, after=origin.step if origin else 0):
             self.replaced = self.run_id
         elif wrong:
             raise _another(self.path, wrong)

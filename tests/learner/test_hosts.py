@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from configs import tiny
-from rlboost_jax.learner.setup.hosts import FILE, note_host
+from rlboost_jax.learner.setup.hosts import FILE, note_host, note_processes
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.storage.at_rest import read_sealed
 from tests.learner.doubles import train
@@ -47,6 +47,18 @@ def test_a_damaged_record_is_named_and_made_anew(tmp_path):
     (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace("jax0", "jax1"))
     assert "fingerprints.json is damaged" in note_host(tmp_path, 1, HERE)
     assert kept(tmp_path) == [(1, HERE)]
+
+
+def test_another_number_of_processes_is_said_once_and_kept_beside(tmp_path):
+    note_host(tmp_path, 0, HERE)  # of a release that kept no processes
+    assert note_processes(tmp_path, 2, 1) == note_processes(tmp_path, 3, 1) == ""
+    line = note_processes(tmp_path, 5, 2)
+    assert "from step 5 on the trainer's processes are 2; before it were 1" in line
+    assert note_processes(tmp_path, 6, 2) == note_host(tmp_path, 6, HERE) == ""
+    found = read_sealed(tmp_path / FILE, "")
+    assert found["trainer"] == [{"step": 2, "processes": 1}, {"step": 5, "processes": 2}]
+    assert kept(tmp_path) == [(0, HERE)]
+    assert note_processes(tmp_path, 4, 1) == "", "steps that are done again are forgotten"
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

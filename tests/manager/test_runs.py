@@ -52,6 +52,19 @@ def test_impossible_wishes_of_the_trainer(message: m.TrainerMessage, words: str)
     assert desk.manager.view.batch is None
 
 
+def test_what_was_changed_is_an_event_once() -> None:
+    """Also where the trainer dials again; not where it has nothing to tell."""
+    desk = Desk()
+    desk.open_run()
+    assert not desk.records("changed")
+    told = ("step 4: learner.mesh (1, 8, 1) → (1, 4, 1)",)
+    hello, events = m.TrainerHello(run_id=RUN, window=None, changes=told), []
+    for stream in (TRAINER, 50):
+        desk.trainer(hello, stream)
+        events += desk.records("changed")
+    assert [event.detail for event in events] == [{"changes": list(told)}]
+
+
 def test_a_trainer_must_say_hello() -> None:
     desk = Desk()
     desk.trainer(begin_batch(0, 0, "d"))

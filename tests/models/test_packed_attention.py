@@ -132,6 +132,14 @@ def test_models_that_cudnn_is_not_for(changes, reason):
     assert reason in found and bool(reason) == bool(found)
 
 
+def test_a_mesh_that_cannot_divide_the_heads_is_named():
+    mesh = AbstractMesh((1, 1, 3), AXES)
+    assert why_not("triton", GROUPED, mesh, "gpu") == (
+        f"{GROUPED.num_query_heads} query and {GROUPED.num_key_heads} key heads cannot be divided "
+        "by 3 devices, which learner.mesh has along tensor"
+    )
+
+
 def test_a_kernel_that_is_named_is_not_replaced():
     with pytest.raises(NotImplementedError, match=r"'triton': triton is for GPUs and this is cpu"):
         row_attention(GROUPED, jnp.asarray(SEGMENTS), "triton")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from configs import tiny
 from rlboost_jax.settings import load
 from rlboost_jax.settings.changes import (
+    LAYOUT,
     Change,
     foreign,
     lines,
@@ -43,6 +45,11 @@ def rate(run: RunConfig) -> float:
         ("learner.learning_rate", "from its step"),
         ("algorithm.kl_coefficient", "from its step"),
         ("learner.guard_kl", "from its step"),
+        ("learner.mesh", "from its step"),
+        ("learner.pack_tokens", "from its step"),
+        ("learner.moment_memory", "from its step"),
+        ("engine.tensor_parallel", "never"),
+        ("learner.attention", "never"),
         ("num_steps", "from its step"),
         ("evaluation.every_steps", "from its step"),
         ("evaluation.top_p", "never"),
@@ -106,6 +113,43 @@ def test_what_a_run_begins_with_is_no_change() -> None:
     changes = recorded((), RUN, with_rate(RUN, 1e-3), step=8)
     second = with_rate(RUN, 1e-5)
     assert recorded(changes, with_rate(RUN, 1e-3), second, step=0) == ()
+
+
+def on_mesh(run: RunConfig, *mesh: int) -> RunConfig:
+    return replace(run, learner=replace(run.learner, mesh=mesh))
+
+
+def test_a_mesh_that_is_taken_back_is_no_change_also_once_it_was_in_a_file() -> None:
+    """JSON has no tuples."""
+    there = recorded((), RUN, on_mesh(RUN, 1, 4, 1), step=4)
+    assert list(lines(there, step=4)) == [
+        "changed from step 4 on: learner.mesh (1, 1, 1) → (1, 4, 1)",
+        "the state of step 4 has the bits that were saved; updates from there on may differ by "
+        "rounding from those of the layout before",
+    ]
+    assert settings_at(on_mesh(RUN, 1, 4, 1), there, 3).learner.mesh == (1, 1, 1)
+    read = msgspec.json.decode(msgspec.json.encode(there), type=tuple[Change, ...])
+    for changes in (there, read):
+        assert recorded(changes, on_mesh(RUN, 1, 4, 1), RUN, step=4) == ()
+
+
+def test_what_cannot_be_had_again_holds_from_an_earlier_step() -> None:
+    """The layout does; other changes apply again at their steps."""
+    second = on_mesh(with_rate(RUN, 1e-3), 1, 4, 1)
+    changes = recorded((), RUN, second, step=8)
+    changes = recorded(changes, second, second, step=5, again=LAYOUT)
+    assert [(each.step, each.name) for each in changes] == [
+        (5, "learner.mesh"),
+        (8, "learner.learning_rate"),
+    ]
+    assert settings_at(second, changes, 5) == on_mesh(RUN, 1, 4, 1)
+
+
+@pytest.mark.parametrize("updates", [0, 8])
+def test_a_layout_after_another_warm_up_is_recorded_of_step_0(updates: int) -> None:
+    run = replace(RUN, warmup=replace(RUN.warmup, max_updates=updates))
+    changes = recorded((), run, on_mesh(with_rate(run, 1e-3), 1, 4, 1), step=0)
+    assert [(each.step, each.name) for each in changes] == [(0, "learner.mesh")] * bool(updates)
 
 
 STARTS = st.lists(

@@ -8,6 +8,7 @@ import pytest
 from configs import tiny
 from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.load import (
+    Origin,
     read_changes,
     read_run_config,
     read_run_id,
@@ -17,6 +18,7 @@ from rlboost_jax.settings.load import (
 from rlboost_jax.storage.workdir import Workdir, WorkdirUnusable, check_usable, is_held
 
 RUN = run_config(tiny.get_config())
+FORK = Origin(workdir="/runs/a", run_id="f00d", step=0)
 
 
 @pytest.mark.parametrize("left", [[], ["lock"], ["config.json.part"], ["lock", "config.json.part"]])
@@ -56,7 +58,7 @@ def test_only_a_run_without_an_update_begins_anew(tmp_path, committed):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "data.json").write_text("{}")
     (tmp_path / "mine.py").write_text("precious")
-    mended = replace(changed(RUN, pack_rows=8), seed=9)
+    mended = replace(changed(RUN, attention="dense"), seed=9)
     with Workdir(tmp_path, mended) as again:
         assert again.replaced == first.run_id
         assert read_run_config(tmp_path) == RUN, "nothing is touched before its manager is gone"
@@ -67,8 +69,26 @@ def test_only_a_run_without_an_update_begins_anew(tmp_path, committed):
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"lock", "config.json", "mine.py"}
     (tmp_path / committed).mkdir(parents=True)
-    with pytest.raises(WorkdirUnusable, match=r"another configuration \(seed: 9 → 0; learner.pack"):
+    with pytest.raises(WorkdirUnusable, match=r"another configuration \(seed: 9 → 0; learner.att"):
         Workdir(tmp_path, RUN).__enter__()
+
+
+@pytest.mark.parametrize(("updates", "fork"), [(8, None), (0, None), (8, FORK)])
+def test_another_mesh_before_the_first_update_has_a_warm_up_of_its_own(tmp_path, updates, fork):
+    """Without a warm-up, parameters have the same bits on every mesh; a fork has had its own."""
+    run = replace(RUN, warmup=replace(RUN.warmup, max_updates=updates))
+    with Workdir(tmp_path, run, fork=fork):
+        pass
+    (tmp_path / "checkpoints" / "0").mkdir(parents=True)
+    with Workdir(tmp_path, changed(run, mesh=(1, 4, 1))) as other:
+        assert bool(other.replaced) == (updates == 8 and fork is None)
+    (tmp_path / "checkpoints" / "4").mkdir()
+    with Workdir(tmp_path, changed(run, mesh=(1, 4, 1))) as other:
+        assert not other.replaced
+        other.go_on(4)
+    assert [str(each) for each in read_changes(tmp_path)] == [
+        "step 4: learner.mesh (1, 1, 1) → (1, 4, 1)"
+    ]
 
 
 def test_a_run_with_a_row_of_metrics_is_not_replaced(tmp_path):
@@ -178,9 +198,9 @@ def test_the_look_ahead_of_imports_refuses_what_the_start_would(tmp_path, made, 
 
 def test_the_look_ahead_of_imports_leaves_to_devices_what_they_choose(tmp_path):
     trained(tmp_path)
-    check_usable(tmp_path, changed(RUN, pack_rows=8))
-    with pytest.raises(WorkdirUnusable, match=r"learner\.pack_rows"):
-        Workdir(tmp_path, changed(RUN, pack_rows=8)).__enter__()
+    check_usable(tmp_path, changed(RUN, attention="dense"))
+    with pytest.raises(WorkdirUnusable, match=r"learner\.attention"):
+        Workdir(tmp_path, changed(RUN, attention="dense")).__enter__()
 
 
 def test_the_look_ahead_of_imports_sees_who_is_at_work(tmp_path):

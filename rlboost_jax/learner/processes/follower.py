@@ -35,7 +35,12 @@ from rlboost_jax.learner.processes.world import (
     tell_all,
 )
 from rlboost_jax.learner.setup import kernels
-from rlboost_jax.learner.setup.preparation import prepared, programs, restore
+from rlboost_jax.learner.setup.preparation import (
+    lies_elsewhere,
+    prepared,
+    programs,
+    restore,
+)
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner, learner_of
@@ -258,8 +263,11 @@ def _follow_session(
         restored = restore(run, policy, critic, checkpoints, world, lambda line: None)
         first = checkpoints.latest() or 0
         changes, begins = settled((), first, 0, world)
-        run = settings_at(run, changes, first)
-        policy, critic = make_programs(run, mesh)
+        before, run = run, settings_at(run, changes, first)
+        policy, critic = make_programs(run, make_mesh(run.learner.mesh))
+        if restored and lies_elsewhere(before, run):
+            restored = None  # room for what is read
+            restored = restore(run, policy, critic, checkpoints, world, lambda line: None)
         ready = prepared(
             *(run, path, policy, critic, checkpoints, restored, _Silence()), begins=begins
         )

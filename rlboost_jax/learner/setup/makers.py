@@ -19,7 +19,8 @@ from rlboost_jax.observe.tracker import Tracker
 from rlboost_jax.observe.trackers import chosen_trackers
 from rlboost_jax.qualification.start import published_run, trainer_run
 from rlboost_jax.rollout.instance import engine_of
-from rlboost_jax.settings.changes import Change, settings_at
+from rlboost_jax.settings.changes import LAYOUT, Change, differences, settings_at
+from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.load import Origin
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.snapshots import SnapshotStore
@@ -55,7 +56,9 @@ class Plan:
     def at(self, changes: Sequence[Change], step: int) -> "Plan":
         """With the settings that a step has."""
         run, own = (settings_at(each, changes, step) for each in (self.run, self.own))
-        return replace(self, run=run, own=own)
+        same = run.learner.mesh == self.run.learner.mesh
+        mesh = self.mesh if same else make_mesh(run.learner.mesh)
+        return replace(self, run=run, own=own, mesh=mesh)
 
 
 def plan_of(
@@ -74,10 +77,37 @@ def plan_of(
     own = agreed(makers.kernels(run, begun, lines.append), world)
     published = published_run(run, own)
     run = replace(published, learner=own.learner)
-    mesh = make_mesh(run.learner.mesh)
-    check_mesh(mesh, world)
-    kernels.check(run, mesh)
+    mesh = _mesh_for(run, world)
     if line := kernels.without_compiled(run):
         lines.append(line)
     makers.fits(run, list(mesh.devices.flat), lines.append)
     return Plan(run=run, own=own, published=published, mesh=mesh, lines=tuple(lines), fork=fork)
+
+
+def lost_layout(
+    run: RunConfig, changes: Sequence[Change], step: int, world: World, makers: Makers
+) -> str:
+    """Why a step cannot be done again as it was laid out, on the devices that there are now.
+
+    Args:
+        run: the newest settings, which these devices can do.
+
+    Returns:
+        "" where it can.
+    """
+    at = settings_at(run, changes, step)
+    if not any(each.name in LAYOUT for each in differences(at, run)):
+        return ""
+    try:
+        makers.fits(at, list(_mesh_for(at, world).devices.flat), lambda line: None)
+    except Mistake as mistake:
+        return str(mistake)
+    return ""
+
+
+def _mesh_for(run: RunConfig, world: World) -> Mesh:
+    """Raises NotEnoughDevices, IdleProcess, KernelNotAvailable."""
+    mesh = make_mesh(run.learner.mesh)
+    check_mesh(mesh, world)
+    kernels.check(run, mesh)
+    return mesh

@@ -33,12 +33,12 @@ from rlboost_jax.learner.processes.leader import Followers, invite
 from rlboost_jax.learner.processes.world import World, settled
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session
-from rlboost_jax.learner.setup.hosts import note_host
-from rlboost_jax.learner.setup.makers import Makers, Plan
-from rlboost_jax.learner.setup.preparation import Prepared, prepared, restore
+from rlboost_jax.learner.setup.hosts import note_host, note_processes
+from rlboost_jax.learner.setup.makers import Makers, Plan, lost_layout
+from rlboost_jax.learner.setup.preparation import Prepared, lies_elsewhere, prepared, restore
 from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.learner.versions import AtHand, PulledOnce, Versions, restored_versions
-from rlboost_jax.messages import TrainerHello
+from rlboost_jax.messages import MAX_LINE, TrainerHello
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe import events
 from rlboost_jax.observe.files import FilesTracker
@@ -47,7 +47,7 @@ from rlboost_jax.observe.profile import StepProfile
 from rlboost_jax.observe.tracker import Trackers
 from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Batch
-from rlboost_jax.settings.changes import lines, next_change
+from rlboost_jax.settings.changes import LAYOUT, lines, next_change
 from rlboost_jax.settings.memory import learner_bytes_per_device
 from rlboost_jax.storage import durable
 from rlboost_jax.storage.workdir import Workdir
@@ -114,13 +114,17 @@ class Opening:
         restored = restore(run, policy, critic, checkpoints, self._world, console.note)
         extra = restored[1] if restored else {}
         first = checkpoints.latest() or 0
-        workdir.go_on(first)
+        self._go_on(first)
         begins = workdir.fork.step if workdir.fork else 0
         changes, _ = settled(workdir.changes, first, begins, self._world)
         self._plan = self._plan.at(changes, first)
         if run != self._plan.run:
-            run = self._run = self._plan.run
+            before, run = run, self._plan.run
+            self._run = run
             policy, critic = self._makers.programs(run, self._plan.mesh)
+            if restored and lies_elsewhere(before, run):
+                restored = None  # room for what is read
+                restored = restore(run, policy, critic, checkpoints, self._world, console.note)
         for line in lines(workdir.changes, step=first):
             console.note(line)
         trackers = self._trackers(first)
@@ -129,7 +133,8 @@ class Opening:
         # The fleet starts now, while the learner warms up and compiles.
         with console.phase("starting the manager and its fleet"):
             window = window_of(extra) if restored else None
-            link.connect(TrainerHello(run_id=self._workdir.run_id, window=window))
+            told = tuple(str(e)[:MAX_LINE] for e in workdir.changes if e.step == first)
+            link.connect(TrainerHello(run_id=self._workdir.run_id, window=window, changes=told))
         if restored:
             whole = self._plan.published.num_steps
             console.note(f"going on with step {first}: {first} of {whole} are done")
@@ -206,6 +211,18 @@ class Opening:
             self._console.note(f"forked from step {fork.step} of {fork.workdir}")
             bring(fork, self._path)
 
+    def _go_on(self, first: int) -> None:
+        """Settle which settings hold from a step on, and have it recorded."""
+        workdir, newest = self._workdir, self._plan.run
+        workdir.go_on(first)
+        reason = lost_layout(newest, workdir.changes, first, self._world, self._makers)
+        if reason:
+            self._console.note(
+                f"step {first} is done again as the run is laid out now, so that bits may differ "
+                f"by rounding: {reason}"
+            )
+            workdir.go_on(first, again=LAYOUT)
+
     def _exercises(self) -> Exercises:
         run, console = self._run, self._console
         with console.phase(f"reading the data of task {run.task.name}"):
@@ -277,8 +294,11 @@ class Opening:
                     for devices in devices_of_slices(self._plan.mesh, run.engine.tensor_parallel)
                 ]
         self._console.note(str(engines[0].memory))
-        if run.deterministic and (line := note_host(self._path, first, engines[0].fingerprint)):
-            self._console.note(line)
+        if run.deterministic:
+            host = note_host(self._path, first, engines[0].fingerprint)
+            processes = note_processes(self._path, first, self._world.count)
+            for line in filter(None, (host, processes)):
+                self._console.note(line)
         reserved = makers.reserved(
             run,
             engines,

@@ -147,6 +147,14 @@ def restore(
     return newest_sound(checkpoints, abstract, world, note)
 
 
+def lies_elsewhere(before: RunConfig, now: RunConfig) -> bool:
+    """Whether a state that was read with one run's settings is to be read again for the other's."""
+    return (before.learner.mesh, before.learner.moment_memory) != (
+        now.learner.mesh,
+        now.learner.moment_memory,
+    )
+
+
 def _abstract(run: RunConfig, policy: PolicyPrograms) -> TrainState:
     return abstract_state(
         run.model,

@@ -71,6 +71,7 @@ class Trainer:
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
         self.ended = False
+        self._changes: tuple[str, ...] = ()  # that the trainer told of
 
     def hear(self, stream: int, message: TrainerMessage, now: float) -> None:
         """Raises ProtocolError; nothing of the message has been done then."""
@@ -147,6 +148,9 @@ class Trainer:
         self._versions.attached()
         self.orphan_at = math.inf
         self._control.offer(hello.window)
+        if hello.changes and hello.changes != self._changes:  # it may dial again
+            self._outbox.record("changed", changes=list(hello.changes))
+        self._changes = hello.changes
         self._outbox.send(stream, TrainerWelcome(window=self._control.window))
 
     def _begin(self, begin: BeginBatch, now: float) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
@@ -16,15 +17,29 @@ from rlboost_jax.settings.memory import num_parameters
 from tests import unoptimized
 from tests.endpoints import free_port
 from tests.learner.on_mesh import ALONE, Trainer, gap, random_batches, small_run
+from tests.learner.processes.two_processes import trees_of
 from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
+
+
+def saved_alone():
+    """A state of one process, each of whose leaves has numbers of its own."""
+    leaves, tree = jax.tree.flatten(Trainer(ALONE).state)
+    floats = (leaf.dtype == np.float32 for leaf in leaves)
+    changed = [
+        leaf + index if is_float else leaf
+        for index, (leaf, is_float) in enumerate(zip(leaves, floats, strict=True))
+    ]
+    return jax.tree.unflatten(tree, changed)
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """Folder, and (exit code, output) of each of the two."""
     folder = tmp_path_factory.mktemp("two")
+    with Checkpoints(folder / "alone", keep=1) as kept:
+        kept.save(1, saved_alone(), {})
     port = free_port()
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     environment = {
@@ -137,6 +152,13 @@ def test_what_they_saved_together_goes_on_on_one_device(ended, measured):
     for _ in range(2):
         twice.update(random_batches())
     assert gap(jax.device_get(trainer.state), jax.device_get(twice.state)) < 1e-5
+
+
+def test_what_one_process_saved_goes_on_in_two(measured):
+    """Parameters and both moments, with the bits that were saved."""
+    expected = [params_digest(jax.device_get(tree)) for tree in trees_of(saved_alone())]
+    assert len(set(expected)) == 3
+    assert measured["digests of what one process saved"] == expected
 
 
 def test_both_go_back_where_one_reads_what_is_broken(measured):

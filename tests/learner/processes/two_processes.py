@@ -26,6 +26,7 @@ from rlboost_jax.learner.checkpoints.fallback import newest_sound
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.processes import watch
+from rlboost_jax.learner.processes.digest import shared_digest
 from rlboost_jax.learner.processes.follower import accept
 from rlboost_jax.learner.processes.leader import Followers, invite
 from rlboost_jax.learner.processes.watch import PeerEnded
@@ -93,6 +94,7 @@ def measure(world: World, folder: Path):
         state = trainer.update(batches)
         kept.save(2, state, {"window": None})
     yield "went back", went_back(folder, trainer, world)
+    yield "digests of what one process saved", digests_read(folder / "alone", trainer, world)
     learner = learner_of(trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=())
     with_versions = Checkpoints(folder / "with_versions", keep=1)
     if not world.leads:
@@ -151,6 +153,18 @@ def went_back(folder: Path, trainer: Trainer, world: World):
     with Checkpoints(copy, keep=2) as kept:
         state, _ = newest_sound(kept, trainer.abstract(), world, notes.append)
         return [int(state.step), kept.complete(), notes]
+
+
+def trees_of(state):
+    """Parameters and moments."""
+    adam = state.opt_state[1][0]
+    return state.params, adam.mu, adam.nu
+
+
+def digests_read(folder: Path, trainer: Trainer, world: World):
+    with Checkpoints(folder, keep=1) as kept:
+        state, _ = newest_sound(kept, trainer.abstract(), world, print)
+    return [shared_digest(tree, world, base="") for tree in trees_of(state)]
 
 
 def published(connected: Followers, params, folder: Path, run):
