@@ -9,7 +9,6 @@ cost s · R, so p is a discount of 1 − (r − 1) / (k · s), whatever R is.
 import math
 
 from rlboost_jax.configs.sim.h100_speedups import SPEEDUPS
-from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.memory import num_parameters
 from rlboost_jax.settings.run import RunConfig
 
@@ -53,35 +52,42 @@ def device_share(config: RunConfig) -> float:
 
 
 def break_even_text(config: RunConfig) -> str:
-    """From which discount on the run's own fleet pays; "" for a run without instances."""
+    """Up to which price the run's own fleet pays; "" for a run without instances."""
     fleet, count = config.fleet, config.fleet.most_instances
     if not count:
         return ""
     if fleet.pools:
         return "not known for pools: `rlboost plan` compares them"
     speedups = speedups_of(config)
-    many = f"{count} preemptible instance{'s' * (count > 1)}"
     if count > len(speedups):
-        known = f"; simulated with up to {len(speedups)}" if speedups else ""
-        return f"not known for {many} of this run{known}: see `rlboost plan` and `rlboost advise`"
-    speedup, share = speedups[count - 1], device_share(config)
-    gain = (
-        f"{many}, if they stay, make {speedup:.2f} times the tokens of the reserved devices alone"
-    )
-    return f"{gain} (simulated on H100s): they pay {_from(discount(speedup, count, share))}" + (
-        _at_own_prices(fleet, worth(speedup, count)) if fleet.reserved_price_per_hour else ""
+        known = f" (simulated up to {len(speedups)})" if speedups else ""
+        return (
+            f"not known for this run with {count} instance{'s' * (count > 1)}{known}: ask "
+            "`rlboost plan` or, once it has run, `rlboost advise`"
+        )
+    speedup = speedups[count - 1]
+    return (
+        f"a fleet of {count} that stays makes {speedup:.2f} times the tokens of the reserved "
+        "devices alone (simulated on H100s), and pays "
+        + _up_to(
+            discount(speedup, count, device_share(config)),
+            worth(speedup, count) * fleet.reserved_price_per_hour,
+            fleet.price_per_hour,
+        )
     )
 
 
-def _from(least: float) -> str:
+def _up_to(least: float, most: float, price: float) -> str:
+    """
+    Args:
+        least: discount at which instances begin to pay.
+        most: dollars an hour up to which one pays; 0 where the reserved devices have no price.
+        price: what one costs.
+    """
     if least >= 1:
         return "at no price"
-    return f"from {least:.0%} off the reserved price" if least > 0 else "at the reserved price, too"
-
-
-def _at_own_prices(fleet: FleetConfig, value: float) -> str:
-    if not fleet.reserved_price_per_hour:
-        return ""
-    most, price = value * fleet.reserved_price_per_hour, fleet.price_per_hour
-    verdict = "do" if price <= most else "do not"
-    return f", ${most:.2f} an hour each, and {verdict} at ${price:.2f}"
+    off = f"{least:.0%} off the reserved price" if least > 0 else "more than reserved devices cost"
+    if not most:
+        return f"from {off} on"
+    verdict = "pays" if price <= most else "does not pay"
+    return f"up to ${most:.2f} an hour for each, {off}; ${price:.2f} {verdict}"

@@ -39,7 +39,8 @@ class EvaluationConfig:
     top_p: float = setting(
         1.0,
         "share of the probability that is kept; 1: all",
-        note="Of evaluation alone: sampling.top_p cuts what is trained on. Nothing to a greedy one.",
+        note="Of evaluation alone: sampling.top_p cuts what is trained on. "
+        "Nothing to a greedy one.",
         above=0,
         at_most=1,
         may_change="never",

@@ -65,7 +65,8 @@ def test_one_greedy_response_to_each(config, task):
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.9, 0), (1.0, 20), (0.5, 3), (1.0, 1), (1e-6, 0)])
 def test_what_is_measured_is_cut_by_its_own_settings(config, task, top_p, top_k):
-    """Wherever its tokens are sampled, an engine is built for it; training's settings are others."""
+    """Wherever its tokens are sampled, an engine is built for it, with other settings than
+    training's."""
     settings = replace(config.evaluation, temperature=0.7, top_p=top_p, top_k=top_k)
     run = replace(config, evaluation=settings)
     measurement = Measurement(

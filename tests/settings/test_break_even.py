@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from configs import base
-from configs.sim.h100_speedups import SPEEDUPS
 from experiments.simulated import outcome
 from experiments.spot_discount import presets, prices
+from rlboost_jax.configs.sim.h100_speedups import SPEEDUPS
 from rlboost_jax.settings.break_even import (
     break_even_text,
     device_share,
@@ -79,10 +79,10 @@ def test_the_plan_of_a_preset_says_from_which_discount_on_its_fleet_pays(
     assert {**presets.run_of(name), "mesh": own["mesh"]} == own
     (line,) = (line for line in plan_text(run).splitlines() if line.startswith("break-even  "))
     share = device_share(run) * count
-    assert f"they pay from {1 - (speedups[-1] - 1) / share:.0%} off the reserved price" in line
+    assert f" for each, {1 - (speedups[-1] - 1) / share:.0%} off the reserved price; " in line
     reserved, price = run.fleet.reserved_price_per_hour, run.fleet.price_per_hour
     pays = speedups[-1] / (reserved + count * price) >= 1 / reserved
-    assert line.endswith(f", and {'do' if pays else 'do not'} at ${price:.2f}")
+    assert line.endswith(f"; ${price:.2f} {'pays' if pays else 'does not pay'}")
 
 
 def test_speedups_are_what_the_simulator_says() -> None:
@@ -95,11 +95,12 @@ def test_speedups_are_what_the_simulator_says() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"price_per_hour": 5.32}, "6 preemptible instances, if they stay, make 1.78 times"),
-        ({"price_per_hour": 5.32}, "$10.89 an hour each, and do at $5.32"),
-        ({"price_per_hour": 15.0}, "and do not at $15.00"),
-        ({"max_instances": 1}, "1 preemptible instance, if they stay, make 1.17 times"),
-        ({"max_instances": 7}, "not known for 7 preemptible instances of this run; simulated with"),
+        ({}, "a fleet of 6 that stays makes 1.78 times the tokens of the reserved devices alone"),
+        ({}, "pays up to $10.89 an hour for each, 48% off the reserved price; $5.32 pays"),
+        ({"price_per_hour": 15.0}, "; $15.00 does not pay"),
+        ({"max_instances": 1}, "a fleet of 1 that stays makes 1.17 times"),
+        ({"max_instances": 7}, "not known for this run with 7 instances (simulated up to 6): ask"),
+        ({"reserved_price_per_hour": 0.0}, "and pays from 48% off the reserved price on"),
         ({"pools": (PoolConfig(name="a"),)}, "not known for pools: `rlboost plan`"),
     ],
 )
@@ -107,9 +108,26 @@ def test_a_fleet_in_words(fourteen: RunConfig, changes: dict[str, Any], says: st
     assert says in with_fleet(fourteen, **changes)
 
 
-def test_without_a_price_it_says_the_discount_only(fourteen: RunConfig) -> None:
-    text = with_fleet(fourteen, reserved_price_per_hour=0.0)
-    assert text.endswith("% off the reserved price")
+@pytest.mark.parametrize(
+    ("speedup", "says"),
+    [
+        (1.0, "and pays at no price"),
+        (
+            2.6,
+            "$22.34 an hour for each, more than reserved devices cost; $5.32 pays",
+        ),
+    ],
+)
+def test_a_fleet_that_never_pays_and_one_that_always_does(
+    fourteen: RunConfig, speedup: float, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six of two GPUs, beside eight: at the reserved price they pay from 2.5 times the speed on."""
+    figures = {**SPEEDUPS["qwen3_14b_openr1"], "speedups": (1.0,) * 5 + (speedup,)}
+    monkeypatch.setitem(SPEEDUPS, "qwen3_14b_openr1", figures)
+    assert break_even_text(fourteen).endswith(says)
+
+
+def test_without_instances_there_is_no_line(fourteen: RunConfig) -> None:
     assert not with_fleet(fourteen, max_instances=0)
 
 
@@ -129,11 +147,11 @@ def test_a_run_of_another_speed_has_no_figure(
 ) -> None:
     other = dataclasses.replace(getattr(fourteen, section), **changes)
     text = break_even_text(dataclasses.replace(fourteen, **{section: other}))
-    assert text.startswith("not known for 6 preemptible instances of this run: see `rlboost plan`")
+    assert text.startswith("not known for this run with 6 instances: ask `rlboost plan`")
 
 
 def test_a_tiny_run_has_no_figure() -> None:
-    assert break_even_text(run_config(base.get_config())).startswith("not known for 2 preemptible")
+    assert break_even_text(run_config(base.get_config())).startswith("not known for this run")
 
 
 def test_the_table_of_sellers_is_that_of_the_simulations() -> None:

@@ -306,7 +306,7 @@ def test_at_the_limit_of_prices_the_learner_alone_is_as_cheap_per_token(price):
     found = plan(bought, space, HORIZON, limits, simulate=serial(bought))
     limit = found.price_limit(bought)
     assert found.chosen.mix.instances and (limit > 1) == (price == 2.0)
-    assert f"per dollar until they cost {limit:.2f} times as much" in report(
+    assert f"per dollar until its instances cost {limit:.2f} times as much" in report(
         found, bought, limits, others=0
     )
     dearer = purchase(replace(steady, price_per_hour=price * limit), shapes=SHAPES[:1])

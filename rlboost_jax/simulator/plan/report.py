@@ -39,7 +39,7 @@ def _lines(found: Plan, purchase: Purchase, limits: Limits, others: int) -> Iter
         alone = found.alone
         yield (
             f"the learner alone: {alone.hours.mean:.2f} hours, {alone.dollars.mean:.2f} dollars; "
-            f"{found.chosen.name} {_until(limit)}"
+            f"the chosen mix {_until(limit)}"
         )
     yield f"to have {found.chosen.name}:"
     for line in settings_of(purchase, found.chosen):
@@ -48,8 +48,8 @@ def _lines(found: Plan, purchase: Purchase, limits: Limits, others: int) -> Iter
 
 def _until(limit: float) -> str:
     if limit <= 0:
-        return "make fewer tokens per dollar, whatever they cost"
-    return f"make more tokens per dollar until they cost {limit:.2f} times as much"
+        return "makes fewer tokens per dollar, whatever its instances cost"
+    return f"makes more tokens per dollar until its instances cost {limit:.2f} times as much"
 
 
 def _head(width: int, limits: Limits) -> str:
