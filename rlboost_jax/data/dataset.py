@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.data.columns import value_at
+from rlboost_jax.data.conversations import reads
 from rlboost_jax.data.exercises import AskGroup, Prompt, Tokens, Verdicts
 from rlboost_jax.data.id_range import about_ids, ids_without_row
 from rlboost_jax.data.questions import (
@@ -20,6 +21,7 @@ from rlboost_jax.data.questions import (
     prompt_columns,
     prompt_text,
     reward_columns,
+    tools_of,
     uses_chat,
 )
 from rlboost_jax.data.row import Rows
@@ -35,7 +37,8 @@ from rlboost_jax.data.selection import (
     split,
     without,
 )
-from rlboost_jax.data.tokenizers import Tokenizer, check_belongs, open_tokenizer
+from rlboost_jax.data.tokenizer_check import check_belongs
+from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
 from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.verdict import Answered, Verdict
 from rlboost_jax.sequences.endings import stopped
@@ -68,6 +71,7 @@ class Dataset:
             data.tokenizer, self.tokenizer.vocab_size, self.stop_ids, run.model
         )
         _check_stops(data.tokenizer, self.stop_ids)
+        _check_options(data, self.tokenizer)
         check_belongs(self.tokenizer, data, run.model.source)
         limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
 
@@ -175,7 +179,7 @@ class Questions:
     def __getitem__(self, index: SupportsIndex) -> Prompt:
         row_index = int(self._chosen[int(index)])
         row, data = self._rows[row_index], self._data
-        text = prompt_text(messages_of(row, data), data, self._tokenizer)
+        text = prompt_text(messages_of(row, data), data, self._tokenizer, tools_of(row, data))
         (ids,) = self._tokenizer.encode([text], chat=uses_chat(data, self._tokenizer))
         columns = reward_columns(row, data)
         shown = {shown_as(name): value_at(row, name) for name in prompt_columns(data)}
@@ -211,6 +215,21 @@ def _check_stops(name: str, stop_ids: Sequence[int]) -> None:
             f"{name!r} and data.stop_ids have {len(stop_ids)} ids that end a response, "
             f"and {MAX_STOP_IDS} are possible; name fewer"
         )
+
+
+def _check_options(data: DataConfig, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError for an option that no chat template reads."""
+    for name in data.chat_options:
+        if not uses_chat(data, tokenizer):
+            raise ConfigError(
+                f"data.chat_options has {name!r}, and prompts are no chats; leave it empty, or set "
+                "data.chat_template"
+            )
+        if not reads(tokenizer.template, name):
+            raise ConfigError(
+                f"data.chat_options has {name!r}, which the chat template does not name; take it "
+                "out, or write it as the template does"
+            )
 
 
 def _check_train(data: DataConfig, num_rows: int, selection: Selection, train: int) -> None:

@@ -1,5 +1,6 @@
 """A row of a data set becomes a prompt's text and the columns that rewards see."""
 
+import contextlib
 import json
 import re
 import string
@@ -8,8 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlboost_jax.data.columns import filled, value_at
-from rlboost_jax.data.row import BrokenRow, Row
-from rlboost_jax.data.tokenizers import ChatRefused, Message, Tokenizer
+from rlboost_jax.data.conversations import (
+    Message,
+    Tools,
+    conversation_in,
+    more_of,
+    tools_in,
+    with_text_arguments,
+)
+from rlboost_jax.data.row import BrokenRow, Row, TableRow
+from rlboost_jax.data.tokenizers import ChatRefused, Tokenizer
 from rlboost_jax.rewards.answers import FORMATS
 from rlboost_jax.settings.column_names import path_of, shown_as
 from rlboost_jax.settings.data import DataConfig, FilterConfig
@@ -34,6 +43,7 @@ def needed_columns(data: DataConfig) -> frozenset[str]:
         {
             *prompt_columns(data),
             *([data.answer_column] if data.answer_column else []),
+            *([data.tools_column] if data.tools_column else []),
             *data.reward_columns,
             *(row_filter.column for row_filter in data.filters),
         }
@@ -80,54 +90,79 @@ def _number(value: Any, column: str) -> int | float:
 
 
 def messages_of(row: Row, data: DataConfig) -> list[Message]:
-    """The conversation up to where the policy speaks.
-
-    Assistants' messages at its end are the solution and left out. A prompt of text is one
-    message of a user.
+    """The conversation up to where the policy speaks. A prompt of text is one message of a user.
 
     Raises:
         BrokenRow: no value, no text, or no conversation.
     """
-    if data.messages_column:
-        messages = list(_conversation(_value(row, data.messages_column), data.messages_column))
-        while messages and messages[-1]["role"] == "assistant":
-            messages.pop()
+    if column := data.messages_column:
+        value = _value(row, column)
+        messages = conversation_in(value, column, table=isinstance(row, TableRow))
         if not messages:
             raise BrokenRow("empty prompt")
     else:
         messages = [{"role": "user", "content": _text(row, data)}]
     if data.system_prompt and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": data.system_prompt})
-    if not any(m["content"].strip() for m in messages if m["role"] != "system"):
+    if not any(_says(message) for message in messages if message["role"] != "system"):
         raise BrokenRow("empty prompt")
     return messages
 
 
-def prompt_text(messages: Sequence[Message], data: DataConfig, tokenizer: Tokenizer) -> str:
+def _says(message: Message) -> bool:
+    content = message["content"]
+    return bool(content.strip() if isinstance(content, str) else content)
+
+
+def tools_of(row: Row, data: DataConfig) -> Tools:
+    """The functions that a row's prompt offers. Raises BrokenRow."""
+    if not (column := data.tools_column):
+        return ()
+    value = value_at(row, column)
+    check_text(value, column)
+    return tools_in(value, column, table=isinstance(row, TableRow))
+
+
+def prompt_text(
+    messages: Sequence[Message], data: DataConfig, tokenizer: Tokenizer, tools: Tools = ()
+) -> str:
     """What the policy reads.
 
     Raises:
         BrokenRow: the chat template refuses these messages.
         ConfigError: a chat is needed and there is no template.
     """
-    if uses_chat(data, tokenizer):
-        try:
-            return tokenizer.chat(messages)
-        except ChatRefused as error:
-            raise BrokenRow(f"the chat template refuses it: {error}") from None
-    return messages[0]["content"]
+    if not uses_chat(data, tokenizer):
+        text: str = messages[0]["content"]
+        return text
+    try:
+        return tokenizer.chat(messages, tools=tools, options=data.chat_options)
+    except ChatRefused as error:
+        refusal = BrokenRow(f"the chat template refuses it: {error}")
+    if any("tool_calls" in message for message in messages):
+        with contextlib.suppress(ChatRefused):
+            as_text = with_text_arguments(messages)
+            return tokenizer.chat(as_text, tools=tools, options=data.chat_options)
+    raise refusal
 
 
 def uses_chat(data: DataConfig, tokenizer: Tokenizer) -> bool:
     if data.chat == "auto":
-        return tokenizer.has_chat or bool(data.messages_column or data.system_prompt)
+        needed = data.messages_column or data.system_prompt or data.tools_column
+        return tokenizer.has_chat or bool(needed)
     return data.chat == "always"
 
 
-def identity(messages: Sequence[Message]) -> bytes:
+def identity(messages: Sequence[Message], tools: Tools = ()) -> bytes:
     """The same for the same question, whatever tokenizer, template and system prompt."""
-    said = [[m["role"], m["content"]] for m in messages if m["role"] != "system"]
-    return json.dumps(said, ensure_ascii=True).encode()
+    said: list[Any] = [
+        [m["role"], m["content"], *([more] if (more := more_of(m)) else [])]
+        for m in messages
+        if m["role"] != "system"
+    ]
+    if tools:
+        said.append({"tools": tools})
+    return json.dumps(said, ensure_ascii=True, default=str).encode()
 
 
 def reward_columns(row: Row, data: DataConfig) -> dict[str, Any]:
@@ -160,29 +195,21 @@ def _text(row: Row, data: DataConfig) -> str:
         return filled(data.template, values)
     (value,) = values.values()
     if not isinstance(value, str):
-        raise BrokenRow(f"the prompt is no text: {str(value)[:40]!r}")
+        chat = isinstance(value, list) and value and isinstance(value[0], Mapping)
+        advice = "; a conversation goes into data.messages_column" if chat else ""
+        raise BrokenRow(f"the prompt is no text: {str(value)[:40]!r}{advice}")
     return value
-
-
-def _conversation(value: Any, column: str) -> Sequence[Message]:
-    fits = isinstance(value, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-        for m in value
-    )
-    if not fits:
-        raise BrokenRow(f"{column!r} is no list of roles and contents: {str(value)[:40]!r}")
-    return [{"role": m["role"], "content": m["content"]} for m in value]
 
 
 def _value(row: Row, column: str) -> Any:
     value = value_at(row, column)
     if value is None:
         raise BrokenRow(f"no value in column {column!r}")
-    _check_text(value, column)
+    check_text(value, column)
     return value
 
 
-def _check_text(value: Any, column: str) -> None:
+def check_text(value: Any, column: str) -> None:
     """Raise BrokenRow for half a character (a lone surrogate), which no bytes stand for."""
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()

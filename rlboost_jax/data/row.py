@@ -8,6 +8,10 @@ from rlboost_jax.settings.errors import Mistake
 Row = Mapping[str, Any]
 
 
+class TableRow(dict[str, Any]):
+    """A row of typed columns: objects in it have None for each field that the row lacks."""
+
+
 class BrokenRow(ValueError):
     """A row is there and cannot be read; the message says why."""
 

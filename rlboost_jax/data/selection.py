@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.data.conversations import fields_unread
 from rlboost_jax.data.id_range import outside_row
 from rlboost_jax.data.questions import (
     identity,
@@ -22,12 +23,14 @@ from rlboost_jax.data.questions import (
     messages_of,
     prompt_text,
     reward_columns,
+    tools_of,
     uses_chat,
 )
 from rlboost_jax.data.row import BrokenRow, Rows
 from rlboost_jax.data.tokenizers import Tokenizer
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.foreign_keys import report_unknown
 
 BAD: Final = "unusable"  # cannot be read, lacks a value, has no prompt
 FILTERED: Final = "filtered"
@@ -89,7 +92,7 @@ def select(
             raise ConfigError(f"data.source, {example}; mend it, or set data.bad_rows to 'skip'")
         skipped.setdefault(reason, Skipped()).add(example)
 
-    chat = uses_chat(data, tokenizer)
+    chat, unread = uses_chat(data, tokenizer), set[str]()
     for batch in _batches(range(len(rows)), _BATCH):
         texts: list[str] = []
         keys: list[tuple[int, int, bytes]] = []
@@ -100,9 +103,11 @@ def select(
                     skip(index, FILTERED)
                     continue
                 messages = messages_of(row, data)
+                tools = tools_of(row, data)
                 columns = json.dumps(reward_columns(row, data), default=str).encode()
-                texts.append(prompt_text(messages, data, tokenizer))
-                keys.append((index, _hash(identity(messages)), columns))
+                texts.append(prompt_text(messages, data, tokenizer, tools))
+                keys.append((index, _hash(identity(messages, tools)), columns))
+                unread |= fields_unread(messages, tools, tokenizer.template if chat else "")
             except BrokenRow as error:
                 skip(index, BAD, str(error))
         encoded = tokenizer.encode(texts, chat=chat)
@@ -117,6 +122,7 @@ def select(
             else:
                 content = _hash(np.array(ids, np.int64).tobytes() + columns)
                 usable.append(Usable(index, key, content, len(ids)))
+    report_unknown(dict.fromkeys(sorted(unread), True), (), "the chat template")
     return Selection(usable=tuple(usable), skipped=skipped)
 
 

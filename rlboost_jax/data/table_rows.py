@@ -6,7 +6,7 @@ from typing import Final
 
 from rlboost_jax.data.columns import MissingColumns, stored_columns
 from rlboost_jax.data.json_rows import json_object
-from rlboost_jax.data.row import Row
+from rlboost_jax.data.row import Row, TableRow
 from rlboost_jax.settings.errors import ConfigError, install
 
 SAVED: Final = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
@@ -46,8 +46,7 @@ class ParquetRows:
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int) -> Row:
-        row: Row = self._table.slice(index, 1).to_pylist()[0]
-        return row
+        return TableRow(self._table.slice(index, 1).to_pylist()[0])
 
     def place(self, index: int) -> str:
         return f"row {index}"
@@ -118,8 +117,7 @@ class HuggingFaceRows:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
-        row: Row = self._rows[int(index)]
-        return row
+        return TableRow(self._rows[int(index)])
 
     def place(self, index: int) -> str:
         return f"row {index}"

@@ -4,7 +4,6 @@ import datetime
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -19,7 +18,6 @@ from rlboost_jax.settings.huggingface.generation import end_ids
 from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
-PROBES: Final = ("The answer is 42.", "x = {1: 'ä'}\n\tfor", "数学")  # that tell two apart
 DATE: Final = datetime.date(2024, 7, 26)  # what Llama's templates take where they have no clock
 _TODAY: Final = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<form>[^'\"]*)(?P=quote)\s*\)")
 Message = Mapping[str, Any]  # role, content, and what else a template takes
@@ -34,8 +32,23 @@ class Tokenizer(Protocol):
     stop_ids: tuple[int, ...]
     has_chat: bool  # whether `chat` has a template
 
-    def chat(self, messages: Sequence[Message]) -> str:
+    @property
+    def template(self) -> str:
+        """The chat template itself; all of them where there are several, "" without any."""
+        ...
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """The text of a conversation up to where the policy speaks.
+
+        Args:
+            tools: as OpenAI's protocol has them.
+            options: what else the template takes, such as {"enable_thinking": False}.
 
         Raises:
             ChatRefused, or ConfigError where there is no template.
@@ -70,33 +83,6 @@ def open_tokenizer(data: DataConfig) -> Tokenizer:
     return HuggingFaceTokenizer(data)
 
 
-def check_belongs(tokenizer: Tokenizer, data: DataConfig, source: str) -> None:
-    """Raise ConfigError where the checkpoint comes with a tokenizer that has other ids.
-
-    Its parameters know those. One with more special tokens is no other.
-
-    Args:
-        source: `model.source`.
-    """
-    if not source or data.tokenizer == source:
-        return
-    try:
-        folder = _folder(source)
-        if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-            return  # nothing to compare with
-        own = HuggingFaceTokenizer(replace(data, tokenizer=source))
-    except ConfigError:
-        return
-    given, expected = (t.encode(PROBES, chat=True) for t in (tokenizer, own))
-    for probe, theirs, ids in zip(PROBES, given, expected, strict=True):
-        if theirs != ids:
-            raise ConfigError(
-                f"data.tokenizer {data.tokenizer!r} is not the one of model.source {source!r}: "
-                f"{probe!r} is {theirs[:4]} … instead of {ids[:4]} …; set data.tokenizer to '', "
-                "which takes the checkpoint's own"
-            )
-
-
 class ByteTokenizer:
     """The bytes of UTF-8 are tokens 0 to 255; a beginning mark starts each prompt.
 
@@ -125,13 +111,24 @@ class ByteTokenizer:
         self._template = data.chat_template
         self.has_chat = bool(data.chat_template)
 
-    def chat(self, messages: Sequence[Message]) -> str:
+    @property
+    def template(self) -> str:
+        return self._template
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         if not self._template:
             raise ConfigError(
-                "data.messages_column or data.system_prompt needs a chat template, and the "
-                "tokenizer 'bytes' has none; set data.chat_template"
+                "data.messages_column, tools_column or system_prompt needs a chat template, and "
+                "the tokenizer 'bytes' has none; set data.chat_template"
             )
-        return _rendered(self._template, messages)
+        given = {"tools": list(tools)} if tools else {}
+        return _rendered(self._template, {"messages": messages, **given, **options})
 
     def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
         return [[self.BEGIN, *text.encode()] for text in texts]
@@ -170,10 +167,10 @@ def _template(text: str) -> Any:
         ) from None
 
 
-def _rendered(template: str, messages: Sequence[Message]) -> str:
+def _rendered(template: str, values: Mapping[str, Any]) -> str:
     compiled = _template(template)
     try:
-        return str(compiled.render(messages=messages, add_generation_prompt=True))
+        return str(compiled.render(**values, add_generation_prompt=True))
     except Exception as error:  # templates raise what they like
         raise ChatRefused(f"{type(error).__name__}: {error}") from None
 
@@ -189,7 +186,7 @@ class HuggingFaceTokenizer:
                 f"data.tokenizer {data.tokenizer!r} needs transformers; take 'bytes', or "
                 f"{install('hf')}"
             ) from None
-        folder = _folder(data.tokenizer)
+        folder = tokenizer_folder(data.tokenizer)
         try:
             # No program of a repository's is run here, and nobody is asked whether it may be.
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
@@ -313,7 +310,7 @@ def asks_for_today(template: str) -> bool:
     return bool(_TODAY.search(template))
 
 
-def _folder(name: str) -> Path:
+def tokenizer_folder(name: str) -> Path:
     """Where the tokenizer's files are, fetched if need be; raises ConfigError."""
     try:
         return source_folder(name, (*TOKENIZER, CONFIG))

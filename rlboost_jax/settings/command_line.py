@@ -25,7 +25,7 @@ from rlboost_jax.supervision import exits
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
 # Their entries are no fields: names are right if the file has them.
-_DICTIONARIES = ("environment.options.", "environment.template_options.")
+_DICTIONARIES = ("environment.options.", "environment.template_options.", "data.chat_options.")
 
 
 def parse(

@@ -1,7 +1,7 @@
 """Settings of prompts: a generated task, or a data set."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rlboost_jax.settings.setting import setting
 
@@ -68,7 +68,11 @@ class DataConfig:
     )
     prompt_column: str = setting("", 'text of the prompt; "": prompt, where there is no template')
     messages_column: str = setting(
-        "", 'a chat in place of a prompt: a list of {"role": …, "content": …}'
+        "",
+        'a chat in place of a prompt: a list of {"role": …, "content": …}, or of ShareGPT\'s turns',
+    )
+    tools_column: str = setting(
+        "", "functions that a prompt offers, as OpenAI's protocol has them, or JSON text of it"
     )
     template: str = setting(
         "",
@@ -95,6 +99,9 @@ class DataConfig:
     )
     chat: Chat = setting("auto", 'whether to use the chat template; "auto": where there is one')
     chat_template: str = setting("", "Jinja, in place of the tokenizer's")
+    chat_options: dict[str, Any] = setting(
+        {}, 'of the chat template, such as {"enable_thinking": False}'
+    )
     system_prompt: str = setting("", "first message of each chat")
     stop_ids: tuple[int, ...] = setting(
         (), "end a response, besides those of tokenizer and generation configuration"

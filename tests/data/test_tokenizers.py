@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from configs import base
 from rlboost_jax.data.dataset import Dataset
-from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, check_belongs, open_tokenizer
+from rlboost_jax.data.tokenizer_check import check_belongs
+from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, open_tokenizer
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
 

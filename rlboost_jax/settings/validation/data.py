@@ -12,6 +12,11 @@ from rlboost_jax.settings.data_presets import BUILT_IN_REWARDS, resolved
 from rlboost_jax.settings.rewards import MOST_CONCURRENT, RewardConfig
 from rlboost_jax.settings.run import RunConfig
 
+CHAT_ALONE: Final = ("chat_template", "chat_options")
+SET_BY_RUN: Final = (  # of a chat template
+    *("messages", "conversation", "tools", "chat_template", "tokenize", "add_generation_prompt"),
+    *("return_dict", "return_tensors", "padding", "truncation", "max_length"),
+)
 GIVEN: Final = ("prompts", "completions", "completion_ids", "finished")  # to every reward
 
 
@@ -50,6 +55,12 @@ def dataset_mistakes(config: RunConfig) -> Iterator[str]:
     size = config.model.vocab_size
     if not all(0 <= token < size for token in data.stop_ids):
         yield f"data.stop_ids is {data.stop_ids}; ids go from 0 to {size - 1} (model.vocab_size)"
+    for name in ("tools_column", "chat_options"):
+        if config.environment.name and (value := getattr(data, name)):
+            yield (
+                f"data.{name} is {value!r}, and the environment {config.environment.name!r} makes "
+                "the prompts; leave it empty (environment.template_options has a template's)"
+            )
     yield from _prompt(data)
     yield from _filters(data)
     if not rewards and not config.environment.name:  # which gives rewards itself
@@ -103,7 +114,10 @@ def _prompt(data: DataConfig) -> Iterator[str]:
             "data.chat is 'always' and the tokenizer 'bytes' has no chat template; set "
             "data.chat_template"
         )
-    for name in ("messages_column", "system_prompt", "chat_template"):
+    for name in data.chat_options:
+        if name in SET_BY_RUN:
+            yield f"data.chat_options has {name!r}, which a run sets itself; take it out"
+    for name in ("messages_column", "tools_column", "system_prompt", *CHAT_ALONE):
         if getattr(data, name) and data.chat == "never":
             yield f"data.{name} needs a chat, and data.chat is 'never'; change one of them"
 

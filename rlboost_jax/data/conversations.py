@@ -1,0 +1,227 @@
+"""Conversations of rows as chat templates take them: OpenAI's messages, or ShareGPT's turns.
+
+All that a message says goes to the template. Contents in parts become text, arguments of calls
+become objects, and a turn of ShareGPT becomes a message; what is no text, or of an unknown role, is
+refused by its place.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from rlboost_jax.data.columns import decoded
+from rlboost_jax.data.row import BrokenRow
+from rlboost_jax.settings.foreign_keys import report_unknown, unknown_keys
+
+Message = Mapping[str, Any]
+Tools = tuple[Mapping[str, Any], ...]
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+SHAREGPT: Final = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    **{role: role for role in ROLES},
+}
+TEXT_PARTS: Final = ("text", "input_text", "output_text")
+PICTURES: Final = ("image", "images", "audio", "audios", "video", "videos")
+READ: Final = ("role", "content", "tool_call_id")  # of a message, whether its template does or not
+
+_CALL: Final = ("id", "type", "index", "function")
+_FUNCTION: Final = ("name", "description", "parameters", "strict", "return", "returns")
+
+
+def conversation_in(value: Any, place: str, *, table: bool = False) -> list[Message]:
+    """The messages of a column up to where the policy speaks.
+
+    Assistants' messages at the end are the solution and left out.
+
+    Args:
+        place: the column.
+        table: None stands for what a row lacks, however deep.
+
+    Raises:
+        BrokenRow: no conversation, or one with something else than text.
+    """
+    turns = _list(value, place, table=table)
+    roles = [_role(turn, f"{place}[{index}]") for index, turn in enumerate(turns)]
+    while roles and roles[-1] == "assistant":
+        roles.pop()
+    return [_message(turns[index], role, f"{place}[{index}]") for index, role in enumerate(roles)]
+
+
+def tools_in(value: Any, place: str, *, table: bool = False) -> Tools:
+    """Functions that the policy may call, as OpenAI's protocol has them; none for no value.
+
+    Raises:
+        BrokenRow: something else than functions.
+    """
+    if value is None or value == "":
+        return ()
+    tools = _list(value, place, table=table)
+    return tuple(_tool(tool, f"{place}[{index}]") for index, tool in enumerate(tools))
+
+
+def with_text_arguments(messages: Iterable[Message]) -> list[Message]:
+    """The same messages, arguments of calls as JSON text: some templates want them so."""
+    return [
+        {**message, "tool_calls": [_in_text(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+def more_of(message: Message) -> dict[str, Any]:
+    """What a message says besides its role and content."""
+    return {key: value for key, value in message.items() if key not in ("role", "content")}
+
+
+def fields_unread(messages: Iterable[Message], tools: Tools, template: str) -> set[str]:
+    """What of a conversation the text of a chat template does not name, so that nobody reads it."""
+    names = {key for message in messages for key in unknown_keys(message, READ)}
+    return {name for name in names | ({"tools"} if tools else set()) if not reads(template, name)}
+
+
+def reads(template: str, name: str) -> bool:
+    """Whether a chat template has a name in its text."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def _list(value: Any, place: str, *, table: bool) -> list[Any]:
+    if isinstance(value, str):
+        value = decoded(value, place)
+    elif table:
+        value = _without_nulls(value)
+    if not isinstance(value, list | tuple):
+        raise BrokenRow(f"{place!r} is {_shown(value)}, and no list")
+    return list(value)
+
+
+def _role(turn: Any, place: str) -> str:
+    if not isinstance(turn, Mapping):
+        raise BrokenRow(f"{place} is {_shown(turn)}, and no message")
+    name, known = ("role", ROLES) if turn.get("role") is not None else ("from", tuple(SHAREGPT))
+    role = turn.get(name)
+    if role is None:
+        raise BrokenRow(f"{place} has neither 'role' nor 'from'")
+    if role not in known:
+        raise BrokenRow(f"{place}.{name} is {_shown(role)}; known: {', '.join(known)}")
+    return SHAREGPT[role]
+
+
+def _message(turn: Mapping[str, Any], role: str, place: str) -> Message:
+    said = {key: value for key, value in turn.items() if value is not None and value != []}
+    if pictures := [name for name in PICTURES if name in said]:
+        raise BrokenRow(f"{place}.{pictures[0]} is no text, and prompts are text alone")
+    name = "content" if turn.get("role") is not None else "value"
+    if name == "value":
+        kind = said.pop("from")
+        content = said.pop("value", None)
+        if kind == "function_call":
+            calls = decoded(content, f"{place}.value") if isinstance(content, str) else content
+            said["tool_calls"], content = calls if isinstance(calls, list) else [calls], ""
+    else:
+        said.pop("role")
+        content = said.pop("content", None)
+    if "tool_calls" in said:
+        said["tool_calls"] = _calls(said["tool_calls"], f"{place}.tool_calls")
+    if content is None and role == "assistant" and said:
+        content = ""
+    return {"role": role, "content": _content(content, role, f"{place}.{name}"), **said}
+
+
+def _content(value: Any, role: str, place: str) -> Any:
+    if isinstance(value, str) or (role == "tool" and isinstance(value, Mapping)):
+        return value  # templates write a result that is an object as they like
+    if isinstance(value, list | tuple):
+        return "".join(_part(part, f"{place}[{index}]") for index, part in enumerate(value))
+    raise BrokenRow(f"{place} is {_shown(value)}, and no text")
+
+
+def _part(part: Any, place: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise BrokenRow(f"{place} is {_shown(part)}, and no part of text")
+    kind = part.get("type", "text")
+    if kind not in TEXT_PARTS:
+        raise BrokenRow(f"{place} is of type {_shown(kind)}, and prompts are text alone")
+    if not isinstance(part.get("text"), str):
+        raise BrokenRow(f"{place}.text is {_shown(part.get('text'))}, and no text")
+    report_unknown(part, ("type", "text"), "parts of messages")
+    return str(part["text"])
+
+
+def _calls(value: Any, place: str) -> list[Mapping[str, Any]]:
+    calls = decoded(value, place) if isinstance(value, str) else value
+    if not isinstance(calls, list | tuple):
+        raise BrokenRow(f"{place} is {_shown(calls)}, and no list of calls")
+    return [_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
+
+
+def _call(call: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(call, Mapping):
+        raise BrokenRow(f"{place} is {_shown(call)}, and no call of a function")
+    if isinstance(call.get("function"), Mapping):
+        report_unknown(call, _CALL, "tool_calls of messages")
+        function, rest, place = call["function"], call, f"{place}.function"
+    else:  # the function alone
+        function, rest = call, {}
+    if not isinstance(function.get("name"), str):
+        raise BrokenRow(f"{place}.name is {_shown(function.get('name'))}, and no name")
+    report_unknown(function, ("name", "arguments", *(() if rest else _CALL)), "calls of messages")
+    arguments = _arguments(function.get("arguments"), f"{place}.arguments")
+    made = {key: value for key, value in rest.items() if value is not None}
+    return {
+        **made,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _arguments(value: Any, place: str) -> Mapping[str, Any]:
+    """Without any there is an empty object."""
+    if isinstance(value, str):
+        value = decoded(value, place) if value.strip() else {}
+    value = {} if value is None else value
+    if not isinstance(value, Mapping):
+        raise BrokenRow(f"{place} is {_shown(value)}, and no JSON object")
+    return value
+
+
+def _in_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _tool(tool: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise BrokenRow(f"{place} is {_shown(tool)}, and no function")
+    if isinstance(tool.get("function"), Mapping):
+        if tool.get("type", "function") != "function":
+            raise BrokenRow(f"{place}.type is {_shown(tool['type'])}, and no function")
+        report_unknown(tool, ("type", "function"), "tools of rows")
+        function, place = tool["function"], f"{place}.function"
+    else:  # the function alone
+        function = tool
+    if not isinstance(function.get("name"), str):
+        raise BrokenRow(f"{place}.name is {_shown(function.get('name'))}, and no name")
+    report_unknown(function, (*_FUNCTION, "type"), "functions of rows")
+    return {"type": "function", "function": function}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_without_nulls(inner) for inner in value]
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]} …"
