@@ -15,6 +15,7 @@ from jax._src import compilation_cache  # what it compresses with has no public 
 
 from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.host.private_paths import own_folder
+from rlboost_jax.jax_switches import check_switches
 from rlboost_jax.settings.errors import ConfigError
 
 DEFAULT_FOLDER = "~/.cache/rlboost_jax"
@@ -31,8 +32,9 @@ def enable(folder: str = "") -> Path:
 
     Raises:
         NotOurs: the place is another user's, whose programs would be run.
-        ConfigError: it cannot be made.
+        ConfigError: it cannot be made; or a switch of JAX makes other programs (`check_switches`).
     """
+    check_switches()
     given = "" if folder else os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
     place = Path(given or Path(folder or DEFAULT_FOLDER).expanduser() / fingerprint())
     setting = "JAX_COMPILATION_CACHE_DIR" if given else "compile_cache_dir"

@@ -53,6 +53,7 @@ def evaluate(
 
     from rlboost_jax import compile_cache
     from rlboost_jax.environments.opening import exercises_of
+    from rlboost_jax.jax_switches import check_switches
     from rlboost_jax.learner.checkpoints.base import read_policy
     from rlboost_jax.learner.checkpoints.best import FOLDER, best_step
     from rlboost_jax.learner.checkpoints.reading import newest_step
@@ -60,6 +61,7 @@ def evaluate(
     from rlboost_jax.qualification.start import reader_run
     from rlboost_jax.rollout.instance import engine_of
 
+    check_switches()
     run = reader_run(run, say=logging.info)  # before the first device is touched
     folder = workdir / (FOLDER if best else "checkpoints")
     if best:

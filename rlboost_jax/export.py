@@ -50,12 +50,14 @@ def export(
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
     from rlboost_jax.data.exported_tokenizer import write_tokenizer
+    from rlboost_jax.jax_switches import check_switches
     from rlboost_jax.learner.checkpoints.base import read_policy
     from rlboost_jax.learner.checkpoints.reading import newest_step
     from rlboost_jax.models.adapters import base_model, merged_params
     from rlboost_jax.models.checkpoint_writer import write_checkpoint
     from rlboost_jax.models.peft_files import write_peft
 
+    check_switches()
     workdir, folder = Path(workdir), Path(folder).absolute()
     run = read_run_config(workdir)
     model = run.model

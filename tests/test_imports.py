@@ -20,8 +20,8 @@ PACKAGE = ROOT / "rlboost_jax"
 # A module may import from its own layer and from those below. Top-level modules that are not
 # named here, and every `__main__`, are entry points.
 LAYERS = (
-    {"sequences", "settings", "messages", "compile_cache", "backoff", "closing", "credentials"}
-    | {"relay", "usage", "configs", "host", "storage", "supervision"},
+    {"sequences", "settings", "messages", "compile_cache", "jax_switches", "backoff", "closing"}
+    | {"credentials", "relay", "usage", "configs", "host", "storage", "supervision"},
     {"data", "rewards", "models", "algorithms", "observe"},
     {"engine", "weights", "manager", "providers", "qualification", "chat", "environments"},
     {"learner", "rollout", "simulator"},

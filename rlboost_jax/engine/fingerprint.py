@@ -16,6 +16,7 @@ import jaxlib
 from rlboost_kernels import active
 
 from rlboost_jax.host.versions import versions_of
+from rlboost_jax.jax_switches import switches_of_bits
 from rlboost_jax.settings import fingerprints
 
 # XLA flags that change how a program is made or watched, and not what it computes.
@@ -30,6 +31,7 @@ _LIBRARIES = (
 )
 # Variables by which NVIDIA's libraries compute otherwise.
 _OF_LIBRARIES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
+_OF_TPU = "LIBTPU_INIT_ARGS"  # XLA's flags of a TPU
 
 
 def fingerprint(
@@ -55,6 +57,7 @@ def fingerprint(
         **({} if device.platform == "cpu" else _libraries() if libraries is None else libraries),
         "xla_flags": _xla_flags(),
         "matmul_precision": str(jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]
+        **({"jax_switches": switches} if (switches := switches_of_bits()) else {}),
         **{name: _plain(value) for name, value in settings.items()},
     }
     text = "\n".join(f"{name}={facts[name]}" for name in sorted(facts))
@@ -76,6 +79,8 @@ def _plain(value: object) -> str:
 def _libraries() -> dict[str, str]:
     """jax asks for a range of versions of each: its own does not say theirs."""
     found = {name: os.environ.get(name, "") for name in _OF_LIBRARIES}
+    if given := os.environ.get(_OF_TPU):
+        found[_OF_TPU] = given
     return {**versions_of(*_LIBRARIES), **found}
 
 

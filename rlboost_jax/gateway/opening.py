@@ -51,6 +51,7 @@ def opened(wanted: Wanted) -> Iterator[Served]:
     from rlboost_jax import compile_cache
     from rlboost_jax.chat.opening import conversation_of
     from rlboost_jax.data.tokenizers import open_tokenizer
+    from rlboost_jax.jax_switches import check_switches
     from rlboost_jax.gateway.tenancy import Tenancy
     from rlboost_jax.messages import Sampling
     from rlboost_jax.qualification.start import reader_run
@@ -58,6 +59,7 @@ def opened(wanted: Wanted) -> Iterator[Served]:
     from rlboost_jax.rollout.sharing.protocol import Promise
     from rlboost_jax.sequences.identities import Version
 
+    check_switches()
     run, step = _run(wanted)
     if wanted.budget_socket is not None:  # a token at a time, each when it is due
         run = replace(run, engine=replace(run.engine, steps_per_dispatch=1))

@@ -37,6 +37,7 @@ from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.engine.shared import SharedEngine
 from rlboost_jax.host.exhaustion import exhausted
+from rlboost_jax.jax_switches import check_switches
 from rlboost_jax.messages import FAILED_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.providers.base import NONCE_VARIABLE
@@ -78,6 +79,7 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
     """
     args = arguments(argv)
     try:
+        check_switches()
         manager = Endpoint(address=args.manager, credentials=read_credentials(args.join))
         log = LogLines([manager.credentials.token])
         logging.getLogger().addHandler(logging.StreamHandler())

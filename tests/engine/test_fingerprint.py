@@ -86,6 +86,9 @@ def test_libraries_of_a_gpu_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fingerprint(gpu, libraries=before) != fingerprint(gpu, libraries=after)
     assert fingerprint(cpu, libraries=before) == fingerprint(cpu, libraries=after)
     here = fingerprint(gpu), fingerprint(cpu)
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_impure_oom_fast_exit_threshold=1")
+    assert (fingerprint(gpu) == here[0], fingerprint(cpu) == here[1]) == (False, True)
+    monkeypatch.delenv("LIBTPU_INIT_ARGS")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     assert (fingerprint(gpu) == here[0], fingerprint(cpu) == here[1]) == (False, True)
 

@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from rlboost_jax.host import proxies
+from rlboost_jax.jax_switches import check_switches
 from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
@@ -71,7 +72,9 @@ def join(coordinator: str, count: int, index: int) -> World:
 
     Raises:
         CannotJoin: not all are there within `JOIN_SECONDS`, or there is no such environment.
+        ConfigError: a switch of JAX with which no run can be right.
     """
+    check_switches()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         with proxies.hidden():
