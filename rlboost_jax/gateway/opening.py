@@ -51,8 +51,8 @@ def opened(wanted: Wanted) -> Iterator[Served]:
     from rlboost_jax import compile_cache
     from rlboost_jax.chat.opening import conversation_of
     from rlboost_jax.data.tokenizers import open_tokenizer
-    from rlboost_jax.jax_switches import check_switches
     from rlboost_jax.gateway.tenancy import Tenancy
+    from rlboost_jax.jax_switches import check_switches
     from rlboost_jax.messages import Sampling
     from rlboost_jax.qualification.start import reader_run
     from rlboost_jax.rollout.instance import engine_of

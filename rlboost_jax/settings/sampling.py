@@ -40,7 +40,7 @@ class EvaluationConfig:
         1.0,
         "share of the probability that is kept; 1: all",
         note="Of evaluation alone: sampling.top_p cuts what is trained on. "
-        "Nothing to a greedy one.",
+        "No effect on greedy evaluations.",
         above=0,
         at_most=1,
         may_change="never",
