@@ -60,7 +60,7 @@ def read_checkpoint(
         _check(tensors, model, {n: (plan[n], leaf.shape) for n, leaf in leaves.items()}, prefix)
         return unflatten_params(
             {
-                name: _read_leaf(tensors, plan[name], leaf.shape, places[name], np.dtype(dtype))
+                name: read_leaf(tensors, plan[name], leaf.shape, places[name], np.dtype(dtype))
                 for name, leaf in leaves.items()
             }
         )
@@ -92,29 +92,7 @@ def _check(
     prefix: str,
 ) -> None:
     """Raise CheckpointUnusable unless there is each tensor of the model, and no other."""
-    wanted = set()
-    for leaf, ((names, transposed), shape) in plan.items():
-        for index, name in names.items():
-            wanted.add(name)
-            expected = shape[len(index) :][:: -1 if transposed else 1]
-            if name not in tensors.files:
-                raise CheckpointUnusable(
-                    f"{tensors.folder} has no tensor {name} of shape {list(expected)}, which "
-                    f"becomes {leaf}; is it whole, and does config.json speak of it?"
-                    + _UNTIED
-                    * (leaf == "head.kernel")
-                )
-            found = tensors.slice_of(name)
-            if tuple(found.get_shape()) != expected:
-                raise CheckpointUnusable(
-                    f"tensor {name} in {tensors.path(name)} has shape {found.get_shape()}, and "
-                    f"config.json makes it {list(expected)}"
-                )
-            if found.get_dtype() not in TYPES:
-                raise CheckpointUnusable(
-                    f"tensor {name} in {tensors.path(name)} has type {found.get_dtype()}; known: "
-                    f"{', '.join(TYPES)}"
-                )
+    wanted = check_tensors(tensors, plan)
     head = tensors.head()
     for name in sorted(tensors.files.keys() - wanted):
         beside = prefix not in (PREFIX, "") and not name.startswith(prefix)  # such as vision
@@ -132,7 +110,40 @@ def _check(
             )
 
 
-def _read_leaf(
+def check_tensors(
+    tensors: TensorFiles, plan: Mapping[str, tuple[Stored, tuple[int, ...]]]
+) -> set[str]:
+    """The names of all tensors of a plan: each leaf's, with its shape.
+
+    Raises:
+        CheckpointUnusable: one is missing, or of another shape or type.
+    """
+    wanted: set[str] = set()
+    for leaf, ((names, transposed), shape) in plan.items():
+        for index, name in names.items():
+            wanted.add(name)
+            expected = shape[len(index) :][:: -1 if transposed else 1]
+            if name not in tensors.files:
+                raise CheckpointUnusable(
+                    f"{tensors.folder} has no tensor {name} of shape {list(expected)}, which "
+                    f"becomes {leaf}; is it whole, and does config.json speak of it?"
+                    + (_UNTIED if leaf == "head.kernel" else "")
+                )
+            found = tensors.slice_of(name)
+            if tuple(found.get_shape()) != expected:
+                raise CheckpointUnusable(
+                    f"tensor {name} in {tensors.path(name)} has shape {found.get_shape()}, and "
+                    f"config.json makes it {list(expected)}"
+                )
+            if found.get_dtype() not in TYPES:
+                raise CheckpointUnusable(
+                    f"tensor {name} in {tensors.path(name)} has type {found.get_dtype()}; known: "
+                    f"{', '.join(TYPES)}"
+                )
+    return wanted
+
+
+def read_leaf(
     tensors: TensorFiles,
     how: Stored,
     shape: tuple[int, ...],

@@ -17,6 +17,7 @@ import msgspec
 from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.huggingface.sources import source_fields
+from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.presets import resolved
 from rlboost_jax.settings.renamed import successor, without_retired
 from rlboost_jax.settings.run import RunConfig
@@ -64,22 +65,42 @@ def run_config(config: ConfigDictLike, workdir: str | Path = "") -> RunConfig:
         raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
     values = config.to_dict()
     model = values.get("model")
-    if isinstance(model, Mapping) and isinstance(model.get("source"), str) and model["source"]:
-        tied = _tied_before(workdir, model["source"]) if workdir else None
-        weights = bool(workdir) and tied is None
-        values["model"] = {**model, **source_fields(model["source"], weights=weights, tied=tied)}
+    if isinstance(model, Mapping):
+        values["model"] = _with_sources(model, _model_before(workdir) if workdir else None, workdir)
     record = run_config_from_dict(values)
     check_files(record)
     return record
 
 
-def _tied_before(workdir: str | Path, source: str) -> bool | None:
-    """`model.tie_embeddings` of a run that has begun with a source; None: there is none."""
+def _with_sources(
+    model: Mapping[str, Any], before: ModelConfig | None, workdir: str | Path
+) -> Mapping[str, Any]:
+    """The section `model` with what its checkpoint and its adapter say; raises ConfigError.
+
+    Args:
+        before: of the run that has begun in `workdir`; what that has read is not read again.
+    """
+    source, lora = model.get("source"), model.get("lora")
+    if isinstance(source, str) and source:
+        tied = before.tie_embeddings if before and before.source == source else None
+        weights = bool(workdir) and tied is None
+        model = {**model, **source_fields(source, weights=weights, tied=tied)}
+    if isinstance(lora, Mapping) and isinstance(lora.get("source"), str) and lora["source"]:
+        from rlboost_jax.settings.huggingface.adapter_config import with_adapter
+
+        if before is not None and before.lora.source == lora["source"]:
+            model = {**model, "lora": msgspec.to_builtins(before.lora)}
+        else:
+            model = {**model, "lora": with_adapter(lora)}
+    return model
+
+
+def _model_before(workdir: str | Path) -> ModelConfig | None:
+    """The model of a run that has begun; None: there is none."""
     try:
-        model = read_run_config(workdir).model
+        return read_run_config(workdir).model
     except ConfigError:  # where it is damaged, those who open the workdir say so
         return None
-    return model.tie_embeddings if model.source == source else None
 
 
 def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:

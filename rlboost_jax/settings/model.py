@@ -22,6 +22,11 @@ class LoraConfig:
     The model itself stays as it begins, in `model.dtype`, and servers fetch it once.
     """
 
+    source: str = setting(
+        "",
+        'adapter to begin with, in PEFT\'s format: folder, or "owner/name[@revision]" on the hub',
+        note="rank, alpha and targets are then the adapter's.",
+    )
     rank: int = setting(
         0, "of an adapter, 8 to 64 are usual; 0: all parameters are trained", at_least=0
     )

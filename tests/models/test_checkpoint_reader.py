@@ -221,13 +221,13 @@ print(largest, held)
 
 def test_the_host_holds_one_leaf_at_a_time(model, params, tmp_path, monkeypatch):
     write_checkpoint(model, params, tmp_path, dtype="float32")
-    made, read_leaf = [], checkpoint_reader._read_leaf
+    made, whole = [], checkpoint_reader.read_leaf
 
     def watched(*arguments):
         assert all(leaf.is_ready() for leaf in made), "the leaf before is still being copied"
-        made.append(read_leaf(*arguments))
+        made.append(whole(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(checkpoint_reader, "_read_leaf", watched)
+    monkeypatch.setattr(checkpoint_reader, "read_leaf", watched)
     read_checkpoint(model, tmp_path)
     assert len(made) == len(flatten_params(params))

@@ -93,7 +93,7 @@ def check_same(digest: str, extra: dict[str, Any], workdir: Path) -> None:
     """Raise OtherBase if a checkpoint says that its adapters belong to another.
 
     Args:
-        extra: of the checkpoint. That of step 0 does not say: its adapters add nothing yet.
+        extra: of the checkpoint. That of step 0 does not say: nothing is trained yet.
     """
     if extra.get("base", digest) != digest:
         raise OtherBase(

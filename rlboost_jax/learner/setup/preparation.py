@@ -25,8 +25,10 @@ from rlboost_jax.learner.state import TrainState, abstract_state, init_state
 from rlboost_jax.models.adapters import base_model, is_adapter
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.params import Params, init_params
+from rlboost_jax.models.peft_files import read_peft
 from rlboost_jax.models.sharding import param_shardings
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.huggingface.adapter_config import adapter_folder
 from rlboost_jax.settings.huggingface.sources import WEIGHTS, source_folder
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.supervision.pulse import PULSE
@@ -165,8 +167,13 @@ def _abstract(run: RunConfig, policy: PolicyPrograms) -> TrainState:
 
 
 def _start(run: RunConfig, policy: PolicyPrograms, console: Shows) -> TrainState:
-    """The state before the first update; adapters are drawn from the seed."""
-    if run.model.lora.rank:
+    """The state before the first update; adapters are drawn from the seed, or read."""
+    if adapter := run.model.lora.source:
+        with console.phase(f"reading the adapters of {adapter}"):
+            params = read_peft(
+                run.model, adapter_folder(adapter), shardings=policy.shardings.params
+            )
+    elif run.model.lora.rank:
         params = init_params(run.model, run.seed, shardings=policy.shardings.params, of=is_adapter)
     else:
         params = _first_params(run, policy.mesh, console)
@@ -220,7 +227,7 @@ def _reference(
 ) -> Params | None:
     """The starting parameters that the KL term is taken to; None without a KL term.
 
-    With adapters, those that add nothing yet: the base is not kept twice.
+    With adapters, those that the run begins with: the base is not kept twice.
     """
     if not run.algorithm.has_reference:
         return None

@@ -33,9 +33,15 @@ class CheckpointUnusable(Mistake, ValueError):
 class TensorFiles(Closing):
     """The tensors of a folder by name, whichever files they are in."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises CheckpointUnusable if files are missing or broken."""
-        self.folder = folder
+    def __init__(self, folder: Path, *, single: str = SINGLE) -> None:
+        """
+        Args:
+            single: the file that has all tensors, where there is no index of several.
+
+        Raises:
+            CheckpointUnusable: files are missing or broken.
+        """
+        self.folder, self._single = folder, single
         self._stack = contextlib.ExitStack()
         self._open: dict[str, Any] = {}
         self._names: dict[str, frozenset[str]] = {}  # made once a file: there may be many tensors
@@ -94,14 +100,20 @@ class TensorFiles(Closing):
         return self._handle(self.files[name]).get_slice(name)
 
     def _find(self) -> dict[str, str]:
-        index, single = self.folder / INDEX, self.folder / SINGLE
-        if not index.is_file():
+        index, single = self.folder / INDEX, self.folder / self._single
+        if self._single != SINGLE or not index.is_file():
             if not single.is_file():
                 raise CheckpointUnusable(
-                    f"{self.folder} has neither {SINGLE} nor {INDEX}; weights in other formats "
-                    "must be converted: load them in transformers and save_pretrained"
+                    f"{self.folder} has "
+                    + (
+                        f"neither {SINGLE} nor {INDEX}"
+                        if self._single == SINGLE
+                        else f"no {single.name}"
+                    )
+                    + "; weights in other formats must be converted: load them in transformers, or "
+                    "in PEFT, and save_pretrained"
                 )
-            return dict.fromkeys(self._keys(SINGLE), SINGLE)
+            return dict.fromkeys(self._keys(self._single), self._single)
         try:
             weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
             files = dict.fromkeys(weight_map.values())

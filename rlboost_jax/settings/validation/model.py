@@ -45,6 +45,11 @@ def model_mistakes(model: ModelConfig) -> Iterator[str]:
 
 def lora_mistakes(model: ModelConfig) -> Iterator[str]:
     lora = model.lora
+    if lora.source and not model.source:
+        yield (
+            f"model.lora.source is {lora.source!r} and model.source is empty; name the checkpoint "
+            "that the adapter belongs to"
+        )
     if not lora.rank:
         return
     if not lora.targets:

@@ -58,10 +58,19 @@ def check(config: RunConfig) -> None:
         mistakes = [
             *model_mistakes(config.model),
             *lora_mistakes(config.model),
+            *_adapter_to_begin_with(config),
             *(mistake for fields in checks for mistake in fields(config)),
         ]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
+
+
+def _adapter_to_begin_with(config: RunConfig) -> Iterator[str]:
+    if config.model.lora.source and config.warmup.max_updates:
+        yield (
+            f"warmup.max_updates is {config.warmup.max_updates}, which changes the base that the "
+            f"adapter of model.lora.source ({config.model.lora.source!r}) belongs to; set it to 0"
+        )
 
 
 def check_model(model: ModelConfig) -> None:

@@ -1,0 +1,143 @@
+"""Adapters in the PEFT library's format as settings of `model.lora`. No JAX here.
+
+An option of `adapter_config.json` is used, or changes nothing at the value it has, or is refused by
+name: most would change what the adapters add.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.foreign_keys import refuse_unknown, warn_once
+from rlboost_jax.settings.huggingface.keys import flag, number, whole
+from rlboost_jax.settings.huggingface.sources import source_folder
+from rlboost_jax.settings.huggingface.tensor_files import CheckpointUnusable, TensorFiles
+from rlboost_jax.settings.model import LORA_TARGETS, LoraConfig
+
+ADAPTER_CONFIG: Final = "adapter_config.json"
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+_TENSOR: Final = re.compile(
+    r"(?P<prefix>base_model\.model\.(?:[\w.]+\.)?)layers\.\d+\.(?:self_attn|mlp)\."
+    r"(?P<target>\w+)\.lora_[AB]\.weight"
+)
+# `target_modules` says what tensors say better; the others are about how it was made and loaded.
+_KNOWN: Final = frozenset(
+    (
+        *("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "lora_dropout"),
+        *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
+        *("peft_version", "megatron_core", "qalora_group_size", "runtime_config", "loftq_config"),
+        *("init_lora_weights", "layers_pattern", "rank_pattern", "alpha_pattern", "bias"),
+    )
+)
+_DRAWN: Final = (True, False, None, "gaussian", "eva", "orthogonal")  # starts that leave the base
+
+
+def with_adapter(lora: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `model.lora` with rank, alpha and targets of the adapter in its `source`.
+
+    Raises:
+        ConfigError: the adapter has an option that is not done here, or a setting that is not at
+            its default contradicts it.
+    """
+    fields = adapter_fields(lora["source"])
+    usual = LoraConfig()
+    for name, value in fields.items():
+        given = lora.get(name)
+        asked = tuple(given) if name == "targets" and given is not None else given
+        same = set(asked) == set(value) if name == "targets" and asked is not None else None
+        if asked is None or asked == getattr(usual, name) or asked == value or same:
+            continue
+        raise ConfigError(
+            f"config.model.lora.{name} is {asked!r} and the adapter in {lora['source']!r} has "
+            f"{value!r}; leave it out"
+        )
+    return {**lora, **fields}
+
+
+def adapter_fields(source: str) -> dict[str, Any]:
+    """`rank`, `alpha` and `targets` of the adapter in a folder, or of a name on the hub.
+
+    Raises ConfigError.
+    """
+    folder = adapter_folder(source)
+    path = folder / ADAPTER_CONFIG
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"config.model.lora.source: cannot read {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"config.model.lora.source: {path} holds no configuration of an adapter")
+    _check(values, str(path))
+    rank = whole(values, "r", str(path), 8)
+    alpha = number(values, "lora_alpha", str(path), 8.0)
+    if flag(values, "use_rslora", str(path)):  # alpha counts by the rank's root
+        alpha *= math.sqrt(rank)
+    return {"rank": rank, "alpha": alpha, "targets": _targets(folder)}
+
+
+def adapter_folder(source: str) -> Path:
+    """Where the adapter's files are, fetched if need be; raises ConfigError."""
+    try:
+        return source_folder(source, (ADAPTER_CONFIG, ADAPTER_WEIGHTS))
+    except ConfigError as error:
+        line = str(error).replace("config.model.source", "config.model.lora.source", 1)
+        raise ConfigError(line) from None
+
+
+def adapter_prefix(names: Iterable[str], where: str) -> str:
+    """What the tensors' names begin with up to `layers`; raises CheckpointUnusable.
+
+    An adapter of anything but the matrices of layers is not done, nor are two models in one file.
+    """
+    prefixes = set()
+    for name in names:
+        found = _TENSOR.fullmatch(name)
+        if found is None or found["target"] not in LORA_TARGETS:
+            raise CheckpointUnusable(
+                f"tensor {name} in {where} is no adapter of {', '.join(LORA_TARGETS)} in a layer, "
+                "and only those can be trained"
+            )
+        prefixes.add(found["prefix"])
+    if len(prefixes) != 1:
+        raise CheckpointUnusable(
+            f"{where} has adapters of {len(prefixes)} models: {', '.join(sorted(prefixes))}"
+        )
+    return prefixes.pop()
+
+
+def _targets(folder: Path) -> tuple[str, ...]:
+    path = folder / ADAPTER_WEIGHTS
+    try:
+        with TensorFiles(folder, single=ADAPTER_WEIGHTS) as tensors:
+            adapter_prefix(tensors.files, str(path))
+            targets = {found["target"] for n in tensors.files if (found := _TENSOR.fullmatch(n))}
+    except CheckpointUnusable as error:
+        raise ConfigError(f"config.model.lora.source: {error}") from None
+    return tuple(target for target in LORA_TARGETS if target in targets)
+
+
+def _check(values: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for an option that changes what the adapters add and is not done here."""
+    kind = values.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise ConfigError(f"{where}: peft_type is {kind!r}; known: 'LORA'")
+    if values.get("bias", "none") != "none":
+        raise ConfigError(f"{where}: bias is {values['bias']!r}; only 'none' is supported")
+    start = values.get("init_lora_weights", True)
+    if not any(start is each or start == each for each in _DRAWN):
+        raise ConfigError(
+            f"{where}: init_lora_weights is {start!r}, by which the base is changed too; save the "
+            "adapter by PEFT with path_initial_model_for_weight_conversion"
+        )
+    for name, own in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha")):
+        pattern = values.get(name) or {}
+        if not isinstance(pattern, Mapping) or any(v != values.get(own) for v in pattern.values()):
+            raise ConfigError(f"{where}: {name} is {pattern!r}; all must have one {own}")
+    says_something = {k: v for k, v in values.items() if v not in (None, False, "", [], {}, ())}
+    refuse_unknown(says_something, _KNOWN, where)
+    if values.get("lora_dropout"):
+        warn_once(f"{where}: passed over: lora_dropout, since no dropout is trained with here")
