@@ -17,6 +17,7 @@ from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.host.private_paths import own_folder
 from rlboost_jax.jax_switches import check_switches
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.readable import check_text
 
 DEFAULT_FOLDER = "~/.cache/rlboost_jax"
 
@@ -38,6 +39,7 @@ def enable(folder: str = "") -> Path:
     given = "" if folder else os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
     place = Path(given or Path(folder or DEFAULT_FOLDER).expanduser() / fingerprint())
     setting = "JAX_COMPILATION_CACHE_DIR" if given else "compile_cache_dir"
+    check_text(place, setting)
     try:
         if not given:
             own_folder(place.parent, setting)

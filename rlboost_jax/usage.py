@@ -4,13 +4,15 @@
 """
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from rlboost_jax.settings.errors import nearest
+from rlboost_jax.settings.errors import ConfigError, nearest
+from rlboost_jax.settings.readable import check_text
 from rlboost_jax.supervision import exits
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = sys.argv[1:] if args is None else list(args)
+        if problem := unreadable(given):
+            exits.leave(f"error: {problem}", exits.MISTAKE)
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for argument in given:
             name = argument.partition("=")[0]
@@ -35,6 +39,21 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         more = "" if message.endswith("?") else f"; {self.prog} --help has the options"
         exits.leave(f"error: {message}{more}", exits.MISTAKE)
+
+
+def unreadable(arguments: Iterable[str]) -> str:
+    """What is wrong with an argument, or the folder that names are relative to, that is no text in
+    UTF-8; "" where all are."""
+    try:
+        for argument in arguments:
+            name, equals, value = argument.partition("=")
+            check_text(value if equals else argument, name if equals else "an argument")
+        check_text(os.getcwd(), "the current folder")
+    except ConfigError as error:
+        return str(error)
+    except OSError:  # it is gone
+        return ""
+    return ""
 
 
 def parser(command: str, description: str | None) -> CommandParser:

@@ -15,6 +15,7 @@ from rlboost_jax.data.table_rows import SAVED, ArrayRecords, HuggingFaceRows, Pa
 from rlboost_jax.data.text_rows import TextRows
 from rlboost_jax.settings.data import DataFormat
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.readable import check_text
 
 FileFormat = Literal["jsonl", "csv", "tsv", "parquet", "arrayrecord"]
 
@@ -101,4 +102,6 @@ def _files(source: str, format: str) -> list[Path]:
         found = [path] if path.is_file() else []
     if not found:
         raise ConfigError(f"data.source {source!r}: no such file of format {format}; name another")
+    for file in found:
+        check_text(file, "a file of data.source")
     return found

@@ -50,6 +50,8 @@ def parse(
         print(usage.help_of_flags(command, sys.modules["__main__"].__doc__, own), end="")
         sys.exit(0)
     try:
+        if problem := usage.unreadable(arguments):
+            raise ConfigError(problem)
         given = config_path(arguments)
         for other, name in others:
             if _is_of(given, name, kind):

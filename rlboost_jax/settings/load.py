@@ -19,6 +19,7 @@ from rlboost_jax.settings.errors import ConfigError, suggestion
 from rlboost_jax.settings.huggingface.sources import source_fields
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.presets import resolved
+from rlboost_jax.settings.readable import check_texts
 from rlboost_jax.settings.renamed import successor, without_retired
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import is_required
@@ -64,6 +65,7 @@ def run_config(config: ConfigDictLike, workdir: str | Path = "") -> RunConfig:
     if not hasattr(config, "to_dict"):
         raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
     values = config.to_dict()
+    check_texts(values)
     model = values.get("model")
     if isinstance(model, Mapping):
         values["model"] = _with_sources(model, _model_before(workdir) if workdir else None, workdir)
@@ -113,6 +115,7 @@ def run_config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     Raises ConfigError.
     """
     values = {key: value for key, value in values.items() if key not in _BESIDE}
+    check_texts(values)
     record = record_from_dict(values, RunConfig, fill=_with_preset)
     check(record)
     return record

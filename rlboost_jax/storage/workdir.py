@@ -38,6 +38,7 @@ from rlboost_jax.settings.load import (
     read_run_id,
     write_run_config,
 )
+from rlboost_jax.settings.readable import check_text
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.storage.durable import PART, make_folder
 
@@ -216,6 +217,7 @@ def check_usable(path: str | Path, run: RunConfig) -> None:
         WorkdirUnusable: as `Workdir`'s.
     """
     path = Path(path).absolute()
+    check_text(path, "--workdir", error=WorkdirUnusable)
     try:
         if not path.exists():
             return

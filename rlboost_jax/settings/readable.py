@@ -1,0 +1,57 @@
+"""Names and settings that are no text: bytes of a folder's name that are no UTF-8.
+
+Python carries such bytes as halves of surrogate pairs, which no file of ours, no wire and no
+terminal takes. They are refused by name wherever they come in.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlboost_jax.settings.errors import ConfigError
+
+
+def check_text(value: str | Path, what: str, *, error: type[Exception] = ConfigError) -> None:
+    """Raise an error where a text has bytes that are no UTF-8.
+
+    Args:
+        what: names it in the message, such as "--workdir".
+        error: made of the message.
+    """
+    if not _is_text(str(value)):
+        raise error(_mistake(str(value), what))
+
+
+def check_texts(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a setting of nested dictionaries is no text, a line for each."""
+    if mistakes := [_mistake(text, name) for name, text in _texts(values, "config")]:
+        raise ConfigError("\n".join(mistakes))
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Places and values of texts that are none."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _texts(inner, f"{place}.{name}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, place)
+    elif isinstance(value, str) and not _is_text(value):
+        yield place, value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _mistake(value: str, what: str) -> str:
+    try:
+        shown = os.fsencode(value).decode(errors="backslashreplace")
+    except UnicodeEncodeError:  # a half of another kind
+        shown = value.encode(errors="backslashreplace").decode()
+    return f"{what} is '{shown}', which is no text in UTF-8; rename it, or name a link to it"
