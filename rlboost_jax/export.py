@@ -1,11 +1,13 @@
 """Write a run's model as a checkpoint in Hugging Face's format.
 
     rlboost export --workdir=RUN --to=FOLDER [--step=N] [--dtype=bfloat16] [--adapter]
+                   [--push=OWNER/NAME [--public]]
 
 FOLDER then has config.json, safetensors files of at most 5 GB, and the tokenizer's files with the
 run's chat template and stop ids; transformers loads it. A model from scratch becomes a Qwen3.
 Adapters are merged, or with --adapter written alone, as the PEFT library has them.
-Works beside a run that is alive, and on the CPU.
+Works beside a run that is alive, and on the CPU. With --push the folder is then uploaded to the
+Hugging Face hub: private unless --public, with the token in HF_TOKEN.
 """
 
 import json
@@ -25,6 +27,7 @@ from rlboost_jax.settings.huggingface.sources import CONFIG, source_config
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.model import Dtype, ModelConfig
 from rlboost_jax.storage import durable
+from rlboost_jax.storage.hub_push import Push
 from rlboost_jax.supervision import exits
 
 
@@ -143,10 +146,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--step", type=int, help="updates made; the newest checkpoint if not given")
     parser.add_argument("--dtype", default="bfloat16", choices=get_args(Dtype))
     parser.add_argument("--adapter", action="store_true", help="adapters alone, for PEFT")
+    parser.add_argument("--push", default="", help="OWNER/NAME on the hub, to upload it to")
+    parser.add_argument("--public", action="store_true", help="with --push: for all to see")
     arguments = parser.parse_args(argv)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # accelerators are a run's that may be alive
     logging.set_verbosity(logging.ERROR)  # JAX and Orbax have much to say
     try:
+        if arguments.public and not arguments.push:
+            raise ConfigError("--public says how --push uploads; give --push=OWNER/NAME")
+        push = Push(arguments.push, public=arguments.public) if arguments.push else None
         lines = export(
             arguments.workdir,
             arguments.to,
@@ -154,13 +162,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             dtype=arguments.dtype,
             adapter=arguments.adapter,
         )
+        print("\n".join(lines), flush=True)
+        if push is not None:
+            what = lines[0].partition(": ")[2].partition(";")[0]  # and nothing of this host
+            push.upload(Path(arguments.to), what, lambda line: print(line, flush=True))
     except Exception as error:
         if line := exhausted(error):
             raise SystemExit(f"error: {line}") from None
         if not (isinstance(error, OSError) or type(error).__module__.startswith("rlboost_")):
             raise
         exits.leave(f"error: {error}", exits.MISTAKE)
-    print("\n".join(lines))
 
 
 if __name__ == "__main__":
