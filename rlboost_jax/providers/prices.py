@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from rlboost_jax.providers.launcher import LaunchFailed
 from rlboost_jax.providers.programs import run_program
 from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.foreign_keys import report_unknown
 
 MOST_PRICE = 100_000.0  # dollars per hour; more is a mistake
 
@@ -35,6 +36,7 @@ async def prices(fleet: FleetConfig) -> AsyncIterator[tuple[str, float]]:
         if now and now != problem:
             log.warning("fleet.price_command: %s; prices stay what they are", now)
         problem = now
+        report_unknown(found, pools, "fleet.price_command, of no pool in fleet.pools")
         for name, price in found.items():
             if name in pools:
                 yield name, price

@@ -23,6 +23,7 @@ import aiohttp
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.rewards.frames import Found, Job, Outcome, all_failed
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.foreign_keys import report_unknown, unknown_keys
 from rlboost_jax.settings.rewards import RewardConfig
 
 OPTIONS: Final = {
@@ -34,6 +35,7 @@ OPTIONS: Final = {
     "max_bytes": 2**20,  # of a request, and of an answer
 }
 PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_ANSWER: Final = ("rewards",)  # keys of an answer that are read
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
@@ -43,7 +45,7 @@ class RewardService:
     def __init__(self, reward: RewardConfig) -> None:
         """Raises ConfigError."""
         options = _options(reward)
-        self._url = str(options["url"])
+        self._url, self._name, self._told = str(options["url"]), reward.shown_as, False
         self._retries = int(options["retries"])
         self._first_pause = float(options["first_pause_seconds"])
         self._max_bytes = int(options["max_bytes"])
@@ -130,23 +132,27 @@ class RewardService:
             if len(data) > self._max_bytes:
                 fault = f"an answer of more than {self._max_bytes} bytes (max_bytes)"
                 return all_failed(job, fault)
-            return _found_in(data, job)
+            return self._found_in(data, job)
+
+    def _found_in(self, data: bytes, job: Job) -> Found:
+        try:
+            answer = json.loads(data)
+            values = answer["rewards"]
+            if not isinstance(values, list) or len(values) != len(job.responses):
+                raise TypeError
+            found = tuple(_outcome(value) for value in values)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            count = len(job.responses)
+            wanted = "[number]" if count == 1 else f"[{count} numbers]"
+            return all_failed(job, f'answered {data[:60]!r}, not {{"rewards": {wanted}}}')
+        if not self._told and unknown_keys(answer, _ANSWER):  # once, whatever its keys are
+            self._told = True
+            report_unknown(answer, _ANSWER, f"rewards.functions {self._name!r}, its answer")
+        return found
 
 
 class Passing(RuntimeError):
     """The service says that it is worth asking again."""
-
-
-def _found_in(data: bytes, job: Job) -> Found:
-    try:
-        values = json.loads(data)["rewards"]
-        if not isinstance(values, list) or len(values) != len(job.responses):
-            raise TypeError
-        return tuple(_outcome(value) for value in values)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        count = len(job.responses)
-        wanted = "[number]" if count == 1 else f"[{count} numbers]"
-        return all_failed(job, f'answered {data[:60]!r}, not {{"rewards": {wanted}}}')
 
 
 def _outcome(value: object) -> Outcome:

@@ -6,10 +6,13 @@ whose value is None says nothing and is no leftover: tables fill in None where a
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from rlboost_jax.settings.errors import ConfigError, nearest
+
+_MOST_NAMED: Final = 20  # keys in a line
+_LETTERS: Final = 60  # of a key, or of a value
 
 log: Final = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ def report_unknown(values: Mapping[str, Any], known: Collection[str], where: str
     For records that carry much which no reader needs, such as the rest of a `config.json`.
     """
     if unknown := unknown_keys(values, known):
-        warn_once(f"{where}: passed over: {', '.join(map(str, unknown))}")
+        warn_once(f"{where}: passed over: {_named(unknown)}")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -54,6 +57,16 @@ def warn_once(line: str) -> None:
     log.warning("%s", line)
 
 
+def _named(keys: Sequence[str]) -> str:
+    """The first of them, cut: whoever writes a record may write a thousand keys of any length."""
+    shown = ", ".join(_cut(str(key)) for key in keys[:_MOST_NAMED])
+    more = len(keys) - _MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]} …"
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LETTERS else f"{text[:_LETTERS]} …"

@@ -6,6 +6,8 @@ Source: Azure documentation, "Scheduled Events for Linux VMs" and "Azure Instanc
 Service".
 """
 
+from typing import ClassVar
+
 import msgspec
 
 from rlboost_jax.rollout.notices.metadata import (
@@ -27,6 +29,8 @@ GOES = ("Preempt", "Terminate", "Reboot", "Redeploy")  # Freeze is a pause
 
 
 class Scheduled(msgspec.Struct, frozen=True):
+    ALSO: ClassVar = ("ResourceType", "Description", "EventSource", "DurationInSeconds")
+
     id: str = msgspec.field(name="EventId")
     kind: str = msgspec.field(name="EventType")
     resources: tuple[str, ...] = msgspec.field(name="Resources")

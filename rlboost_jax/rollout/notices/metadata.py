@@ -6,16 +6,18 @@ proxies are not followed, and whatever is not understood is `NoAnswer`.
 
 import math
 import time
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 import msgspec
 
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
+from rlboost_jax.settings.foreign_keys import report_unknown, unknown_keys
 
 ADDRESS = "http://169.254.169.254"  # link-local; the same in all three clouds
 CONNECT_SECONDS = 1.0
@@ -23,6 +25,7 @@ ANSWER_SECONDS = 5.0  # unless the question itself waits for a change
 MAX_ANSWER_BYTES = 2**18
 
 T = TypeVar("T")
+_TOLD: set[type] = set()  # records whose answers had keys that nobody knows
 
 
 class NoAnswer(Exception):
@@ -119,11 +122,31 @@ class Metadata:
 
 
 def decode(answer: Answer, kind: type[T]) -> T:
-    """The record in a JSON answer; raises NoAnswer."""
+    """The record in a JSON answer; keys that it does not have are reported. Raises NoAnswer."""
     try:
-        return msgspec.json.decode(answer.text, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+        values = msgspec.json.decode(answer.text)
+        found = msgspec.convert(values, kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise NoAnswer(f"not a {kind.__name__}: {error}") from None
+    _report(values, kind)
+    return found
+
+
+def _report(values: Mapping[str, Any], kind: type) -> None:
+    """Log a warning with the keys of an answer that its record does not have, the first time.
+
+    The record's `ALSO` are further keys that need no word.
+    """
+    fields = msgspec.structs.fields(kind)
+    known = (*(field.encode_name for field in fields), *getattr(kind, "ALSO", ()))
+    if kind not in _TOLD and unknown_keys(values, known):
+        _TOLD.add(kind)  # whatever comes later: answers are asked for every second
+        report_unknown(values, known, f"the cloud's metadata, {kind.__name__}")
+    for field in fields:
+        for inner in typing.get_args(field.type):
+            if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+                for each in values.get(field.encode_name, ()):
+                    _report(each, inner)
 
 
 def utc(text: str) -> float:

@@ -14,6 +14,7 @@ import safetensors
 
 from rlboost_jax.closing import Closing
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.foreign_keys import report_unknown
 
 TYPES: Final = ("F32", "F16", "BF16")
 SINGLE: Final = "model.safetensors"
@@ -115,8 +116,10 @@ class TensorFiles(Closing):
                 )
             return dict.fromkeys(self._keys(self._single), self._single)
         try:
-            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            values = json.loads(index.read_text())
+            weight_map: dict[str, str] = values["weight_map"]
             files = dict.fromkeys(weight_map.values())
+            report_unknown(values, ("weight_map", "metadata"), str(index))
         except (
             *(OSError, ValueError, KeyError, TypeError, AttributeError),
             RecursionError,  # a hundred thousand brackets

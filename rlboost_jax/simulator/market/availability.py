@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.foreign_keys import report_unknown
 from rlboost_jax.settings.traces import TraceRow, read_trace
 from rlboost_jax.simulator.streams import stream
 
@@ -153,6 +154,9 @@ def _json_counts(text: str, path: str | Path) -> list[tuple[float, int]]:
             f"{SETTING}: {str(path)!r} is no count trace ({type(error).__name__}: {error}); it "
             'must be {"metadata": {"gap_seconds": seconds}, "data": [counts]}'
         ) from None
+    place = f"{SETTING}: {path}"
+    report_unknown(values, ("metadata", "data"), place)
+    report_unknown(values["metadata"], ("gap_seconds",), f"{place}, metadata")
     return points
 
 
