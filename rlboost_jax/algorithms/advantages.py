@@ -5,12 +5,27 @@ from typing import Final, assert_never
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 from rlboost_jax.settings.algorithm import Deviation, GroupAdvantage
 
 STD_FLOOR: Final = 1e-4  # added to the deviation, in units of reward
 VARIANCE_FLOOR: Final = 1e-8  # added to the variance of a batch
+EQUAL_SHARE: Final = 1e-9  # of the largest reward: closer ones differ by rounding alone
+EQUAL_REWARDS: Final = 1e-12  # the same in units of reward, for sums that cancel out
 _DEGREES_LOST: Final[Mapping[Deviation, int]] = {"population": 0, "sample": 1}
+
+
+def differ(rewards: ArrayLike) -> bool:
+    """Whether rewards are unequal by more than the rounding of sums: 0.1 + 0.2 equals 0.3.
+
+    One reward alone, or none, differs from nothing; what is not a number differs from everything.
+    """
+    values = np.asarray(rewards, np.float64)
+    if values.size < 2:
+        return False
+    least, most = float(values.min()), float(values.max())
+    return not most - least <= max(EQUAL_REWARDS, EQUAL_SHARE * max(abs(least), abs(most)))
 
 
 def group_advantages(
@@ -18,14 +33,16 @@ def group_advantages(
     *,
     advantage: GroupAdvantage,
     deviation: Deviation = "population",
+    raw: Float[np.ndarray, " G"] | None = None,
 ) -> Float[np.ndarray, " G"]:
     """Advantages of the responses to one prompt.
 
-    A group whose rewards are all equal teaches nothing: its advantages are exactly 0. So does
-    one of a single trajectory, or of none.
+    A group whose rewards are all equal (`differ`) teaches nothing: its advantages are exactly 0.
+    So does one of a single trajectory, or of none, and one whose rewards differ by shaping alone.
 
     Args:
         rewards: of the trajectories of one prompt that are compared.
+        raw: the same without what shapes them; None: nothing does.
         advantage: "group_std", rewards minus their mean in units of their deviation;
             "group_mean", rewards minus their mean, in the rewards' own unit, so that prompts
             which are nearly always or nearly never solved do not weigh more than the others;
@@ -38,7 +55,7 @@ def group_advantages(
     arXiv:2503.20783, section 3.2; Ahmadian et al. 2024, arXiv:2402.14740, section 3;
     Tang et al. 2025, arXiv:2503.19595, the leave-one-out estimate for pass@k.
     """
-    if len(rewards) < 2 or (rewards == rewards[0]).all():
+    if not differ(rewards) or not (raw is None or differ(raw)):
         return np.zeros_like(rewards)
     differences = rewards - rewards.mean()
     match advantage:
@@ -60,6 +77,7 @@ def turn_advantages(
     *,
     advantage: GroupAdvantage,
     deviation: Deviation = "population",
+    raw: Sequence[Float[np.ndarray, " _"]] | None = None,
 ) -> list[Float[np.ndarray, " _"]]:
     """Advantages of the turns of the episodes of one prompt.
 
@@ -70,6 +88,7 @@ def turn_advantages(
     Args:
         returns: of each episode, by turn: its rewards from that turn on.
         advantage, deviation: see `group_advantages`.
+        raw: the same without what shapes rewards; None: nothing does.
 
     Source: Feng et al. 2025, arXiv:2505.10978, section 4.2: step-level relative advantages, with
     the number of the turn in place of the state that groups share.
@@ -77,8 +96,12 @@ def turn_advantages(
     found = [np.zeros(len(each)) for each in returns]
     for turn in range(max(map(len, returns), default=0)):
         there = [place for place, each in enumerate(returns) if len(each) > turn]
-        compared = np.array([returns[place][turn] for place in there])
-        advantages = group_advantages(compared, advantage=advantage, deviation=deviation)
+        compared, plain = (
+            None if of_turns is None else np.array([of_turns[place][turn] for place in there])
+            for of_turns in (returns, raw)
+        )
+        assert compared is not None
+        advantages = group_advantages(compared, advantage=advantage, deviation=deviation, raw=plain)
         for place, value in zip(there, advantages, strict=True):
             found[place][turn] = value
     return found
@@ -98,7 +121,7 @@ def whitened(
     Source: Hu 2025, arXiv:2501.03262, section 3, with the population variance.
     """
     everything = np.concatenate(advantages).astype(np.float64)
-    if (everything == everything[0]).all():
+    if not differ(everything):
         return [np.zeros_like(part) for part in advantages]
     mean, scale = everything.mean(), np.sqrt(everything.var() + VARIANCE_FLOOR)
     return [(part - mean) / scale for part in advantages]

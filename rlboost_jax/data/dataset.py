@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,6 +41,7 @@ from rlboost_jax.data.selection import (
 from rlboost_jax.data.tokenizer_check import check_belongs
 from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
 from rlboost_jax.rewards.judge import Judge
+from rlboost_jax.rewards.special_tokens import kept_ids, unseen_lines
 from rlboost_jax.rewards.verdict import Answered, Verdict
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.column_names import shown_as
@@ -48,6 +50,8 @@ from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 from rlboost_jax.settings.run import RunConfig
+
+log: Final = logging.getLogger(__name__)
 
 
 class Dataset:
@@ -72,6 +76,9 @@ class Dataset:
         )
         _check_stops(data.tokenizer, self.stop_ids)
         _check_options(data, self.tokenizer)
+        self._kept = kept_ids(run.rewards.special_tokens, self.tokenizer.special, data.tokenizer)
+        for line in unseen_lines(functions, self.tokenizer.special, self._kept):
+            log.warning("%s", line)
         check_belongs(self.tokenizer, data, run.model.source)
         limit = data.max_prompt_tokens or run.engine.max_prompt_tokens
 
@@ -157,7 +164,7 @@ class Dataset:
         ids = tuple(np.asarray(response_tokens).tolist())
         return Answered(
             prompt=question.prompt,
-            completion=self.tokenizer.decode(response_tokens),
+            completion=self.tokenizer.decode(response_tokens, keep=self._kept),
             completion_ids=ids,
             finished=stopped(ids, self.stop_ids),
             columns=question.columns,

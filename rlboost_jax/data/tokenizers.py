@@ -3,7 +3,7 @@
 import datetime
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -63,8 +63,13 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def decode(self, tokens: ArrayLike) -> str:
-        """Without special tokens, as rewards read it."""
+    def decode(self, tokens: ArrayLike, *, keep: Collection[int] = ()) -> str:
+        """Without special tokens but those to keep, as rewards read it."""
+        ...
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        """Texts of the special tokens, and their ids."""
         ...
 
     def text(self, tokens: ArrayLike) -> str:
@@ -133,9 +138,13 @@ class ByteTokenizer:
     def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
         return [[self.BEGIN, *text.encode()] for text in texts]
 
-    def decode(self, tokens: ArrayLike) -> str:
+    def decode(self, tokens: ArrayLike, *, keep: Collection[int] = ()) -> str:
         values = np.asarray(tokens).tolist()
-        return bytes(v for v in values if 0 <= v < 256).decode(errors="replace")
+        return self.text([v for v in values if 0 <= v < 256 or v in keep])
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        return {name: token for token, name in self.MARKS.items()}
 
     def text(self, tokens: ArrayLike) -> str:
         values = np.asarray(tokens).tolist()
@@ -282,8 +291,18 @@ class HuggingFaceTokenizer:
         end = self._tokenizer.eos_token_id  # which some put after every text
         return [i[:-1] if not chat and len(i) > 1 and i[-1] == end else list(i) for i in ids]
 
-    def decode(self, tokens: ArrayLike) -> str:
-        return str(self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))
+    def decode(self, tokens: ArrayLike, *, keep: Collection[int] = ()) -> str:
+        ids = np.asarray(tokens).tolist()
+        if not keep:
+            return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        dropped = set(self._tokenizer.all_special_ids).difference(keep)
+        left = [token for token in ids if token not in dropped]
+        return str(self._tokenizer.decode(left, skip_special_tokens=False))
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        names, ids = self._tokenizer.all_special_tokens, self._tokenizer.all_special_ids
+        return {str(name): int(token) for name, token in zip(names, ids, strict=True)}
 
     def text(self, tokens: ArrayLike) -> str:
         ids = np.asarray(tokens).tolist()

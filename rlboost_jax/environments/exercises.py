@@ -164,6 +164,7 @@ def added(episode: Verdict, functions: Verdict) -> Verdict:
     return replace(
         episode,
         reward=episode.reward + functions.reward,
+        outcome=episode.reward,
         components=MappingProxyType({**episode.components, **functions.components}),
         faults=functions.faults,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlboost_jax import messages
+from rlboost_jax.algorithms.advantages import differ
 from rlboost_jax.learner.episodes.samples import reward_parts
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.evaluation.measurement import Score
@@ -42,6 +43,8 @@ def policy_metrics(
         "reward_mean": float(rewards.mean()) if counted else None,
         "reward_std": float(rewards.std()) if counted else None,
         "reward_failures": sum(bool(t.reward_faults) for t in trajectories),
+        "episodes_left_out": len(trajectories) - len(counted),
+        "groups_filled_up": len({t.prompt for t in trajectories if t.fills_up}),
         "loss": figures["loss"],
         "kl": figures["kl"],
         "entropy": figures["entropy"],
@@ -82,7 +85,6 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "tool_failures": sum(call.failed for call in calls),
         "environment_seconds": math.fsum(account.seconds for account in accounts),
         "tokens_retokenised": sum(account.tokens_retokenised for account in accounts),
-        "episodes_left_out": sum(bool(t.left_out) for t in trajectories),
         **{f"environment/{name}": fmean(values) for name, values in named.items()},
     }
 
@@ -93,7 +95,7 @@ def _uniform(trajectories: Sequence[Trajectory]) -> float | None:
     for trajectory in trajectories:
         rewards.setdefault(trajectory.prompt, []).append(trajectory.reward)
     groups = [group for group in rewards.values() if len(group) > 1]
-    return fmean(len(set(group)) == 1 for group in groups) if groups else None
+    return fmean(not differ(group) for group in groups) if groups else None
 
 
 def lag_metrics(lag: int, figures: Mapping[str, float]) -> dict[str, Any]:

@@ -197,10 +197,20 @@ def step_line(row: Mapping[str, Any], num_steps: int) -> str:
         f"{rate(row, 'tokens_generated')} tokens/s ({split(row)})  "
         f"servers {number(row, 'instances_mean', 1)} "
         f"+{row.get('instances_joined') or 0} -{row.get('instances_lost') or 0}  "
-        f"{row.get('tokens_lost') or 0} tokens lost  {_episodes(row)}"
+        f"{row.get('tokens_lost') or 0} tokens lost  {_untrained(row)}{_episodes(row)}"
         f"${row.get('cost_dollars') or 0:.4f}  "
         f"{number(row, 'step_seconds', 2)} s"
     )
+
+
+def _untrained(row: Mapping[str, Any]) -> str:
+    """What of a step has no part in its update, where anything has none."""
+    said = ""
+    if row.get("episodes_left_out"):
+        said += f"{row['episodes_left_out']} left out  "
+    if row.get("groups_filled_up"):
+        said += f"{row['groups_filled_up']} groups of equal rewards not trained  "
+    return said
 
 
 def _episodes(row: Mapping[str, Any]) -> str:
@@ -210,8 +220,6 @@ def _episodes(row: Mapping[str, Any]) -> str:
     said = f"turns {number(row, 'turns_mean', 1)}  "
     if row.get("tool_calls"):
         said += f"{row['tool_calls']} tool calls ({row.get('tool_failures') or 0} failed)  "
-    if row.get("episodes_left_out"):
-        said += f"{row['episodes_left_out']} left out  "
     return said
 
 

@@ -91,8 +91,10 @@ MEANINGS: Final = MappingProxyType(
         "tokens_retokenised": "tokens of later sequences' prompts that stand for sampled turns, "
         "encoded again from text; 0 unless `environment.unstable_template` is `new_sequence` or "
         "`environment.thinking` is `drop`",
-        "episodes_left_out": "responses whose environment failed: in no loss and in no group's "
-        "mean",
+        "episodes_left_out": "responses whose reward nobody knows, since their environment failed "
+        "or no reward function says anything: in no loss and in no group's mean",
+        "groups_filled_up": "groups that `algorithm.dynamic_sampling` took for want of ones whose "
+        "rewards differ: they have no part in the update",
         "slots_lent_mean": "slots of preemptible servers that others on their devices had, "
         "averaged over the step: docs/how-to/shared-machines.md",
         "instances_frozen_mean": "of these servers, those that grow again with the next step only",

@@ -156,7 +156,7 @@ def _tiles(config: RunConfig, summary: Summary) -> Iterator[tuple[str, str, str]
     if summary.tool_calls:
         yield "tool calls", f"{summary.tool_calls:,}", f"{summary.tool_failures:,} failed"
     if summary.episodes_left_out:
-        note = "whose environment failed: trained on by nobody"
+        note = "whose reward nobody knows: not trained on"
         yield "episodes left out", f"{summary.episodes_left_out:,}", note
     yield "cost", f"${summary.cost_dollars:.4f}", _cost_note(config, summary)
     if summary.max_logprob_gap is not None:

@@ -4,19 +4,62 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+_BOX: Final = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BETWEEN: Final = re.compile(r"\\(?:text|mathrm)|\\(?:quad|[()\[\],;! ])|[\s${}]")
+_JOINED: Final = frozenset({",", ";", "&", "and", "or", ",and", ",or"})
+_LONGEST_BETWEEN: Final = 60  # characters between two boxes that are one answer
+
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{…}` or `\fbox{…}`, with its own braces matched."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
-    if start < 0:
+    r"""The content of the last `\boxed{…}` or `\fbox{…}`, with its own braces matched.
+
+    None where there is none, or the last one has no end: what was begun anew is not answered yet.
+    """
+    boxes = last_boxes(text)
+    return boxes[-1] if boxes else None
+
+
+def last_boxes(text: str) -> list[str] | None:
+    r"""The contents of the last box and of those that it is listed with.
+
+    `\boxed{2} and \boxed{3}` is one answer of two boxes. In `\boxed{2}, no: \boxed{3}` the last
+    one counts.
+
+    Returns:
+        In their order; [] where the last box has no end, and None where none is begun.
+    """
+    starts = list(_BOX.finditer(text))
+    if not starts:
         return None
-    first = text.index("{", start) + 1
+    found: list[str] = []
+    following = len(text)  # where the box after this one begins
+    for start in reversed(starts):
+        end = _end(text, start.end())
+        if end is None or (found and not _listed(text[end + 1 : following])):
+            break
+        found.insert(0, text[start.end() : end].strip())
+        following = start.start()
+    return found
+
+
+def _end(text: str, first: int) -> int | None:
+    """Of a box whose content begins at `first`: the place of its closing brace."""
     depth = 1
     for end in range(first, len(text)):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         if depth == 0:
-            return text[first:end].strip()
+            return end
     return None
+
+
+def _listed(between: str) -> bool:
+    return len(between) <= _LONGEST_BETWEEN and _BETWEEN.sub("", between) in _JOINED
+
+
+def after_thinking(text: str) -> str:
+    """What follows the last `</think>`; all of the text where nothing does."""
+    _, _, rest = text.rpartition("</think>")
+    return rest if rest.strip() else text
 
 
 def after_hashes(text: str) -> str | None:

@@ -2,7 +2,8 @@
 
 `function(prompts, completions, *, columns…, options…) -> list[float]`: lists with an entry per
 response, columns of the data set by their names, options from the configuration. Each says
-nothing of the others and keeps nothing between calls.
+nothing of the others and keeps nothing between calls. None in place of a number says nothing of a
+response: its row has no reference.
 """
 
 import ast
@@ -14,6 +15,7 @@ from fractions import Fraction
 from typing import Final
 
 from rlboost_jax.rewards.answers import FORMATS, answer_tag
+from rlboost_jax.rewards.references import absent, alternatives, exact_number, listed
 
 # Of `rewards.functions`' names; "http" runs in the trainer, see `service.py`.
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -34,10 +36,11 @@ def exact(
     answer: Sequence[object],
     extract: str = "",
     ignore_case: bool = False,
-) -> list[float]:
-    """1 where the answer is the reference, white space aside.
+) -> list[float | None]:
+    """1 where the answer is the reference, white space aside; None where there is no reference.
 
     Args:
+        answer: a text; or what else `references.alternatives` makes texts of, any of them.
         extract: where it stands in the completion: "" all of it, "boxed", "after_hashes",
             "answer_tag".
     """
@@ -50,11 +53,15 @@ def exact(
         text = " ".join(text.split())
         return text.casefold() if ignore_case else text
 
+    def judged(given: str | None, wanted: object) -> float | None:
+        texts = alternatives(wanted)
+        if not texts:
+            return None
+        whole = (wanted,) if isinstance(wanted, str) else ()
+        return float(given is not None and plain(given) in map(plain, (*whole, *texts)))
+
     found = [FORMATS[extract](completion) for completion in completions]
-    return [
-        float(given is not None and plain(given) == plain(str(wanted)))
-        for given, wanted in zip(found, answer, strict=True)
-    ]
+    return [judged(given, wanted) for given, wanted in zip(found, answer, strict=True)]
 
 
 def regex(
@@ -129,18 +136,32 @@ def countdown(
     prompts: Sequence[str],
     completions: Sequence[str],
     *,
-    nums: Sequence[Sequence[int]],
-    target: Sequence[int],
-) -> list[float]:
-    """1 where `<answer>` holds an equation of all the numbers, each once, that gives the target."""
+    nums: Sequence[object],
+    target: Sequence[object],
+) -> list[float | None]:
+    """1 where `<answer>` holds an equation of all the numbers, each once, that gives the target.
+
+    Args:
+        nums: a list of numbers, or of texts that are numbers, for each; None: nothing to say.
+        target: a number or a text that is one; a list accepts any of its members.
+
+    Raises:
+        ValueError: they are no numbers.
+    """
+
+    def judged(given: str | None, listed_nums: object, wanted: object) -> float | None:
+        if absent(listed_nums) or absent(wanted):
+            return None
+        numbers = [exact_number(each) for each in listed(listed_nums)]
+        wanted = wanted.tolist() if hasattr(wanted, "tolist") else wanted
+        targets = [exact_number(t) for t in (wanted if isinstance(wanted, list) else [wanted])]
+        return float(given is not None and any(_solves(given, numbers, t) for t in targets))
+
     found = [answer_tag(completion) for completion in completions]
-    return [
-        float(given is not None and _solves(given, numbers, wanted))
-        for given, numbers, wanted in zip(found, nums, target, strict=True)
-    ]
+    return [judged(*each) for each in zip(found, nums, target, strict=True)]
 
 
-def _solves(equation: str, numbers: Sequence[int], target: int) -> bool:
+def _solves(equation: str, numbers: Sequence[Fraction], target: Fraction) -> bool:
     equation = equation.partition("=")[0].strip()
     if len(equation) > _LONGEST_EQUATION:
         return False

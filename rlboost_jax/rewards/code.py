@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from rlboost_jax.rewards.references import absent
 from rlboost_jax.rewards.sandbox import (
     MEMORY_MB,
     SECONDS,
@@ -13,10 +14,14 @@ from rlboost_jax.rewards.sandbox import (
     is_required,
     run_contained,
 )
+from rlboost_jax.settings.foreign_keys import refuse_unknown
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*", re.MULTILINE)
 _LANGUAGE = re.compile(r"\S*")
 _PYTHON = ("python", "py", "python3")
+# What data sets call tests by standard input and output; whatever else they say of a test would
+# change what it asks for (a function's name, say), and is an error.
+_KINDS = {"type": ("stdin_stdout", "stdin"), "testtype": ("stdin",)}
 
 
 def code(
@@ -27,8 +32,8 @@ def code(
     seconds: float = SECONDS,
     memory_mb: int = MEMORY_MB,
     partial: bool = False,
-) -> list[float]:
-    """1 where the program in the completion (`program_in`) passes all tests.
+) -> list[float | None]:
+    """1 where the program in the completion (`program_in`) passes all tests; None without tests.
 
     A program that raises, hangs, exits or takes too much fails the test it does so in.
 
@@ -36,14 +41,16 @@ def code(
         tests: per response, one of: Python that raises where the program is wrong, such as
             asserts (a text, or a list of texts that are a test each); a list of
             {"input": …, "output": …} for standard input and output; {"inputs": […],
-            "outputs": […]}; or one of these as JSON.
+            "outputs": […]}; or one of these as JSON. None: the row has none.
         seconds: for all tests of a response together.
         partial: the share of tests passed, in place of all or nothing.
     """
     if not (seconds > 0 and memory_mb > 0):
         raise ValueError(f"seconds is {seconds} and memory_mb {memory_mb}; choose more than 0")
     return [
-        judged(completion, cases(given), seconds=seconds, memory_mb=memory_mb, partial=partial)
+        None
+        if absent(given)
+        else judged(completion, cases(given), seconds=seconds, memory_mb=memory_mb, partial=partial)
         for completion, given in zip(completions, tests, strict=True)
     ]
 
@@ -86,7 +93,10 @@ def cases(tests: Any) -> list[str | tuple[str, str]]:
         except ValueError:
             return [tests]
         return cases(parsed) if isinstance(parsed, list | dict) else [tests]
+    if isinstance(tests, bytes):
+        return cases(tests.decode())
     if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
+        _check_keys(tests, ("inputs", "outputs"))
         pairs = zip(tests["inputs"], tests["outputs"], strict=True)
         tests = [{"input": i, "output": o} for i, o in pairs]
     if not isinstance(tests, list) or not tests:
@@ -100,8 +110,25 @@ def _case(test: Any) -> str | tuple[str, str]:
     if isinstance(test, str):
         return test
     if isinstance(test, dict) and {"input", "output"} <= test.keys():
-        return str(test["input"]), str(test["output"])
+        _check_keys(test, ("input", "output"))
+        if test["output"] is not None:
+            return _said(test["input"]), _said(test["output"])
     raise ValueError(f"a test is {str(test)[:40]!r}; see docs/how-to/rewards.md for their forms")
+
+
+def _check_keys(test: dict[str, Any], own: tuple[str, ...]) -> None:
+    """Raise ValueError for what a test says and nothing here does."""
+    refuse_unknown(test, (*own, *_KINDS), "a test of the column 'tests'", error=ValueError)
+    for name, kinds in _KINDS.items():
+        if test.get(name) is not None and test[name] not in kinds:
+            raise ValueError(f"a test has {name} {test[name]!r}; known: {', '.join(kinds)}")
+
+
+def _said(value: Any) -> str:
+    """As standard input or output has it; nothing for None, a line for each member of a list."""
+    if isinstance(value, list):
+        return "\n".join(map(_said, value))
+    return "" if value is None else str(value)
 
 
 def judged(

@@ -18,7 +18,8 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.rewards import Per, RewardConfig, RewardsConfig
 
 HTTP = "http"
-NOTHING: Final = Verdict(reward=0.0, accuracy=0.0)
+NOTHING: Final = Verdict(reward=0.0, accuracy=None)
+SILENT: Final = "no reward function says anything about it"
 Made = TypeVar("Made")
 
 
@@ -82,9 +83,12 @@ class Judge:
 
         Never blocks. An exception in the future says that nobody can be asked any more.
         """
-        return self._asked(
-            _job([answered], "response"), lambda said: self._verdict({p: f[0] for p, f in said})
-        )
+
+        def made(said: Collection[tuple[int, Found]]) -> Verdict:
+            verdict = self._verdict({place: found[0] for place, found in said})
+            return verdict if self.sees_groups else _left_out_if_silent(verdict)
+
+        return self._asked(_job([answered], "response"), made)
 
     def ask_group(
         self, answered: Sequence[Answered], alone: Sequence[Future[Verdict]]
@@ -148,7 +152,9 @@ class Judge:
         self, of_group: Mapping[int, Found], alone: Sequence[Verdict]
     ) -> tuple[Verdict, ...]:
         return tuple(
-            self._verdict({place: found[member] for place, found in of_group.items()}, verdict)
+            _left_out_if_silent(
+                self._verdict({place: found[member] for place, found in of_group.items()}, verdict)
+            )
             for member, verdict in enumerate(alone)
         )
 
@@ -174,12 +180,19 @@ class Judge:
             if value is not None:
                 components[name] = value
                 total += function.weight * value
+        first = components.get(self._functions[0].shown_as)
         return Verdict(
             reward=total,
-            accuracy=components.get(self._functions[0].shown_as, 0.0),
+            accuracy=first,
+            outcome=first,
             components=MappingProxyType(components),
             faults=MappingProxyType(faults),
         )
+
+
+def _left_out_if_silent(verdict: Verdict) -> Verdict:
+    """What all functions said: a response about which none says anything has no reward at all."""
+    return verdict if verdict.components else replace(verdict, left_out=SILENT)
 
 
 def _in_pool(function: RewardConfig) -> bool:

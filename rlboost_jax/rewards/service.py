@@ -92,7 +92,7 @@ class RewardService:
             "columns": columns,
         }
         try:
-            body = json.dumps(asked, default=str).encode()
+            body = json.dumps(asked, default=_text).encode()
         except (TypeError, ValueError, RecursionError) as error:
             return all_failed(job, f"a column cannot be sent to the service: {error}")
         if len(body) > self._max_bytes:
@@ -149,6 +149,11 @@ class RewardService:
             self._told = True
             report_unknown(answer, _ANSWER, f"rewards.functions {self._name!r}, its answer")
         return found
+
+
+def _text(value: object) -> str:
+    """What a column holds beside what JSON has."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 class Passing(RuntimeError):

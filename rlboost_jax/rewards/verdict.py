@@ -45,14 +45,20 @@ class Verdict:
     """What is known of a response, or of a whole episode, once it is over.
 
     Attributes:
-        left_out: why an episode failed for reasons that are not the policy's; "": it did not.
-            Nobody trains on it, and it is compared with nothing. Its reward is of no matter.
+        accuracy: what evaluation reports: the first component, or an environment's own word; None:
+            nothing is said about this response.
+        outcome: by the first reward function, or by the environment without any function; None:
+            it says nothing, or `reward` is all there is.
+        left_out: why nobody knows the reward: the episode failed for reasons that are not the
+            policy's, or no function says anything; "": it is known. Nobody trains on one that is
+            left out, and it is compared with nothing. Its reward is of no matter.
         turn_rewards: parts of `reward`, one for each turn of the episode, in order; what they do
             not add up to is of the last turn. (): all of it is.
     """
 
     reward: float  # weighted sum of the components
-    accuracy: float  # the first component: what evaluation reports
+    accuracy: float | None
+    outcome: float | None = None
     # What each function returned, before its weight; the fallback of one that failed. One that
     # returned None says nothing about this response and is absent.
     components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

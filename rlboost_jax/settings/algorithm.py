@@ -35,6 +35,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 KlPlacement = Literal["loss", "reward"]
 KlGradient = Literal["own", "straight_through", "importance"]
 Correction = Literal["none", "truncate", "mask", "reject"]
+DynamicSamplingBy = Literal["first_function", "reward"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
 
 
@@ -106,6 +107,12 @@ class AlgorithmConfig:
     kl_estimator: KlEstimator = setting(FROM_PRESET, "of the KL to the starting model")
     kl_placement: KlPlacement = setting(FROM_PRESET, "what the KL is a term of")
     kl_gradient: KlGradient = setting(FROM_PRESET, "of the KL in the loss")
+    entropy_coefficient: float = setting(
+        0.0,
+        "of the policy's entropy in the loss, which it lowers: per token, as the loss is added up",
+        at_least=0,
+        may_change="from its step",
+    )
     correction: Correction = setting(
         FROM_PRESET, "what is done where engine and learner disagree about a probability"
     )
@@ -134,6 +141,12 @@ class AlgorithmConfig:
     )
     overlong_filter: bool = setting(FROM_PRESET, "responses that were cut off are not trained on")
     dynamic_sampling: bool = setting(FROM_PRESET, "a batch is made of groups whose rewards differ")
+    dynamic_sampling_by: DynamicSamplingBy = setting(
+        "first_function",
+        "whose rewards have to differ: the first reward function's too, or the weighted sum alone",
+        note="An environment is the first function of its runs. By the sum a bonus for the format "
+        "lets groups through whose answers are all wrong.",
+    )
     dynamic_sampling_factor: float = setting(
         FROM_PRESET, "most prompts of a batch, over learner.prompts_per_step", at_least=1
     )
@@ -180,6 +193,12 @@ class AlgorithmConfig:
     @property
     def updates_per_batch(self) -> int:
         return self.mini_batches * self.epochs
+
+    @property
+    def needs_batch(self) -> bool:
+        """Whether advantages are not final before the whole batch is there: they are whitened, or
+        a critic's, which are 0 where all rewards of the batch are equal."""
+        return self.whiten or self.has_critic
 
     @property
     def has_evaluation_pass(self) -> bool:

@@ -61,6 +61,12 @@ class RewardsConfig:
         at_most=1,
         may_change="from its step",
     )
+    special_tokens: tuple[str, ...] = setting(
+        (),
+        "special tokens of the tokenizer that stay in the text that reward functions read",
+        note='Such as ("<think>", "</think>") where these are special: all others are '
+        "dropped from it, and so are these by default.",
+    )
     sandbox: Sandbox = setting(
         "required", "code runs contained or not at all; or as contained as this host can"
     )

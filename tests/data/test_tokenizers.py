@@ -13,8 +13,11 @@ from configs import base
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.tokenizer_check import check_belongs
 from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, open_tokenizer
+from rlboost_jax.rewards.special_tokens import kept_ids, unseen_lines
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.rewards import RewardConfig
+from tests.patience import PATIENCE_SECONDS
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}"
@@ -187,3 +190,92 @@ def test_a_data_set_asks_whose_tokenizer_it_has(folder, build, write_lines):
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, source=str(folder)))
     with pytest.raises(ConfigError, match=r"is not the one of model\.source"):
         Dataset(run)
+
+
+@pytest.fixture(scope="session")
+def thinking(folder, tmp_path_factory):
+    """The same with `<think>` and `</think>` as special tokens, and `<answer>` as none."""
+    transformers = pytest.importorskip("transformers")
+    made = transformers.AutoTokenizer.from_pretrained(folder)
+    made.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    made.add_tokens(["<answer>", "</answer>"])
+    path = tmp_path_factory.mktemp("thinking")
+    made.save_pretrained(path)
+    return path
+
+
+THOUGHT = "<think>two</think> <answer>four</answer>"
+
+
+def test_special_tokens_stay_in_what_rewards_read_if_they_are_named(thinking):
+    tokenizer = open_tokenizer(data(tokenizer=str(thinking)))
+    (ids,) = tokenizer.encode([THOUGHT + "<|im_end|>"], chat=True)
+    assert tokenizer.decode(ids) == "two <answer>four</answer>", "as ever"
+    tags = [tokenizer.special[tag] for tag in ("<think>", "</think>")]
+    assert tokenizer.decode(ids, keep=tags) == THOUGHT
+    assert tokenizer.decode(ids, keep=[*tags, tokenizer.special["<|im_end|>"]]).endswith(">")
+    assert tokenizer.decode(ids, keep=tags[:1]) == "<think>two <answer>four</answer>"
+    assert {"<think>", "</think>", "<|im_end|>"} <= tokenizer.special.keys()
+    assert not {"<answer>", "</answer>"} & tokenizer.special.keys()
+    plain = open_tokenizer(data())
+    assert plain.decode([97, plain.END, 98], keep=[plain.special["<end>"]]) == "a<end>b"
+
+
+TAGS = "<think>, </think>"
+
+
+@pytest.mark.parametrize(
+    ("function", "kept", "unseen"),
+    [
+        ({"name": "format"}, (), TAGS),
+        ({"name": "format"}, ("<think>",), "</think>"),
+        ({"name": "format"}, ("<think>", "</think>"), ""),
+        ({"name": "format", "options": {"tags": "answer"}}, (), ""),
+        ({"name": "regex", "options": {"pattern": "</think>.*four"}}, (), "</think>"),
+        ({"name": "regex", "options": {"pattern": r"<\|im_end\|>"}}, (), "<|im_end|>"),
+        ({"name": "exact", "options": {"extract": "answer_tag"}}, (), ""),
+        ({"name": "exact"}, (), ""),
+    ],
+)
+def test_a_reward_that_looks_for_what_it_never_sees_is_told_of(thinking, function, kept, unseen):
+    tokenizer = open_tokenizer(data(tokenizer=str(thinking)))
+    ids = kept_ids(kept, tokenizer.special, "mine")
+    lines = list(unseen_lines([RewardConfig(**function)], tokenizer.special, ids))
+    assert len(lines) == bool(unseen)
+    for line in lines:
+        assert f"looks for {unseen}, special" in line
+        assert f"set rewards.special_tokens to {tuple(unseen.split(', '))!r}" in line
+
+
+def test_tags_of_answers_may_be_special_too():
+    functions = [
+        RewardConfig(name="countdown"),
+        RewardConfig(name="exact", label="tag", options={"extract": "answer_tag"}),
+    ]
+    first, second = unseen_lines(functions, {"<answer>": 7}, ())
+    assert "'countdown' looks for <answer>" in first and "'tag' looks for <answer>" in second
+
+
+def test_only_special_tokens_can_be_kept():
+    with pytest.raises(ConfigError, match=r"rewards.special_tokens has '<thnk>'.*<think>"):
+        kept_ids(("<thnk>",), {"<think>": 5}, "mine")
+    with pytest.raises(ConfigError, match="no special token of 'mine'; it has none; what is not"):
+        kept_ids(("<think>",), {}, "mine")
+
+
+def test_a_run_s_rewards_read_what_it_says_and_its_start_says_what_they_miss(
+    thinking, build, write_lines, caplog
+):
+    rows = write_lines([{"prompt": f"two {n}", "answer": "four"} for n in range(8)])
+    found = []
+    for kept in ((), ("<think>", "</think>")):
+        run = build(rows, rewards=({"name": "format"},), tokenizer=str(thinking), chat="never")
+        run = dataclasses.replace(
+            run, rewards=dataclasses.replace(run.rewards, special_tokens=kept)
+        )
+        with caplog.at_level("WARNING"), contextlib.closing(Dataset(run)) as dataset:
+            (ids,) = dataset.tokenizer.encode([THOUGHT], chat=True)
+            found.append(dataset.ask(dataset.train(0)[0], ids).result(PATIENCE_SECONDS).reward)
+    assert found == [0.0, 1.0]
+    (line,) = [r.getMessage() for r in caplog.records if "format" in r.getMessage()]
+    assert "'format' looks for <think>, </think>" in line and "never finds them" in line

@@ -96,8 +96,8 @@ def batch_of(learners, groups):
     ]
 
 
-def updated(learners, groups, order=None, checkpoint=lambda: 7):
-    state = fresh(learners)
+def updated(learners, groups, order=None, checkpoint=lambda: 7, state=None):
+    state = state or fresh(learners)
     host_params = jax.device_get(state.params)
     updates = BatchUpdate(learners, state, step=STEP, checkpoint=checkpoint)
     by_prompt = {group.prompt: group for group in batch_of(learners, groups)}

@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.learner.stream.dynamic_sampling import (
-    DynamicSampling,
-    dynamic_sampling,
-    informative,
-)
+from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling, dynamic_sampling
 from rlboost_jax.settings.presets import PRESETS
 
 patterns = st.lists(st.booleans(), min_size=1, max_size=40)
@@ -98,13 +94,6 @@ def test_an_unknown_group_is_a_mistake(prompt, state):
 def test_it_has_used_nothing_before_it_is_whole():
     with pytest.raises(ValueError, match="0 of 2 groups are there"):
         DynamicSampling(num_groups=2, most_prompts=4).prompts_used  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    ("rewards", "expected"), [([1.0, 1.0], False), ([0.0, 0.0], False), ([0.0, 1.0], True)]
-)
-def test_rewards_that_differ_are_informative(rewards, expected):
-    assert informative(rewards) == expected
 
 
 def test_a_run_has_it_if_its_algorithm_does(config):

@@ -193,7 +193,7 @@ def test_rewards_are_of_turns_that_there_are():
         "its tool is gone",
     )
     assert collecting.fault_lines() == [
-        "step 3: the environment failed for 1 response: its tool is gone (first: prompt 0, "
+        "step 3: nobody knows the reward for 1 response: its tool is gone (first: prompt 0, "
         "sample 0)"
     ]
 

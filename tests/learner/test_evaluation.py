@@ -12,7 +12,9 @@ from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
 from rlboost_jax.learner.episodes.collector import WrongVersion
 from rlboost_jax.learner.evaluation.measurement import Measurement
-from rlboost_jax.rewards.verdict import at_once
+from rlboost_jax.learner.metrics import score_metrics
+from rlboost_jax.observe.metrics import metrics_row
+from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.sequences.identities import Work, sample_number
 from rlboost_jax.settings.for_servers import for_servers
@@ -323,3 +325,29 @@ def test_what_was_left_out_counts_in_no_score(config, task):
     ((prompt, sample),) = finished(nothing, 4)
     nothing.take(rollout(prompt, sample, [1]))
     assert np.isnan(nothing.score().accuracy) and np.isnan(nothing.score().best)
+
+
+@pytest.mark.parametrize(
+    ("said", "accuracy", "best"),
+    [
+        ((1.0, None, 0.0, None), 0.5, 0.5),
+        ((None, None, 1.0, 0.0), 0.5, 1.0),
+        ((None, 0.25, None, 0.75), 0.5, 0.5),
+        ((0.0, 0.0, None, None), 0.0, 0.0),
+        ((None, None, None, None), None, None),
+    ],
+)
+def test_a_response_without_an_accuracy_is_in_no_mean(config, task, said, accuracy, best):
+    """Two prompts of two responses each; nothing said is not 0, and nothing at all is null."""
+    asked = iter(said)
+
+    class Silent(Task):
+        def ask(self, prompt, response_tokens):
+            return at_once(Verdict(reward=7.0, accuracy=next(asked)))
+
+    measurement = measure(config, Silent(config.task), prompts=2, samples=2, group_size=4)
+    for prompt, sample in finished(measurement, 4):
+        measurement.take(rollout(prompt, sample, [1]))
+    score = measurement.score()
+    row = metrics_row({"step": 0, **score_metrics(score)})
+    assert (row["accuracy"], row["pass_at_k"], score.left_out) == (accuracy, best, 0)

@@ -13,7 +13,7 @@ from rlboost_jax.learner.episodes.estimates import Estimates
 from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.metrics import episode_metrics, policy_metrics
 from rlboost_jax.learner.packing import pack, update_divisor
-from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
+from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.rewards.verdict import Account, CallMade
@@ -22,6 +22,7 @@ from tests.learner.test_batch_update import batch_of, build, updated
 from tests.learner.test_estimates import MOST, STOP, trajectory
 from tests.learner.test_metrics import FIGURES
 from tests.learner.test_policy import everything
+from tests.learner.test_turn_advantages import episode
 
 __all__ = ["build"]  # a fixture
 REWARDS = (1.0, 0.0, 0.25, 0.5)
@@ -124,17 +125,21 @@ def test_a_batch_of_nothing_else_leaves_the_policy_as_it_is(build, groups):
     assert row["response_tokens"] == sum(t.num_sampled for t in trajectories)
 
 
-def test_a_group_that_differs_by_it_alone_teaches_nothing():
+def test_a_group_that_differs_by_it_alone_teaches_nothing(config):
     """Dynamic sampling goes on to the next prompt; with turns, theirs are looked at as well."""
     same = [replace(t, reward=0.5) for t in group(())]
     odd = [replace(same[0], reward=9.0, left_out="gone"), *same[1:]]
-    by_turn = [replace(same[0], turn_rewards=(0.5, 0.0)), *same[1:]]
+    by_turn = [episode(0, (0.5, 0.0)), *(episode(i, (0.0, 0.5)) for i in (1, 2, 3))]
     for members, compares_turns, wanted in (
         (odd, False, True),
         (by_turn, False, True),
         (by_turn, True, False),
     ):
-        sampling = DynamicSampling(num_groups=1, most_prompts=3, by_turn=compares_turns)
+        algorithm = replace(
+            PRESETS["dapo"], turn_advantages="turn" if compares_turns else "episode"
+        )
+        learner = replace(config.learner, prompts_per_step=1)
+        sampling = dynamic_sampling(replace(config, algorithm=algorithm, learner=learner))
         stream = StepStream(
             0, group_size=4, micro_batches=MicroBatches(1, 1, True), sampling=sampling
         )
@@ -167,10 +172,10 @@ def test_rows_count_it_and_what_environments_reported():
         "tool_failures": 2,
         "environment_seconds": 2.25,
         "tokens_retokenised": 3,
-        "episodes_left_out": 1,
         "environment/solved": 0.5,
         "environment/steps": 3.0,
     }
     rewards = policy_metrics(members, FIGURES, stop_ids=(STOP,))
     assert (rewards["reward_mean"], rewards["reward_std"]) == (0.5, 0.5)
+    assert rewards["episodes_left_out"] == 1
     assert not any(math.isnan(value) for value in rewards.values() if isinstance(value, float))

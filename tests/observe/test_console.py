@@ -248,9 +248,15 @@ def test_a_step_of_an_environment_says_how_it_went() -> None:
     plain = step_line(row(3), 60)
     assert "turn" not in plain and "tool" not in plain
     several = {"turns_mean": 2.25, "tool_calls": 9, "tool_failures": 2, "episodes_left_out": 1}
-    assert "turns 2.2  9 tool calls (2 failed)  1 left out  $" in step_line(row(3, **several), 60)
+    assert "1 left out  turns 2.2  9 tool calls (2 failed)  $" in step_line(row(3, **several), 60)
     quiet = {"turns_mean": 1.0, "tool_calls": 0, "tool_failures": 0, "episodes_left_out": 0}
     assert "turns 1.0  $" in step_line(row(3, **quiet), 60)
+
+
+def test_a_step_that_dynamic_sampling_filled_up_says_so() -> None:
+    filled = step_line(row(3, groups_filled_up=5, episodes_left_out=0), 60)
+    assert "lost  5 groups of equal rewards not trained  $" in filled
+    assert "not trained" not in step_line(row(3, groups_filled_up=0), 60)
 
 
 def test_the_fleet_table_shows_each_line() -> None:

@@ -22,8 +22,8 @@ corrected_fraction, value_loss, lag, ratio_mean, behaviour_kl, gradient_norm, le
 truncated_fraction, uniform_groups_fraction, cost_between_dollars, line_round_trip_median,
 line_round_trip_worst, line_losses_median, line_losses_worst, lease_seconds_median,
 lease_seconds_worst, parked_share, turns_mean, sequences_mean, returned_share, tool_calls,
-tool_failures, environment_seconds, tokens_retokenised, episodes_left_out, slots_lent_mean,
-instances_frozen_mean, rollouts_handed_back, learner_devices"""
+tool_failures, environment_seconds, tokens_retokenised, episodes_left_out, groups_filled_up,
+slots_lent_mean, instances_frozen_mean, rollouts_handed_back, learner_devices"""
 
 
 def test_the_keys_are_stable() -> None:

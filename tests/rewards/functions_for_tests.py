@@ -161,6 +161,10 @@ def words(prompts, completions):
     return ["one"]
 
 
+def nothing_for_wrong_groups(prompts, completions):
+    return [1.0 if text == "4" else None for text in completions]
+
+
 def says_nothing(prompts, completions):
     return [None]
 

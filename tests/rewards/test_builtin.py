@@ -153,7 +153,10 @@ def test_what_is_plain_to_see_is_what_the_verifier_says(box, answer):
     math_answers = pytest.importorskip("rlboost_jax.rewards.math_answers")
     completion = f"2 and 5 make \\boxed{box}."
     reference = math_answers._reference(answer)
-    expected = math_answers._equal(reference, completion, math_answers._BOXED)
+    given = math_answers.parse(
+        completion, extraction_config=math_answers._BOXED, parsing_timeout=None
+    )
+    expected = bool(given) and math_answers.verify(reference, given, timeout_seconds=None)
     assert math_answers.math(["p"], [completion], answer=[answer], boxed_only=True) == [expected]
 
 

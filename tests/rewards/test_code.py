@@ -466,3 +466,38 @@ def test_a_program_that_could_have_started_and_did_not_is_a_fault(happening):
 def test_tests_in_no_known_form_are_a_fault(tests):
     with pytest.raises(ValueError, match=r"docs/how-to/rewards.md"):
         code_module.cases(tests)
+
+
+@pytest.mark.parametrize(
+    ("tests", "expected"),
+    [
+        ([{"input": None, "output": 5}], [("", "5")]),
+        ([{"input": ["3", "1 2 3"], "output": ["6"]}], [("3\n1 2 3", "6")]),
+        ({"inputs": [1, 2], "outputs": [2.5, True]}, [("1", "2.5"), ("2", "True")]),
+        (b'[{"input": "1", "output": "2"}]', [("1", "2")]),
+        ([{"type": "stdin_stdout", "input": "1", "output": "2"}], [("1", "2")]),
+        ([{"testtype": "stdin", "input": "1", "output": "2", "fn_name": None}], [("1", "2")]),
+    ],
+)
+def test_tests_as_data_sets_have_them(tests, expected):
+    assert code_module.cases(tests) == expected
+
+
+@pytest.mark.parametrize(
+    ("tests", "named"),
+    [
+        ({"inputs": [[1]], "outputs": [2], "fn_name": "double"}, "fn_name is 'double'"),
+        ([{"input": "1", "output": "2", "weight": 0}], "weight is 0"),
+        ([{"type": "function_call", "input": "1", "output": "2"}], "has type 'function_call'"),
+        ([{"testtype": "functional", "input": "1", "output": "2"}], "has testtype 'functional'"),
+        ('{"inputs": ["1"], "outputs": ["2"], "language": "cpp"}', "language is 'cpp'"),
+        ([{"input": "1", "output": None}], "a test is"),
+    ],
+)
+def test_what_a_test_says_and_nothing_does_is_named(tests, named):
+    with pytest.raises(ValueError, match=named):
+        code_module.cases(tests)
+
+
+def test_without_tests_nothing_is_said():
+    assert code_module.code(["p"] * 2, ["x", "x"], tests=[None, float("nan")]) == [None, None]

@@ -86,7 +86,7 @@ def _exact(found: str, wanted: str) -> float:
 def _math(found: str, wanted: str) -> float:
     from rlboost_jax.rewards.math_answers import math
 
-    return math([""], [found], answer=[wanted])[0]
+    return math([""], [found], answer=[wanted])[0] or 0.0
 
 
 CHECKS: Final[Mapping[str, Callable[[str, str], float] | None]] = MappingProxyType(

@@ -194,7 +194,7 @@ class StepCollector:
             failed = trajectory.reward_faults.items()
             faults = [(f"reward {name!r} failed", why) for name, why in failed]
             if trajectory.left_out:
-                faults.append(("the environment failed", trajectory.left_out))
+                faults.append(("nobody knows the reward", trajectory.left_out))
             for fault in faults:
                 times[fault] += 1
                 first.setdefault(fault, trajectory)
@@ -247,6 +247,7 @@ class StepCollector:
         self._taken[sample] = replace(
             taken,
             reward=verdict.reward,
+            outcome=verdict.outcome,
             left_out=verdict.left_out,
             turn_rewards=turn_rewards,
             reward_components=verdict.components,

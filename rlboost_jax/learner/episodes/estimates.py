@@ -12,7 +12,7 @@ episode to the next as well: an advantage is an episode's, or of a turn of it, a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,10 @@ from rlboost_jax.algorithms.advantages import group_advantages, turn_advantages,
 from rlboost_jax.algorithms.kl import kl_rewards
 from rlboost_jax.algorithms.returns import generalized_advantages, rewards_to_go
 from rlboost_jax.algorithms.shaping import overlong_penalty
+from rlboost_jax.learner.episodes.raw_rewards import batch_differs, turn_returns
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.sequences.endings import stopped
-from rlboost_jax.settings.algorithm import AlgorithmConfig, GroupAdvantage
+from rlboost_jax.settings.algorithm import AlgorithmConfig, GroupAdvantage, TokenAdvantage
 
 ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each sampled token
 
@@ -66,24 +67,33 @@ class Estimates:
             )
             for t in members
         ]
-        return tuple(members) if self.by_rewards_alone else self._estimated(members, found)
+        known = self.by_rewards_alone or any(t.fills_up for t in members)
+        return tuple(members) if known else self._estimated(members, found)
 
     def of_batch(self, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        """All trajectories of a batch, whitened if the algorithm is. What was left out is neither
-        in mean nor in deviation.
+        """All trajectories of a batch, whitened if the algorithm is. What was left out, and what
+        only fills the batch up, is neither in mean nor in deviation.
+
+        Advantages that compare nothing within groups are exactly 0 where all raw rewards of the
+        batch are equal: a constant reward has no gradient. Returns, for the critic, stay.
 
         Args:
             trajectories: in (prompt, sample) order.
         """
-        counted = [t for t in trajectories if not t.left_out]
-        if not (self.algorithm.whiten and counted):
+        counted = [t for t in trajectories if not (t.left_out or t.fills_up)]
+        if not (self.algorithm.needs_batch and counted):
             return tuple(trajectories)
-        advantages = whitened([_by_token(t) for t in counted])
-        white = {
+        if self.algorithm.advantage in get_args(TokenAdvantage) and not batch_differs(counted):
+            advantages = [np.zeros(t.num_sampled) for t in counted]
+        elif self.algorithm.whiten:
+            advantages = whitened([_by_token(t) for t in counted])
+        else:
+            return tuple(trajectories)
+        found = {
             t.sample: replace(t, advantages=values.astype(np.float32))
             for t, values in zip(counted, advantages, strict=True)
         }
-        return tuple(white.get(t.sample, t) for t in trajectories)
+        return tuple(found.get(t.sample, t) for t in trajectories)
 
     def kl_of(self, t: Trajectory, found: Scores) -> float:
         """Sum of a response's KL estimates, nats; 0 unless the KL is in the reward."""
@@ -122,7 +132,11 @@ class Estimates:
     def _compared(
         self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
     ) -> tuple[Trajectory, ...]:
-        """What was left out of the group is compared with nothing, and nothing with it."""
+        """What was left out of the group is compared with nothing, and nothing with it.
+
+        Nor are rewards compared that differ by what shapes them alone (a penalty, a KL): their
+        advantages are exactly 0.
+        """
         counted = [t for t in members if not t.left_out]
         match self.algorithm.turn_advantages:
             case "episode":
@@ -148,7 +162,12 @@ class Estimates:
     ) -> NDArray[np.float64]:
         """Of each."""
         outcomes = np.array([self._rewards(t, found).sum() for t in members])
-        return group_advantages(outcomes, advantage=advantage, deviation=self.algorithm.deviation)
+        return group_advantages(
+            outcomes,
+            advantage=advantage,
+            deviation=self.algorithm.deviation,
+            raw=np.array([t.reward for t in members]),
+        )
 
     def _of_turns(
         self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
@@ -159,7 +178,12 @@ class Estimates:
             firsts = np.cumsum((0, *t.turns[:-1]))
             by_turn = np.add.reduceat(self._in_turns(t, found), firsts)
             returns.append(rewards_to_go(by_turn, discount=self.algorithm.turn_discount))
-        return turn_advantages(returns, advantage=advantage, deviation=self.algorithm.deviation)
+        return turn_advantages(
+            returns,
+            advantage=advantage,
+            deviation=self.algorithm.deviation,
+            raw=[turn_returns(t, self.algorithm) for t in members],
+        )
 
     def _rewards(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
         """By token: what the KL takes from each, and the outcome at the last one."""

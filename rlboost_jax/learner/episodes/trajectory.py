@@ -25,8 +25,10 @@ class Trajectory:
     sequence: Sequence  # the first one
     later: tuple[Sequence, ...] = ()  # those after it
     reward: float
+    outcome: float | None = None  # by the first reward function or environment; None: not known
     advantage: float  # of all sampled tokens, unless `advantages` has one for each
     trained: bool = True  # False: it is in no loss
+    fills_up: bool = False  # its group has nothing to tell apart and is in no mean of the batch
     left_out: str = ""  # why nobody knows its reward: it is not in its group's mean either
     turn_rewards: tuple[float, ...] = ()  # parts of `reward`, by turn; (): not known
     advantages: NDArray[np.float32] | None = None

@@ -28,8 +28,8 @@ Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses 
 class Score:
     """Of a policy; each between what the first reward function returns at least and at most.
 
-    What was left out counts nowhere. Where that is everything, the policy was not measured: both
-    are NaN.
+    What was left out, or is without a word of the first function, counts nowhere. Where that is
+    everything, the policy was not measured: both are NaN.
     """
 
     accuracy: float  # mean over all responses: with several per prompt, mean@k
@@ -38,7 +38,7 @@ class Score:
     samples: int  # k
     response_length_mean: float  # sampled tokens
     failures: int  # responses for which a reward function failed and its fallback counts
-    left_out: int = 0  # responses whose environment failed
+    left_out: int = 0  # responses whose environment failed, or about which no function says a word
 
 
 class Measurement:
@@ -179,7 +179,11 @@ class Measurement:
             raise ValueError(f"{len(self._asked)} of {len(self._expected)} responses are here")
         verdicts = self._verdicts()
         groups = [
-            [v.accuracy for v in verdicts[first : first + self._samples] if not v.left_out]
+            [
+                verdict.accuracy
+                for verdict in verdicts[first : first + self._samples]
+                if not verdict.left_out and verdict.accuracy is not None
+            ]
             for first in range(0, len(verdicts), self._samples)
         ]
         counted = [group for group in groups if group]

@@ -61,7 +61,7 @@ class Scoring:
 
     def score(self, measurement: Measurement) -> Score:
         score, version = measurement.score(), measurement.version
-        measured = not math.isnan(score.accuracy)  # else all was left out
+        measured = not math.isnan(score.accuracy)  # else nothing is said of any response
         if measured and self._best is not None and self._best.offer(version, score.accuracy):
             self._note(f"checkpoint {version} is the best so far: accuracy {score.accuracy:.3f}")
         if score.failures:
@@ -71,8 +71,9 @@ class Scoring:
             )
         if score.left_out:
             self._note(
-                f"evaluation: the environment failed for {score.left_out} of "
-                f"{score.prompts * score.samples} responses, which do not count"
+                f"evaluation: nobody knows the reward of {score.left_out} of "
+                f"{score.prompts * score.samples} responses (the environment failed, or no reward "
+                "function says anything), which do not count"
             )
         return score
 

@@ -41,7 +41,7 @@ def objective(
     Args:
         batch: R rows of T positions, N = R × T.
         logprobs: of the batch's targets under the policy being trained.
-        entropy: of the distributions they are from; a figure, not part of the loss.
+        entropy: of the distributions they are from; in the loss with an `entropy_coefficient`.
         whole_logprobs, reference_logprobs: of the targets under the whole softmax of the policy
             and of the reference model; None leaves the KL out of the loss.
 
@@ -84,6 +84,9 @@ def objective(
             gradient=algorithm.kl_gradient,
         )
         total += algorithm.kl_coefficient * (losses * weights).sum()
+    if algorithm.entropy_coefficient:
+        bonus = (jnp.where(mask, entropy, 0.0) * weights).sum()
+        total -= algorithm.entropy_coefficient * bonus
     return total, {
         "loss": total,
         "kl": kl,

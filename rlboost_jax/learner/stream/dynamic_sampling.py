@@ -2,7 +2,7 @@
 
 A group whose rewards are all equal has no advantage and teaches nothing; dynamic sampling goes on
 to further prompts until the batch is full of groups that do teach. Nothing here receives or
-sends anything.
+sends anything. Which groups teach is said in `learner/episodes/raw_rewards.py`, to advantages too.
 
 The batch is the first `num_groups` informative groups *in the order of the prompt stream*, not of
 arrival. Which prompts it holds therefore depends on nothing but the stream and the policy, and not
@@ -20,8 +20,9 @@ The trainer's side of it:
     sampling = DynamicSampling(num_groups=64, most_prompts=256)
     begin the step with prompts `sampling.ask()` of the stream, counted from the step's cursor
     for each group that is whole and whose responses the learner believes:
-        for rank, prompt in sampling.add(group.prompt, informative(rewards)):
-            hand the group of that prompt on, as the rank-th of the batch
+        for rank, prompt in sampling.add(group.prompt, sampling.informative(responses)):
+            hand the group of that prompt on, as the rank-th of the batch; without any part in
+            the update if `sampling.fills_up(prompt)`
         extend the step by the prompts `sampling.ask()`, if there are any
         if sampling.complete: done
     the next step's cursor is this one's plus `sampling.prompts_used`; a checkpoint keeps it
@@ -32,43 +33,48 @@ Source: Yu et al. 2025, arXiv:2503.14476, section 3.2. There the batch is filled
 arrival, which prefers short responses.
 """
 
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from rlboost_jax.algorithms.advantages import differ
+from rlboost_jax.learner.episodes.raw_rewards import informative
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.settings.run import RunConfig
 
 
-def informative(rewards: Collection[Hashable]) -> bool:
-    """Whether the rewards of a group differ, as its data gives them: no shaping, no KL.
-
-    Args:
-        rewards: of the responses that count (not of those left out); where turns are compared,
-            with the rewards of all their turns.
-    """
-    return len(set(rewards)) > 1
+def _rewards_differ(members: Sequence[Trajectory]) -> bool:
+    return differ([t.reward for t in members])
 
 
 class DynamicSampling:
     """Groups in, as they finish; members of the batch and requests for more prompts out.
 
     Where the most prompts that are allowed do not have enough informative groups among them, the
-    batch is filled up with the first of the others: they add nothing to the gradient, but the
-    run goes on, as it would without dynamic sampling.
+    batch is filled up with the first of the others. The step is then whole and the run goes on,
+    but they have no part in the update: nothing of them is in its gradient, nor in its divisor.
     """
 
-    def __init__(self, *, num_groups: int, most_prompts: int, by_turn: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        num_groups: int,
+        most_prompts: int,
+        informative: Callable[[Sequence[Trajectory]], bool] = _rewards_differ,
+    ) -> None:
         """A batch without a group yet.
 
         Args:
             num_groups: of the batch.
             most_prompts: of the stream, for one batch; at least `num_groups`.
-            by_turn: rewards of turns teach something, too, where those of episodes are equal.
+            informative: whether the responses of a group that count have something to tell apart.
         """
         if not 1 <= num_groups <= most_prompts:
             raise ValueError(
                 f"{num_groups} groups of at most {most_prompts} prompts; raise "
                 "learner.prompts_per_step to 1 and algorithm.dynamic_sampling_factor to 1 at least"
             )
-        self.num_groups, self.most_prompts, self.by_turn = num_groups, most_prompts, by_turn
+        self.num_groups, self.most_prompts = num_groups, most_prompts
+        self.informative = informative
         self.members: tuple[int, ...] = ()  # prompts, in order; the rank is the place
         self._asked = 0  # prompts [0, asked) of the stream have been asked for
         self._decided: dict[int, bool] = {}  # prompt → informative
@@ -88,6 +94,10 @@ class DynamicSampling:
         if not self.complete:
             raise ValueError(f"{len(self.members)} of {self.num_groups} groups are there")
         return self._asked
+
+    def fills_up(self, prompt: int) -> bool:
+        """Whether a member is one only for want of informative groups."""
+        return not self._decided[prompt]
 
     def ask(self) -> range:
         """Prompts to generate now, as their places in the stream from the step's cursor.
@@ -132,5 +142,8 @@ def dynamic_sampling(run: RunConfig) -> DynamicSampling | None:
         return None
     wanted = run.learner.prompts_per_step
     most = int(wanted * run.algorithm.dynamic_sampling_factor)
-    by_turn = run.algorithm.turn_advantages != "episode"
-    return DynamicSampling(num_groups=wanted, most_prompts=most, by_turn=by_turn)
+    return DynamicSampling(
+        num_groups=wanted,
+        most_prompts=most,
+        informative=partial(informative, algorithm=run.algorithm),
+    )

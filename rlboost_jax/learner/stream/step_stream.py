@@ -24,13 +24,13 @@ Invariants:
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
 from rlboost_jax.learner.episodes.assembly import Arrivals
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
-from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling, informative
+from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.stream.micro_batches import MicroBatch, MicroBatches
 
 
@@ -257,10 +257,11 @@ class StepStream:
         members = [(group.prompt, group.prompt)]
         if self._sampling:
             counted = [t for t in group.trajectories if not t.left_out]
-            by_turn = self._sampling.by_turn
-            differ = informative([(t.reward, t.turn_rewards if by_turn else ()) for t in counted])
-            members = self._sampling.add(group.prompt, differ)
+            informative = self._sampling.informative(counted)
+            members = self._sampling.add(group.prompt, informative)
         for rank, prompt in members:
+            if self._sampling and self._sampling.fills_up(prompt):
+                self._groups[prompt] = _filler(self._groups[prompt])
             member = Group(prompt=rank, trajectories=self._groups[prompt].trajectories)
             self._ready.extend(self._micro_batches.add(member))
 
@@ -269,3 +270,14 @@ class StepStream:
             self._here.drop(doubt.sample)
             self._groups.pop(doubt.prompt, None)
         return Resample(tuple(doubts))
+
+
+def _filler(group: Group) -> Group:
+    """The group as one without any part in the update."""
+    return replace(
+        group,
+        trajectories=tuple(
+            replace(t, trained=False, fills_up=True, advantage=0.0, advantages=None)
+            for t in group.trajectories
+        ),
+    )

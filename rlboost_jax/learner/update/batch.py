@@ -12,7 +12,7 @@ Invariants:
 - gradients are added up in the order of micro-batches, whatever the order of their arrival.
 
 What can be computed before the batch is whole is: gradients of the first update, unless
-advantages are whitened, and forward passes for the others.
+advantages are whitened or a critic's, and forward passes for the others.
 """
 
 import math
@@ -74,7 +74,7 @@ class BatchUpdate:
             learner.policy_part,
             learner.policy.combine,
             num_parts=self._size,
-            streams=not self._algorithm.whiten,
+            streams=not self._algorithm.needs_batch,
         )
         self._critic: Accumulation | None = None
         if learner.critic is not None:
@@ -164,7 +164,7 @@ class BatchUpdate:
                 f"samples, the batch has {len(trajectories)}, and they are not the same"
             )
         self._sampler = None  # nothing is looked at any more: room for the next
-        self._whiten()
+        self._compare()
         steps = OptimizerSteps(
             self._learner,
             self._state,
@@ -209,12 +209,13 @@ class BatchUpdate:
             self._checked |= {attempt: gap for group in new for attempt in _attempts(group)}
         return float(np.max([self._checked[a] for group in groups for a in _attempts(group)]))
 
-    def _whiten(self) -> None:
-        if not self._algorithm.whiten:
+    def _compare(self) -> None:
+        """Give advantages what only the whole batch can tell."""
+        if not self._algorithm.needs_batch:
             return
-        white = {t.sample: t for t in self._learner.estimates.of_batch(self.trajectories())}
+        known = {t.sample: t for t in self._learner.estimates.of_batch(self.trajectories())}
         for index, part in self._members.items():
-            self._members[index] = tuple(white[t.sample] for t in part)
+            self._members[index] = tuple(known[t.sample] for t in part)
 
     def _mean_kl(self) -> float:
         """Of the estimates in the reward, nats per token."""

@@ -1,0 +1,69 @@
+"""What a group or a batch has to tell apart: its raw rewards, as its data gives them.
+
+Nothing that shapes rewards is in them: no penalty of overlong responses, no KL, no discount by
+token. Where raw rewards are equal there is nothing to learn from comparing, and dynamic sampling,
+advantages and metrics all ask here whether they are.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.algorithms.advantages import differ
+from rlboost_jax.algorithms.returns import rewards_to_go
+from rlboost_jax.learner.episodes.trajectory import Trajectory
+from rlboost_jax.settings.algorithm import AlgorithmConfig
+
+
+def turn_rewards(t: Trajectory) -> NDArray[np.float64]:
+    """Parts of a response's reward by turn; what its turns do not add up to is of the last one."""
+    rewards = np.zeros(len(t.turns))
+    if t.turn_rewards:
+        rewards += t.turn_rewards
+    rewards[-1] += t.reward - math.fsum(t.turn_rewards)
+    return rewards
+
+
+def turn_returns(t: Trajectory, algorithm: AlgorithmConfig) -> NDArray[np.float64]:
+    """Raw reward from each turn on, with the discount by turn."""
+    return rewards_to_go(turn_rewards(t), discount=algorithm.turn_discount)
+
+
+def informative(members: Sequence[Trajectory], algorithm: AlgorithmConfig) -> bool:
+    """Whether a group belongs into a batch of dynamic sampling: it has something to compare.
+
+    With `dynamic_sampling_by="first_function"` that has to be so by the first reward function (or
+    the environment) alone, too. Responses about which it says nothing are not compared then; where
+    it says nothing about any, the whole reward decides.
+
+    Args:
+        members: responses to one prompt that count, those left out being left out.
+    """
+    if not _compared_differ(members, algorithm):
+        return False
+    alone = [replace(t, reward=t.outcome) for t in members if t.outcome is not None]
+    by_reward = algorithm.dynamic_sampling_by == "reward"
+    return by_reward or not alone or _compared_differ(alone, algorithm)
+
+
+def batch_differs(members: Sequence[Trajectory]) -> bool:
+    """Whether any two responses of a batch have different rewards, or the same in other turns."""
+    by_turn = [turn_rewards(t) for t in members]
+    return differ([t.reward for t in members]) or _any_turn_differs(by_turn)
+
+
+def _compared_differ(members: Sequence[Trajectory], algorithm: AlgorithmConfig) -> bool:
+    """Whether any comparison that the algorithm makes within a group has unequal sides."""
+    whole = algorithm.turn_advantages != "turn" and differ([t.reward for t in members])
+    if whole or algorithm.turn_advantages == "episode":
+        return whole
+    return _any_turn_differs([turn_returns(t, algorithm) for t in members])
+
+
+def _any_turn_differs(by_turn: Sequence[NDArray[np.float64]]) -> bool:
+    """Whether the k-th numbers differ, for any k, among those that have a k-th one."""
+    most = max(map(len, by_turn), default=0)
+    return any(differ([e[turn] for e in by_turn if len(e) > turn]) for turn in range(most))
