@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rlboost_jax.chat.formats.objects import arguments_of
 from rlboost_jax.environments.protocol import Message, Observation, Step
 
 ROLES: Final = ("system", "user", "tool", "assistant")
@@ -102,6 +103,8 @@ def _message(value: Any, first: bool) -> Message:
         raise BadObservation(f"role {value.get('role')!r} of a message; known: {', '.join(roles)}")
     message: dict[str, Any] = {}
     for name, part in value.items():
+        if part is None:
+            continue  # it says nothing
         if name in _TEXTS:
             if not isinstance(part, str):
                 raise BadObservation(f"{name!r} of a message is {type(part).__name__}, no text")
@@ -109,7 +112,7 @@ def _message(value: Any, first: bool) -> Message:
         elif (
             name == "tool_calls" and isinstance(part, list | tuple) and value["role"] == "assistant"
         ):
-            message[name] = [_call(call) for call in part]
+            message[name] = [_call(call, f"tool_calls[{i}]") for i, call in enumerate(part)]
         else:
             raise BadObservation(f"{name!r} is no part of a message of role {value['role']!r}")
     message.setdefault("content", "")
@@ -121,12 +124,17 @@ def _text(value: str) -> str:
     return value.encode(errors="backslashreplace").decode()
 
 
-def _call(value: Any) -> dict[str, Any]:
-    """Of an assistant's message, as chat templates take it."""
+def _call(value: Any, place: str) -> dict[str, Any]:
+    """Of an assistant's message, as chat templates take it: its arguments are an object, or the
+    text of one."""
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadObservation(
             'a call of a message is {"function": {"name": …, "arguments": …}}, not '
             f"{str(value)[:_SHOWN]}"
         )
-    return dict(value)
+    given = function.get("arguments")
+    arguments, problem = arguments_of(given)
+    if problem:
+        raise BadObservation(f"{place}.function.arguments of a message are {problem}")
+    return {**value, "function": {**function, "arguments": given if arguments else {}}}

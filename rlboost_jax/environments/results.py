@@ -41,9 +41,9 @@ def text_of(result: Any, tool: str) -> str:
         return str.__str__(result)  # of NumPy's and other kinds of text, too
     try:
         try:
-            return msgspec.json.encode(result, enc_hook=_json_form).decode()
+            return msgspec.json.encode(result, enc_hook=json_form).decode()
         except UnicodeEncodeError:  # such as a file's name that is no text
-            plain = msgspec.to_builtins(result, enc_hook=_json_form, str_keys=True)
+            plain = msgspec.to_builtins(result, enc_hook=json_form, str_keys=True)
             return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
     except RecursionError:
         problem = "lists or objects in one another without end"
@@ -55,7 +55,7 @@ def text_of(result: Any, tool: str) -> str:
     )
 
 
-def _json_form(value: Any) -> Any:
+def json_form(value: Any) -> Any:
     """Return a value that msgspec does not know as one that it does; keys of dicts, too.
 
     Raises:

@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from rlboost_jax.environments.results import json_form
 from rlboost_jax.host.starting import start_program
 from rlboost_jax.rewards.calls import prctl
 
@@ -57,7 +60,8 @@ class Harness:
             OSError: there is no such program.
         """
         folder = tempfile.mkdtemp(prefix="rlboost-harness-")
-        text = json.dumps(example)
+        # Tables have dates and the like.
+        text = json.dumps(msgspec.to_builtins(example, enc_hook=json_form, str_keys=True))
         path = Path(folder) / "example.json"
         path.write_text(text, encoding="utf-8")
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}

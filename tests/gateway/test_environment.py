@@ -1,6 +1,7 @@
 """A harness as an environment: its calls are observations, and turns answer them."""
 
 import asyncio
+import datetime
 import json
 import sys
 import textwrap
@@ -84,6 +85,16 @@ async def test_the_harness_carries_its_calls_out_itself(tmp_path: Path) -> None:
     tool, _ = stepped.step.observation
     assert (tool["role"], tool["tool_call_id"]) == ("tool", "abc")  # type: ignore[index]
     assert stepped.turn.results == ()
+    await runner.close()
+
+
+async def test_an_example_with_what_tables_have_is_json(
+    harness: Callable[..., EpisodeRunner],
+) -> None:
+    runner = harness('chat(user(json.dumps(json.loads(os.environ["RLBOOST_EXAMPLE"]))))')
+    example = {"when": datetime.date(2024, 2, 29), "all": np.arange(3), 5: np.float32(0.5)}
+    (said,) = await runner.reset(example, 1)
+    assert json.loads(said["content"]) == {"when": "2024-02-29", "all": [0, 1, 2], "5": 0.5}  # type: ignore[index]
     await runner.close()
 
 

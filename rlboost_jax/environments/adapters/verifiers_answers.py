@@ -15,10 +15,13 @@ from typing import Any, Final
 from aiohttp import web
 
 from rlboost_jax.environments.protocol import Message, Turn
+from rlboost_jax.settings.foreign_keys import report_unknown
 
 MODEL: Final = "policy"
 FAILED_CALL: Final = "rlboost-failed-"  # begins the id of a call that is not made
 _MOST_BYTES: Final = 64 * 2**20
+_READ: Final = ("messages", "tools", "model")  # of a request
+_OF_MESSAGE: Final = ("role", "content", "tool_call_id", "tool_calls", "reasoning_content")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,10 @@ class Outcome:
 
     reward: float
     metrics: Mapping[str, float]
+
+
+class NotText(ValueError):
+    """A message has a part that is no text."""
 
 
 class Answers:
@@ -119,18 +126,21 @@ class Answers:
 
     async def _completion(self, request: web.Request) -> web.Response:
         body = await request.json()
+        report_unknown(body, _READ, "requests of verifiers (a run samples by its own settings)")
         messages = body["messages"]
         if messages[: len(self._before)] != self._before:
-            error = RuntimeError(
+            return self._refused(
                 "verifiers begins another conversation in the middle of the episode (several runs "
                 "of the policy, or a history that is rewritten); train it through the gateway"
             )
-            self._asked.put_nowait(error)
-            return web.json_response({"error": {"message": str(error)}}, status=400)
+        try:
+            new = [_message(m, self._ids) for m in messages[len(self._before) :]]
+        except NotText as error:
+            return self._refused(str(error))
         self._turn = asyncio.get_running_loop().create_future()
         self._asked.put_nowait(
             TurnWanted(
-                new=[_message(m, self._ids) for m in messages[len(self._before) :]],
+                new=new,
                 tools=[tool["function"] for tool in body.get("tools", ())],
             )
         )
@@ -155,6 +165,10 @@ class Answers:
             }
         )
 
+    def _refused(self, why: str) -> web.Response:
+        self._asked.put_nowait(RuntimeError(why))
+        return web.json_response({"error": {"message": why}}, status=400)
+
     def _outcome(self, episode: Any) -> Outcome | RuntimeError:
         mine = [t for t in episode.traces if len(episode.traces) == 1 or t.agent.name == self._role]
         errors = [*episode.errors, *(error for trace in mine for error in trace.errors)]
@@ -171,14 +185,32 @@ class Answers:
 
 
 def _message(wire: Mapping[str, Any], ids: Mapping[str, str]) -> Message:
-    """One that is not the policy's: text parts only, in one text."""
+    """One that is not the policy's: text parts only, in one text.
+
+    Raises:
+        NotText
+    """
+    report_unknown(wire, _OF_MESSAGE, "messages of verifiers")
     content = wire.get("content") or ""
     if not isinstance(content, str):
-        content = "\n".join(part.get("text", "") for part in content)
+        content = "\n".join(map(_part, content))
     message: Message = {"role": wire["role"], "content": content}
     if wire["role"] == "tool":
         message["tool_call_id"] = ids.get(wire["tool_call_id"], "")
+    for name in ("tool_calls", "reasoning_content"):
+        if wire["role"] == "assistant" and wire.get(name):
+            message[name] = wire[name]  # type: ignore[literal-required]
     return message
+
+
+def _part(part: Any) -> str:
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    if kind != "text":
+        raise NotText(
+            f"a message of verifiers has a part of type {kind!r}; the policy reads text alone"
+        )
+    report_unknown(part, ("type", "text"), "parts of verifiers' messages")
+    return str(part.get("text") or "")
 
 
 def _assistant(turn: Turn) -> dict[str, Any]:

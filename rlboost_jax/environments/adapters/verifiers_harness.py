@@ -105,5 +105,9 @@ async def _called(clients: dict[str, Any], call: dict[str, Any]) -> str:
     if call["id"].startswith(FAILED_CALL):
         return str(arguments["problem"])
     result = await clients[name].call_tool(name, arguments)
-    parts = [part.text for part in result.content if getattr(part, "type", "") == "text"]
-    return "\n".join(parts)
+    return "\n".join(map(_text, result.content))
+
+
+def _text(part: Any) -> str:
+    kind = getattr(part, "type", type(part).__name__)
+    return part.text if kind == "text" else f"(a part of type {kind}, which is no text)"
