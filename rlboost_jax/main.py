@@ -123,7 +123,7 @@ def main(argv: list[str]) -> None:
             raise ConfigError("no --workdir given; name the folder of the run")
         relay = speak_through_relay()  # from here on nothing that is printed waits for a reader
         if _SUPERVISE.value:
-            run_config(_CONFIG.value)  # a mistake is one for every start
+            run_config(_CONFIG.value, _WORKDIR.value)  # a mistake is one for every start
             if _CLUSTER.value:
                 raise ConfigError("--supervise and --cluster; let the cluster start them again")
             sys.exit(_supervise(_WORKDIR.value, relay))

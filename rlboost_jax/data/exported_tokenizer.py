@@ -67,14 +67,19 @@ def _as_the_run_used_it(run: RunConfig, folder: Path) -> Iterator[str]:
     if data.system_prompt:
         yield (
             "no file carries data.system_prompt; begin each chat with it: "
-            f"{json.dumps(data.system_prompt)}"
+            f"{json.dumps(data.system_prompt, ensure_ascii=False)}"
         )
-    options = run.environment.template_options if run.task.name == ENVIRONMENT else {}
+    options = (
+        run.environment.template_options if run.task.name == ENVIRONMENT else data.chat_options
+    )
     if options:
         yield (
             "no file carries the template's options; give apply_chat_template "
             f"{json.dumps(dict(options))}"
         )
+    if data.template and run.task.name == DATASET:
+        text = json.dumps(data.template, ensure_ascii=False)
+        yield f"no file carries data.template, in which each question stood: {text}"
 
 
 def _template(folder: Path) -> str:

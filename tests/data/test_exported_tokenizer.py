@@ -145,6 +145,14 @@ def test_what_no_file_carries_is_a_line(
             (trained, "asks for today's date, and the run was trained with 26 July 2024"),
             (trained, 'no file carries data.system_prompt; begin each chat with it: "Think hard."'),
             (run(source, chat="never"), "data.chat is 'never': the run's prompts went through no"),
+            (
+                run(source, template="{prompt} Be brief."),
+                'in which each question stood: "{prompt} Be brief."',
+            ),
+            (
+                replace(trained, data=replace(trained.data, chat_options={"thinking": False})),
+                'template\'s options; give apply_chat_template {"thinking": false}',
+            ),
             (run("bytes"), "no tokenizer is written: the run's tokens are bytes"),
             (
                 replace(trained, data=replace(trained.data, tokenizer="/gone")),

@@ -134,7 +134,11 @@ def test_a_key_that_nobody_knows_is_named_once(caplog: pytest.LogCaptureFixture)
         ({"clip_qkv": 8.0}, "clip_qkv is 8.0; that is not supported"),
         ({"use_qk_norm": True}, "use_qk_norm is True; that is not supported, only False is"),
         ({"num_local_experts": 8}, "num_local_experts is 8; that is not supported, only 0 is"),
-        ({"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05; that is not supported"),
+        ({"use_mrope": True}, "use_mrope is True; that is not supported, only False is"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3n_text"}},
+            "model_type of text_config is 'gemma3n_text'; only 'gemma3_text' is supported",
+        ),
         ({"attention_chunk_size": 8192}, "attention_chunk_size is 8192; that is not supported"),
         ({"text_config": {"hidden_size": 3}}, "text_config is {'hidden_size': 3}; that is not"),
         ({"quantization_config": {"quant_method": "x" * 99}}, "quantization_config is {'quant_me"),
@@ -153,6 +157,14 @@ def test_what_would_change_logits_is_refused_by_name(changes: dict[str, Any], sa
         read({**LLAMA, **changes})
     assert str(caught.value).startswith(f"config.json: {says}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_window_that_nobody_looks_through_may_be_anything() -> None:
+    for changes in (
+        {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 0},
+        {"model_type": "llama", "sliding_window": 0},
+    ):
+        assert read({**LLAMA, **changes}).sliding_window == 0
 
 
 def test_what_says_the_usual_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -76,6 +76,20 @@ def test_a_name_is_fetched_from_the_hub(hub: types.SimpleNamespace, folder: Path
     assert hub.asked[-1] == (name, sources.WEIGHTS, None)
 
 
+def test_weights_are_fetched_only_where_they_decide_whether_the_head_is_tied(
+    hub: types.SimpleNamespace, folder: Path
+) -> None:
+    name = "meta-llama/Llama-3.2-1B"
+    for tied, asked in ((True, [sources.WEIGHTS]), (False, [])):
+        (folder / "config.json").write_text(json.dumps({**VALUES, "tie_word_embeddings": tied}))
+        for options in ({}, {"weights": True, "tied": tied}, {"weights": True}):
+            hub.asked.clear()
+            fields = sources.source_fields(name, hub=lambda: hub, **options)
+            assert fields["tie_embeddings"] is tied
+            expected = asked if options == {"weights": True} else []
+            assert [each[1] for each in hub.asked] == ["config.json", *expected]
+
+
 def test_what_the_hub_does_not_give_is_one_line(hub: types.SimpleNamespace) -> None:
     with pytest.raises(ConfigError, match="ConnectionError: no route to host") as caught:
         sources.source_fields("nobody/nothing", hub=lambda: hub)

@@ -47,6 +47,11 @@ def from_huggingface(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     if values.get("model_type") == "gemma3" and isinstance(values.get("text_config"), Mapping):
         check_around_text(values, where)
+        inner = values["text_config"].get("model_type", "gemma3_text")
+        if inner != "gemma3_text":
+            raise ConfigError(
+                f"{where}: model_type of text_config is {inner!r}; only 'gemma3_text' is supported"
+            )
         tied = values.get("tie_word_embeddings")  # of the whole; that of the text comes second
         values = {**values["text_config"], "model_type": "gemma3_text"}
         values |= {} if tied is None else {"tie_word_embeddings": tied}
@@ -169,12 +174,12 @@ def _has_bias(values: Mapping[str, Any], said: str | bool, where: str) -> bool:
 def _pattern(values: Mapping[str, Any], num_layers: int, where: str) -> dict[str, Any]:
     """Which layers see a window, and how long it is."""
     row, window = FAMILIES[values["model_type"]], values.get("sliding_window")
-    if window is not None:
-        window = whole(values, "sliding_window", where)
     if row.windows == "none" or (
         row.window_switch and not flag(values, "use_sliding_window", where)
     ):
         window = None
+    if window is not None:
+        window = whole(values, "sliding_window", where)
     types = values.get("layer_types") if row.layer_types else None
     if window is None:
         letters = "G" * num_layers

@@ -28,6 +28,7 @@ HARMLESS: Final = frozenset(
         # who wrote it, with what, and how it is loaded
         *("architectures", "transformers_version", "_name_or_path", "name_or_path", "dtype"),
         *("torch_dtype", "tokenizer_class", "unsloth_version", "unsloth_fixed", "model_name"),
+        *("is_llama_config", "transformers.js_config", "use_flash_attn", "max_sequence_length"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
         *("torchscript", "use_bfloat16", "tf_legacy_loss", "return_dict", "pretraining_tp"),
         # marks, which the tokenizer and generation_config.json decide on
@@ -73,6 +74,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "partial_rotary_factor": (1,),
     "rotary_pct": (1,),
     "rope_interleaved": (False,),
+    "use_mrope": (False,),
     "no_rope_layers": ([],),
     "no_rope_layer_interval": (0,),
     "alibi": (False,),
@@ -89,7 +91,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "logit_scale": (1,),
     "scale_emb": (1,),
     "scale_depth": (1,),
-    "layer_norm_eps": (),
     "shared_expert_intermediate_size": (0,),
     "n_shared_experts": (0,),
     "n_routed_experts": (0,),
