@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, SupportsIndex
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.data.columns import value_at
 from rlboost_jax.data.conversations import reads
-from rlboost_jax.data.exercises import AskGroup, Prompt, Tokens, Verdicts
+from rlboost_jax.data.exercises import AskGroup, Prompt, Source, Tokens, Verdicts
 from rlboost_jax.data.id_range import about_ids, ids_without_row
 from rlboost_jax.data.questions import (
     ANSWER,
@@ -49,9 +49,11 @@ from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.limits import MAX_STOP_IDS
+from rlboost_jax.settings.rewards import RewardConfig
 from rlboost_jax.settings.run import RunConfig
 
 log: Final = logging.getLogger(__name__)
+DATA_SOURCE: Final = "data_source"  # what rewards call the name of a mixture's data set
 
 
 class Dataset:
@@ -59,15 +61,24 @@ class Dataset:
 
     Args:
         rows_of: opens a source, as `open_rows` does.
+        source: that it is of a mixture; None: it is alone.
+        judge_of: makes who judges, of reward functions and columns.
 
     Raises:
         ConfigError: whatever is wrong with data, tokenizer or reward functions.
     """
 
-    def __init__(self, run: RunConfig, *, rows_of: Callable[..., Rows] = open_rows) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        *,
+        rows_of: Callable[..., Rows] = open_rows,
+        source: Source | None = None,
+        judge_of: Callable[[Sequence[RewardConfig], Sequence[str]], Judge] | None = None,
+    ) -> None:
         data, functions = resolved(run)
         self.name = data.preset or data.source
-        self._data = data
+        self._data, self._source = data, source
         self.tokenizer = open_tokenizer(data)
         self.stop_ids = self.tokenizer.stop_ids
         rows = run.model.vocab_size
@@ -112,7 +123,9 @@ class Dataset:
             with _naming_heldout(data):
                 raise _nothing_held_out(data, len(self._heldout_rows), aside)
         self._train, self._heldout = indices(train), indices(heldout)
-        self.record: Mapping[str, Any] | None = {
+        self._train_keys = np.array([entry.key for entry in train], np.uint64)
+        self.heldout_keys = frozenset(entry.key for entry in heldout)
+        self.record: Mapping[str, Any] = {
             "source": data.source,
             "rows": len(self._rows),
             "train": len(train),
@@ -126,14 +139,40 @@ class Dataset:
         }
         self._functions = bool(functions)
         columns = [*map(shown_as, data.reward_columns), *([ANSWER] if data.answer_column else [])]
-        self._judge = Judge(functions, run.rewards, columns=columns, seed=run.seed)
+        if source and DATA_SOURCE not in columns:
+            columns.append(DATA_SOURCE)
+        if judge_of:
+            self._judge = judge_of(functions, columns)
+        else:
+            self._judge = Judge(functions, run.rewards, columns=columns, seed=run.seed)
+
+    def leave_out(self, keys: Iterable[int]) -> None:
+        """Train on no question that another data set of the mixture holds out.
+
+        Args:
+            keys: of questions, as `heldout_keys` has them.
+
+        Raises:
+            ConfigError: nothing is left.
+        """
+        keep = ~np.isin(self._train_keys, np.array(sorted(keys), np.uint64))
+        overlap = len(keep) - int(keep.sum())
+        self._train, self._train_keys = self._train[keep], self._train_keys[keep]
+        if not overlap:
+            return
+        if not len(self._train):
+            raise ConfigError("all of its questions are held out in the mixture; name other rows")
+        left_out = dict(self.record["left_out"])
+        before = left_out.get(ALSO_HELD_OUT, {"rows": 0, "first": ""})
+        left_out[ALSO_HELD_OUT] = {**before, "rows": before["rows"] + overlap}
+        self.record = {**self.record, "train": len(self._train), "left_out": left_out}
 
     def train(self, seed: int) -> "Questions":
-        return Questions(self._rows, self._train, self._data, self.tokenizer)
+        return self._questions(self._rows, self._train)
 
     def heldout(self, seed: int, count: int) -> tuple[Prompt, ...]:
         chosen = self._heldout[:count]
-        questions = Questions(self._heldout_rows, chosen, self._data, self.tokenizer)
+        questions = self._questions(self._heldout_rows, chosen)
         return tuple(questions[index] for index in range(len(chosen)))
 
     def ask(self, prompt: Prompt, response_tokens: Tokens) -> Future[Verdict]:
@@ -146,7 +185,7 @@ class Dataset:
 
     @property
     def ask_group(self) -> AskGroup | None:
-        return self._ask_group if self._judge.sees_groups else None
+        return self.judge_group if self._judge.sees_groups else None
 
     def text(self, tokens: ArrayLike) -> str:
         return self.tokenizer.text(tokens)
@@ -154,10 +193,14 @@ class Dataset:
     def close(self) -> None:
         self._judge.close()
 
-    def _ask_group(
+    def judge_group(
         self, prompt: Prompt, responses: Sequence[Tokens], alone: Sequence[Future[Verdict]], /
     ) -> Future[Verdicts]:
+        """See `Exercises.ask_group`."""
         return self._judge.ask_group([self._answered(prompt, each) for each in responses], alone)
+
+    def _questions(self, rows: Rows, chosen: NDArray[np.int64]) -> "Questions":
+        return Questions(rows, chosen, self._data, self.tokenizer, self._source)
 
     def _answered(self, prompt: Prompt, response_tokens: Tokens) -> Answered:
         question: Question = prompt.problem
@@ -175,10 +218,15 @@ class Questions:
     """Chosen rows as prompts: Grain's random-access source."""
 
     def __init__(
-        self, rows: Rows, chosen: NDArray[np.int64], data: DataConfig, tokenizer: Tokenizer
+        self,
+        rows: Rows,
+        chosen: NDArray[np.int64],
+        data: DataConfig,
+        tokenizer: Tokenizer,
+        source: Source | None = None,
     ) -> None:
         self._rows, self._chosen = rows, chosen
-        self._data, self._tokenizer = data, tokenizer
+        self._data, self._tokenizer, self._source = data, tokenizer, source
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -189,10 +237,12 @@ class Questions:
         text = prompt_text(messages_of(row, data), data, self._tokenizer, tools_of(row, data))
         (ids,) = self._tokenizer.encode([text], chat=uses_chat(data, self._tokenizer))
         columns = reward_columns(row, data)
+        if self._source:
+            columns.setdefault(DATA_SOURCE, self._source.name)
         shown = {shown_as(name): value_at(row, name) for name in prompt_columns(data)}
         example = {**shown, **columns}
         question = Question(row=row_index, prompt=text, columns=columns, example=example)
-        return Prompt(tokens=np.asarray(ids, np.int32), problem=question)
+        return Prompt(tokens=np.asarray(ids, np.int32), problem=question, source=self._source)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ once; `data/dataset.py` reads them and asks the reward functions of the run.
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,10 +18,18 @@ Tokens = NDArray[np.int32]
 Verdicts = tuple[Verdict, ...]  # of a group, in the order of its samples
 
 
+class Source(NamedTuple):
+    """One of the data sets of a mixture."""
+
+    name: str
+    weight: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     tokens: Tokens
     problem: Any  # what its exercises judge a response by
+    source: Source | None = None  # that it is of, in a mixture
 
 
 @runtime_checkable
@@ -32,6 +40,27 @@ class Prompts(Protocol):
     def __getitem__(self, index: int, /) -> Prompt: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mixed:
+    """Prompts of several data sets, one after the other; `PromptStream` mixes them by weight.
+
+    Attributes:
+        parts: one epoch of each data set, and its weight.
+    """
+
+    parts: tuple[tuple[Prompts, float], ...]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part, _ in self.parts)
+
+    def __getitem__(self, index: int, /) -> Prompt:
+        for part, _ in self.parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError(index)
+
+
 @runtime_checkable
 class Exercises(Protocol):
     """A response is judged by `ask`; everything else is a function of configuration and seed."""
@@ -40,10 +69,14 @@ class Exercises(Protocol):
     def name(self) -> str: ...
 
     stop_ids: tuple[int, ...]  # any of these ends a response
-    record: Mapping[str, Any] | None  # of what was read and left out, for the run's folder
+
+    @property
+    def record(self) -> Mapping[str, Any] | None:
+        """Of what was read and left out, for the run's folder."""
+        ...
 
     def train(self, seed: int) -> Prompts:
-        """One epoch in its own order; `PromptStream` shuffles it."""
+        """One epoch in its own order, or `Mixed` ones; `PromptStream` shuffles them."""
         ...
 
     def heldout(self, seed: int, count: int) -> tuple[Prompt, ...]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax.data import vocabulary
-from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.data.mixture import dataset_of
 from rlboost_jax.data.row import DataChanged
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.data.tokenizers import open_tokenizer
@@ -20,7 +20,7 @@ FILE: Final = "data.json"
 
 def open_exercises(run: RunConfig) -> Exercises:
     """Raises ConfigError where the data cannot be used; close what comes back."""
-    return Dataset(run) if run.task.name == DATASET else get_task(run.task)
+    return dataset_of(run) if run.task.name == DATASET else get_task(run.task)
 
 
 def stop_ids_of(run: RunConfig) -> tuple[int, ...]:
@@ -64,6 +64,12 @@ def record_lines(record: Mapping[str, Any]) -> Iterator[str]:
         f"{record['rows']:,} rows of {record['source']}: {record['train']:,} to train on, "
         f"{record['heldout']:,} held out, prompts of up to {record['prompt_tokens_max']} tokens"
     )
+    for part in record.get("mixture", ()):
+        weight = f"{part['name']}, weight {part['weight']:g}: "
+        first, *others = record_lines(part)
+        yield from (f"  {weight}{first}", *(f"  {line}" for line in others))
+    if "mixture" in record:
+        return
     for name, place in (("left_out", ""), ("heldout_left_out", " of those to hold out")):
         for reason, left_out in record[name].items():
             first = f" (first: {left_out['first']})" if left_out["first"] else ""

@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol, SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from rlboost_jax.data.dataset import Dataset
-from rlboost_jax.data.exercises import AskGroup, Prompt, Tokens
+from rlboost_jax.data.exercises import AskGroup, Mixed, Prompt, Prompts, Tokens
+from rlboost_jax.data.mixture import dataset_of
 from rlboost_jax.data.prompts import side_by_side
 from rlboost_jax.data.questions import Question
 from rlboost_jax.data.tasks import EPOCH
@@ -67,8 +67,9 @@ class RowsOf:
         return len(self._prompts)
 
     def __getitem__(self, index: int, /) -> tuple[Example, Any]:
-        question: Question = self._prompts[index].problem
-        return question.example, question
+        prompt: Prompt = self._prompts[index]
+        question: Question = prompt.problem
+        return question.example, prompt
 
 
 class FirstPrompts:
@@ -85,7 +86,8 @@ class FirstPrompts:
     def __getitem__(self, index: SupportsIndex) -> Prompt:
         example, beside = self._examples[int(index)]
         problem, tokens = self._service.problem(example, seed_of(self._seed, example))
-        return Prompt(tokens=tokens, problem=replace(problem, beside=beside))
+        source = beside.source if isinstance(beside, Prompt) else None
+        return Prompt(tokens=tokens, problem=replace(problem, beside=beside), source=source)
 
 
 class EpisodeExercises:
@@ -107,7 +109,7 @@ class EpisodeExercises:
             folder: of the run; None: no other hosts are let in.
         """
         self.name = run.environment.name
-        self._dataset = Dataset(run) if run.task.name == DATASET else None
+        self._dataset = dataset_of(run) if run.task.name == DATASET else None
         self.record: Mapping[str, Any] | None = self._dataset.record if self._dataset else None
         self._num_heldout = run.task.num_heldout
         self._functions = bool(self._dataset and self._dataset.judges)
@@ -123,7 +125,11 @@ class EpisodeExercises:
         self.stop_ids = self.service.renderer.stop_ids
         self.ask_group: AskGroup | None = None  # `validate_environment.py` sees to that
 
-    def train(self, seed: int) -> FirstPrompts:
+    def train(self, seed: int) -> Prompts:
+        rows = self._dataset.train(seed) if self._dataset is not None else None
+        if isinstance(rows, Mixed):
+            parts = ((FirstPrompts(self.service, RowsOf(p), seed), w) for p, w in rows.parts)
+            return Mixed(parts=tuple(parts))
         return FirstPrompts(self.service, self._examples(seed), seed)
 
     def heldout(self, seed: int, count: int) -> tuple[Prompt, ...]:
@@ -142,7 +148,7 @@ class EpisodeExercises:
         """What an episode is worth with the reward functions of the run, if it has any."""
         if self._dataset is None or not self._functions:
             return episode
-        asked = Prompt(tokens=prompt.tokens, problem=prompt.problem.beside)
+        asked = replace(prompt, problem=prompt.problem.beside.problem)
         return when_all([episode, self._dataset.ask(asked, response)], lambda r: added(*r))
 
     def text(self, tokens: ArrayLike) -> str:

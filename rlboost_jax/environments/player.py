@@ -133,9 +133,9 @@ def example_of(run: RunConfig, given: str) -> Any:
             raise ConfigError(f"--example={given}; give a number, or a JSON object")
         return example
     if run.task.name == DATASET:
-        from rlboost_jax.data.dataset import Dataset
+        from rlboost_jax.data.mixture import dataset_of
 
-        dataset = Dataset(run)
+        dataset = dataset_of(run)
         try:
             rows = RowsOf(dataset.train(run.seed))
             if int(given) >= len(rows):

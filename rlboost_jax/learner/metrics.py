@@ -21,6 +21,7 @@ def score_metrics(score: Score | None) -> dict[str, Any]:
     return {
         "accuracy": score.accuracy if score else None,
         "pass_at_k": score.best if score and score.samples > 1 else None,
+        **{f"accuracy/{name}": value for name, value in (score.sources if score else {}).items()},
     }
 
 

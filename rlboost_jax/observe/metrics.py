@@ -152,7 +152,9 @@ def document() -> str:
         "Every row of `metrics.jsonl` has these keys in this order; a number that a run does not\n"
         "have, or that is not finite, is null. Trackers get the same numbers, and `report.html`\n"
         "plots most of them.\n\n"
-        f"| key | what |\n|---|---|\n{lines}\n| `reward/NAME` | mean of what the reward function "
+        f"| key | what |\n|---|---|\n{lines}\n| `accuracy/NAME` | of the held-out prompts of the "
+        "data set NAME, in a mixture; where evaluated. `accuracy` is their mean by weight |\n"
+        "| `reward/NAME` | mean of what the reward function "
         "NAME gave; where there are several |\n| `environment/NAME` | mean of what an environment "
         "counted as NAME (`Step.metrics`), over the episodes that have it |\n"
     )

@@ -42,6 +42,31 @@ class FilterConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MixtureConfig:
+    """One of several data sets of a run: what `data` says of one, by the same names."""
+
+    weight: float = 1.0  # its share of the prompts, by the sum of all weights
+    name: str = ""  # in metrics and records, and what rewards get as `data_source`
+    preset: DataPreset = ""
+    source: str = ""
+    format: DataFormat = "auto"
+    subset: str = ""
+    split: str = ""
+    heldout_source: str = ""
+    heldout_subset: str = ""
+    heldout_split: str = ""
+    prompt_column: str = ""
+    messages_column: str = ""
+    tools_column: str = ""
+    template: str = ""
+    answer_column: str = ""
+    answer_format: AnswerFormat = ""
+    reward_columns: tuple[str, ...] = ()
+    filters: tuple[FilterConfig, ...] = ()
+    system_prompt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where prompts come from, with `task.name = "dataset"`; see docs/how-to/data.md."""
 
@@ -85,6 +110,11 @@ class DataConfig:
     reward_columns: tuple[str, ...] = setting((), "more columns for rewards, under their own names")
     filters: tuple[FilterConfig, ...] = setting(
         (), 'rows to keep: dictionaries such as {"column": "level", "one_of": ("Level 5",)}'
+    )
+    mixture: tuple[MixtureConfig, ...] = setting(
+        (),
+        'several data sets in one run: dictionaries such as {"preset": "gsm8k", "weight": 2.0}',
+        note="An entry takes the fields of this section that say what and where its rows are.",
     )
     bad_rows: BadRows = setting(
         "skip",

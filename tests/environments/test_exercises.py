@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs import base
@@ -99,6 +100,32 @@ def test_rows_of_a_data_set_are_examples(tmp_path: Path) -> None:
         train = {made.train(0)[n].problem.example["answer"] for n in range(len(made.train(0)))}
         assert heldout and not heldout & train and len(heldout | train) == 40
         assert made.record is not None and made.record["rows"] == 40
+    finally:
+        made.close()
+
+
+def test_several_data_sets_make_the_examples_of_one_environment(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    names = ("source", "prompt_column", "answer_column", "reward_columns")
+    one = {name: rows.pop(f"data__{name}") for name in names}
+    rows["data__mixture"] = (
+        {**one, "name": "often", "weight": 3.0},
+        {**one, "name": "rarely", "reward_columns": ()},
+    )
+    rows["rewards__functions"] = ({"name": "exact", "label": "said"},)
+    made = EpisodeExercises(run_of(**rows))
+    try:
+        prompts = PromptStream(made, seed=0).slice(0, 12)
+        sources = [prompt.source.name for prompt in prompts if prompt.source]
+        assert (sources.count("often"), sources.count("rarely")) == (9, 3)
+        for prompt, source in zip(prompts, sources, strict=True):
+            example = prompt.problem.example
+            assert example["data_source"] == source
+            assert ("level" in example) == (source == "often")
+            said = np.array([*example["answer"].encode(), 257], np.int32)
+            worth = at_once(Verdict(reward=0.5, accuracy=1.0))
+            assert made.judged(prompt, said, worth).result().components["said"] == 1.0
+        assert {p.source.name for p in made.heldout(0, 8) if p.source} == {"often", "rarely"}
     finally:
         made.close()
 

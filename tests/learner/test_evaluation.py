@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
+from rlboost_jax.data.exercises import Source
 from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
 from rlboost_jax.learner.episodes.collector import WrongVersion
@@ -351,3 +352,41 @@ def test_a_response_without_an_accuracy_is_in_no_mean(config, task, said, accura
     score = measurement.score()
     row = metrics_row({"step": 0, **score_metrics(score)})
     assert (row["accuracy"], row["pass_at_k"], score.left_out) == (accuracy, best, 0)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (0.5, 2.0)])
+def test_each_data_set_of_a_mixture_has_a_score_and_the_mean_is_by_weight(
+    config, task, weights, samples
+):
+    """Whatever the number of prompts that each has: 2 and 4 here."""
+
+    class Long(Task):
+        """Right is what has more than one token."""
+
+        def ask(self, prompt, response_tokens):
+            right = float(len(response_tokens) > 1)
+            return at_once(replace(super().ask(prompt, response_tokens).result(), accuracy=right))
+
+    sources = [Source(name, weight) for name, weight in zip("ab", weights, strict=True)]
+    of = [sources[0]] * 2 + [sources[1]] * 4
+    prompts = [
+        replace(prompt, source=source)
+        for prompt, source in zip(task.heldout(seed=0, count=6), of, strict=True)
+    ]
+    settings = replace(config.evaluation, samples=samples, temperature=0.5 * (samples > 1))
+    measurement = Measurement(
+        Long(config.task), prompts, settings, step=3, max_tokens=24, group_size=4
+    )
+    right = [1, 0, 1, 1, 1, 0]  # of each prompt its first response; the others are wrong
+    seen = set()
+    for prompt, sample in sorted(finished(measurement, 4)):
+        first, _ = prompt not in seen, seen.add(prompt)
+        measurement.take(rollout(prompt, sample, [1] * (1 + (right[prompt] and first))))
+    score = measurement.score()
+    each = np.array([1 / 2, 3 / 4])
+    assert score.sources == pytest.approx(dict(zip("ab", each / samples, strict=True)))
+    assert score.accuracy == pytest.approx(np.average(each / samples, weights=weights))
+    assert score.best == pytest.approx(np.average(each, weights=weights))
+    row = metrics_row({"step": 3, **score_metrics(score)})
+    assert row["accuracy/a"] == pytest.approx(0.5 / samples) and row["accuracy"] == score.accuracy

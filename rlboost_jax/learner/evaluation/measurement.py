@@ -6,15 +6,15 @@ them reaches a gradient.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
 from rlboost_jax import messages
-from rlboost_jax.data.exercises import Exercises, Prompt, Tokens, Verdicts
+from rlboost_jax.data.exercises import Exercises, Prompt, Source, Tokens, Verdicts
 from rlboost_jax.learner.episodes.assembly import Episodes, Judge, by_response
 from rlboost_jax.learner.episodes.collector import check_version, sequence_of
 from rlboost_jax.rewards.verdict import Verdict, of_member
@@ -29,11 +29,15 @@ class Score:
     """Of a policy; each between what the first reward function returns at least and at most.
 
     What was left out, or is without a word of the first function, counts nowhere. Where that is
-    everything, the policy was not measured: both are NaN.
+    everything, the policy was not measured: both are NaN. In a mixture both are means over its data
+    sets by weight.
     """
 
     accuracy: float  # mean over all responses: with several per prompt, mean@k
     best: float  # mean over prompts of their best response: pass@k where answers are right or wrong
+    sources: dict[str, float] = field(
+        default_factory=dict
+    )  # accuracy of each data set of a mixture
     prompts: int
     samples: int  # k
     response_length_mean: float  # sampled tokens
@@ -186,10 +190,19 @@ class Measurement:
             ]
             for first in range(0, len(verdicts), self._samples)
         ]
-        counted = [group for group in groups if group]
+        counted: dict[Source | None, list[list[float]]] = {}
+        for prompt, group in zip(self._prompts, groups, strict=True):
+            if group:
+                counted.setdefault(prompt.source, []).append(group)
+        accuracies = {
+            source: _mean([accuracy for group in of_source for accuracy in group])
+            for source, of_source in counted.items()
+        }
+        best = {source: _mean([max(g) for g in of_source]) for source, of_source in counted.items()}
         return Score(
-            accuracy=_mean([accuracy for group in counted for accuracy in group]),
-            best=_mean([max(group) for group in counted]),
+            accuracy=_weighted(accuracies),
+            best=_weighted(best),
+            sources={source.name: value for source, value in accuracies.items() if source},
             prompts=len(self._prompts),
             samples=self._samples,
             response_length_mean=float(np.mean(list(self._lengths.values()))),
@@ -248,6 +261,16 @@ def _with_logprobs(rollout: messages.FinishedRollout) -> messages.FinishedRollou
         return rollout
     count = sum(count for _, count in rollout.versions)
     return msgspec.structs.replace(rollout, logprobs=messages.pack_logprobs(np.zeros(count)))
+
+
+def _weighted(means: Mapping[Source | None, float]) -> float:
+    """The mean by weight of data sets; of one alone, its own."""
+    weights = [source.weight if source else 1.0 for source in means]
+    if not weights:
+        return math.nan
+    return math.fsum(w * mean for w, mean in zip(weights, means.values(), strict=True)) / math.fsum(
+        weights
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ from typing import Final
 from rlboost_jax.settings.column_names import is_field, shown_as
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.data_presets import BUILT_IN_REWARDS, resolved
+from rlboost_jax.settings.mixture import OF_ENTRIES, parts_of
 from rlboost_jax.settings.rewards import MOST_CONCURRENT, RewardConfig
 from rlboost_jax.settings.run import RunConfig
 
@@ -17,11 +18,15 @@ SET_BY_RUN: Final = (  # of a chat template
     *("messages", "conversation", "tools", "chat_template", "tokenize", "add_generation_prompt"),
     *("return_dict", "return_tensors", "padding", "truncation", "max_length"),
 )
+_NAME: Final = re.compile(r"[\w.-]+")
 GIVEN: Final = ("prompts", "completions", "completion_ids", "finished")  # to every reward
 
 
 def dataset_mistakes(config: RunConfig) -> Iterator[str]:
-    """A line per mistake in a run that trains on a data set."""
+    """A line per mistake in a run that trains on a data set, or on several."""
+    if config.data.mixture:
+        yield from _mixture(config)
+        return
     data, rewards = resolved(config)
     if not data.source:
         yield "data.source is ''; name a file, a folder, a hub data set, or a data.preset"
@@ -72,11 +77,39 @@ def dataset_mistakes(config: RunConfig) -> Iterator[str]:
         yield f"rewards.functions has {name!r} twice; give each a 'label' of its own"
 
 
+def _mixture(config: RunConfig) -> Iterator[str]:
+    default = DataConfig()
+    for name in OF_ENTRIES:
+        if (value := getattr(config.data, name)) != getattr(default, name):
+            yield (
+                f"data.{name} is {value!r} beside data.mixture, whose entries say what their rows "
+                "are; put it there"
+            )
+    parts = parts_of(config)
+    for place, part in enumerate(parts):
+        if not 0 < part.weight < math.inf:
+            yield f"data.mixture[{place}]: weight is {part.weight}; choose a number above 0"
+        if not _NAME.fullmatch(part.name):
+            yield (
+                f"data.mixture[{place}]: name is {part.name!r}; give it one of letters, digits, "
+                "'.', '_' and '-'"
+            )
+    names = [part.name for part in parts]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"data.mixture has {name!r} twice; give each a 'name' of its own"
+    lines = [list(dataset_mistakes(part.run)) for part in parts]
+    common = [line for line in lines[0] if all(line in others for others in lines)]
+    yield from common
+    for place, mistakes in enumerate(lines):
+        yield from (f"data.mixture[{place}]: {line}" for line in mistakes if line not in common)
+
+
 def leftovers(config: RunConfig) -> Iterator[str]:
     """What is said about data in a run whose task is generated."""
     for name, value in (
         ("data.preset", config.data.preset),
         ("data.source", config.data.source),
+        ("data.mixture", ", ".join(part.name for part in parts_of(config))),
         ("rewards.functions", ", ".join(each.name for each in config.rewards.functions)),
     ):
         if value:

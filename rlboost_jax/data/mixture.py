@@ -1,0 +1,129 @@
+"""Several data sets in one run: `Exercises` of `data.mixture`, and which one each prompt is of.
+
+Prompt i is of a data set that follows from i and the weights alone, and each data set goes through
+its own rows epoch after epoch. So a run resumes by the number of prompts taken, as any other.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from rlboost_jax.data.dataset import Dataset
+from rlboost_jax.data.exercises import AskGroup, Mixed, Prompt, Source, Tokens, Verdicts
+from rlboost_jax.rewards.judge import Judge
+from rlboost_jax.rewards.verdict import Verdict
+from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.mixture import allotted, parts_of
+from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.settings.run import RunConfig
+
+
+class Mixture:
+    """Making one reads every row of every data set once.
+
+    Raises:
+        ConfigError: whatever is wrong with one of them; the message names it.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self._run = run
+        self._judges: dict[Any, Judge] = {}
+        self._parts: dict[Source, Dataset] = {}
+        try:
+            for place, part in enumerate(parts_of(run)):
+                source = Source(part.name, part.weight)
+                with _naming(place):
+                    self._parts[source] = Dataset(part.run, source=source, judge_of=self._judge)
+            heldout = {key for each in self._parts.values() for key in each.heldout_keys}
+            for place, dataset in enumerate(self._parts.values()):
+                with _naming(place):
+                    dataset.leave_out(heldout)
+        except BaseException:  # an interrupt, too: judges have processes of their own
+            self.close()
+            raise
+        first = next(iter(self._parts.values()))
+        self.name = " + ".join(source.name for source in self._parts)
+        self.tokenizer, self.stop_ids = first.tokenizer, first.stop_ids
+        self.record: Mapping[str, Any] = self._record()
+
+    def train(self, seed: int) -> Mixed:
+        parts = tuple((part.train(seed), source.weight) for source, part in self._parts.items())
+        return Mixed(parts=parts)
+
+    def heldout(self, seed: int, count: int) -> tuple[Prompt, ...]:
+        """As many of each data set as its weight says, if it has so many."""
+        counts = allotted(count, tuple(source.weight for source in self._parts))
+        parts = zip(self._parts.values(), counts, strict=True)
+        return tuple(prompt for part, most in parts for prompt in part.heldout(seed, most))
+
+    def ask(self, prompt: Prompt, response_tokens: Tokens) -> Future[Verdict]:
+        return self._of(prompt).ask(prompt, response_tokens)
+
+    @property
+    def judges(self) -> bool:
+        """Whether there are reward functions."""
+        return any(part.judges for part in self._parts.values())
+
+    @property
+    def ask_group(self) -> AskGroup | None:
+        return self._ask_group if any(p.ask_group for p in self._parts.values()) else None
+
+    def text(self, tokens: ArrayLike) -> str:
+        return self.tokenizer.text(tokens)
+
+    def close(self) -> None:
+        for judge in self._judges.values():
+            judge.close()
+
+    def _of(self, prompt: Prompt) -> Dataset:
+        assert prompt.source is not None
+        return self._parts[prompt.source]
+
+    def _ask_group(
+        self, prompt: Prompt, responses: Sequence[Tokens], alone: Sequence[Future[Verdict]], /
+    ) -> Future[Verdicts]:
+        return self._of(prompt).judge_group(prompt, responses, alone)
+
+    def _judge(self, functions: Sequence[RewardConfig], columns: Sequence[str]) -> Judge:
+        """One for all data sets whose responses are judged by the same, of the same columns."""
+        key = (repr(functions), tuple(columns))
+        if key not in self._judges:
+            run = self._run
+            self._judges[key] = Judge(functions, run.rewards, columns=columns, seed=run.seed)
+        return self._judges[key]
+
+    def _record(self) -> Mapping[str, Any]:
+        records = {source: part.record for source, part in self._parts.items()}
+        digests = [[*source, record["digest"]] for source, record in records.items()]
+        return {
+            "source": self.name,
+            **{
+                name: sum(record[name] for record in records.values())
+                for name in ("rows", "train", "heldout")
+            },
+            "prompt_tokens_max": max(r["prompt_tokens_max"] for r in records.values()),
+            "stop_ids": list(self.stop_ids),
+            "mixture": [
+                {"name": source.name, "weight": source.weight, **record}
+                for source, record in records.items()
+            ],
+            "digest": hashlib.sha256(repr(digests).encode()).hexdigest(),
+        }
+
+
+def dataset_of(run: RunConfig) -> Dataset | Mixture:
+    """The data set of a run, or several. Raises ConfigError; close what comes back."""
+    return Mixture(run) if run.data.mixture else Dataset(run)
+
+
+@contextlib.contextmanager
+def _naming(place: int) -> Iterator[None]:
+    """Errors about a data set name its entry."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"data.mixture[{place}]: {error}") from None
