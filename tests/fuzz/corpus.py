@@ -56,6 +56,9 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
 TRAINER: Final[dict[str, m.TrainerMessage]] = {
     "trainer_hello": m.TrainerHello(run_id=RUN, window=None),
     "trainer_hello_window": m.TrainerHello(run_id=RUN, window=WINDOW),
+    "trainer_hello_changes": m.TrainerHello(
+        run_id=RUN, window=None, changes=("step 4: learner.mesh (1, 8, 1) → (1, 4, 1)",)
+    ),
     "publish": m.Publish(manifest=manifest(0, "d")),
     "publish_files": m.Publish(
         manifest=m.Manifest(

@@ -8,9 +8,10 @@ import socket
 
 import pytest
 
+from rlboost_jax.settings.load import read_changes
 from tests.system import judged
 from tests.system import test_tools_quickstart as tools
-from tests.system.harness import PATIENT, REPOSITORY, Run
+from tests.system.harness import PATIENT, REPOSITORY, Run, complete
 
 # A minute; what two processes compute is tested in tests/learner/test_processes.py.
 pytestmark = [pytest.mark.system, pytest.mark.soak]
@@ -89,6 +90,32 @@ def test_two_processes_lose_one_and_go_on_with_the_same_bits(two, monkeypatch):
     assert "error: process 1 of 2 is gone without a word; the same" in output
     resumed = two("cut").finish().leader
     assert resumed.digests() == whole.digests()
+
+
+def test_a_host_stays_away_and_comes_back(two, tmp_path, monkeypatch):
+    """Two processes, one, and two again: each goes on from what the others saved."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    settings = ("warmup.max_updates=2", "fleet.max_instances=0", "model.lora.rank=4")
+    two("run", *settings, "num_steps=1").finish()
+    small = [each for each in SMALL if not each.startswith("learner.mesh")]
+    alone = (*small, *settings, "num_steps=2", "learner.mesh=(1, 1, 1)")
+    output = complete(tmp_path / "run", *alone).process.output
+    assert "changed from step 1 on: learner.mesh (1, 2, 1) → (1, 1, 1)" in output
+    assert "from step 1 on the trainer's processes are 1; before it were 2" in output
+    run = two("run", *settings, "num_steps=3").finish().leader
+    assert [row["learner_devices"] for row in run.metrics()] == [2, 1, 2]
+    assert all(row["max_logprob_gap"] < 1e-4 for row in run.metrics())
+    changes = [each for each in read_changes(run.workdir) if each.name == "learner.mesh"]
+    assert [each.step for each in changes] == [1, 2]
+    # Without the checkpoints after the first, all of it is done again: step 1 by two processes on
+    # the mesh of one is impossible, and so it is done on that of now.
+    for step in (2, 3):
+        shutil.rmtree(run.workdir / "checkpoints" / str(step))
+    (run.workdir / "summary.json").unlink()
+    again = two("run", *settings, "num_steps=3").finish().leader
+    assert "step 1 is done again as the run is laid out now" in again.process.output
+    assert [row["learner_devices"] for row in again.metrics()] == [2, 2, 2]
+    assert not [each for each in read_changes(run.workdir) if each.name == "learner.mesh"]
 
 
 def test_two_processes_train_adapters(two):
