@@ -165,6 +165,64 @@ def test_equal_numbers_of_another_type_are_a_copy(tmp_path: Path) -> None:
         read_checkpoint(model, tmp_path)
 
 
+def test_the_parts_may_be_in_several_files(tmp_path: Path) -> None:
+    for make, tied in ((np.copy, True), (other, False)):
+        source = stored_with(tmp_path, tie=True, **{HEAD: make})
+        tensors = load_file(tmp_path / SINGLE)
+        placed = {name: f"{'b' if name == HEAD else 'a'}.safetensors" for name in tensors}
+        for file in ("a.safetensors", "b.safetensors"):
+            save_file({n: t for n, t in tensors.items() if placed[n] == file}, tmp_path / file)
+        (tmp_path / (SINGLE + ".index.json")).write_text(json.dumps({"weight_map": placed}))
+        assert source_fields(source)["tie_embeddings"] is tied
+
+
+@pytest.mark.parametrize(
+    ("frequencies", "warns"),
+    [
+        (1e4 ** (-np.arange(0, 8, 2) / 8), False),
+        ((1e4 ** (-np.arange(0, 8, 2) / 8)).astype("bfloat16"), False),
+        (1e6 ** (-np.arange(0, 8, 2) / 8), True),
+        (np.zeros(4), True),
+        (np.ones(3), True),
+    ],
+)
+def test_stored_frequencies_that_contradict_config_json_are_named(
+    frequencies: np.ndarray, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    kind = frequencies.dtype if frequencies.dtype != np.float64 else np.float32
+    source = stored_with(tmp_path, tie=True, **{name: lambda table: frequencies.astype(kind)})
+    model = ModelConfig(source="", dtype="float32", **source_fields(source))
+    assert model.head_dim == 8 and model.rope_theta == 1e4
+    read_checkpoint(model, tmp_path)
+    said = [r.getMessage() for r in caplog.records]
+    assert any(line.startswith(f"tensor {name} in ") for line in said) is warns
+
+
+def test_a_mistake_in_what_a_checkpoint_decides_is_no_advice_to_change_a_setting(
+    tmp_path: Path,
+) -> None:
+    stored_with(tmp_path, tie=True)
+    for changes in (
+        {"num_attention_heads": 3},
+        {"head_dim": 7},
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 2,
+                "low_freq_factor": 4,
+                "high_freq_factor": 4,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ):
+        changed(tmp_path, **changes)
+        config = base.get_config()
+        config.model.source = str(tmp_path)
+        with pytest.raises(ConfigError, match=r"\(config\.json of model\.source .* decides it\)"):
+            run_config(config)
+
+
 @pytest.mark.parametrize(
     ("tie", "tensors", "says"),
     [

@@ -64,6 +64,7 @@ def _as_the_run_used_it(run: RunConfig, folder: Path) -> Iterator[str]:
             f"the chat template asks for today's date, and the run was trained with {DATE:%d %B %Y}"
         )
     yield from _write_stops(run, folder)
+    yield from _other_sampling(run, folder)
     if data.system_prompt:
         yield (
             "no file carries data.system_prompt; begin each chat with it: "
@@ -115,6 +116,23 @@ def _write_stops(run: RunConfig, folder: Path) -> Iterator[str]:
         text = json.dumps({**values, "eos_token_id": ends}, indent=2)
         (folder / GENERATION).write_text(text + "\n")
         yield f"{GENERATION} has the run's stop ids: {', '.join(map(str, every))}"
+
+
+def _other_sampling(run: RunConfig, folder: Path) -> Iterator[str]:
+    """How generation_config.json samples where the run did otherwise; it stays the source's."""
+    own = {
+        "temperature": run.sampling.temperature,
+        "top_p": run.sampling.top_p,
+        "top_k": run.sampling.top_k,
+        **{"min_p": 0, "repetition_penalty": 1, "no_repeat_ngram_size": 0},
+    }
+    values = _object(folder / GENERATION)
+    other = [name for name, value in own.items() if values.get(name, value) not in (value, None)]
+    if other:
+        theirs, ours = (
+            ", ".join(f"{name} {each[name]!r}" for name in other) for each in (values, own)
+        )
+        yield f"{GENERATION} samples with {theirs}, as its source; the run did with {ours}"
 
 
 def _marks(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 
 from rlboost_jax.models.params import Params, abstract_params, flatten_params, unflatten_params
+from rlboost_jax.models.rope import Rope, frequencies, ropes
 from rlboost_jax.models.tensor_names import Stored, stored
+from rlboost_jax.settings.foreign_keys import warn_once
 from rlboost_jax.settings.huggingface.tensor_files import (
     PREFIX,
     TYPES,
@@ -108,12 +110,34 @@ def _check(
                 f"tensor {name} in {tensors.path(name)} has no place in a {model.family} as "
                 "config.json describes it"
             )
+        if name.endswith(_UNUSED):
+            _compare_frequencies(tensors, model, name)
+
+
+def _compare_frequencies(tensors: TensorFiles, model: ModelConfig, name: str) -> None:
+    """Warn where a file of old has other rotary frequencies than follow from config.json."""
+    tensor = tensors.slice_of(name)
+    stored_ones = np.asarray(tensor[:], np.float64) if tensor.get_dtype() in TYPES else np.array(0)
+    every = {r for rope in ropes(model) for r in (rope, Rope(rope.theta))}  # scaled or not
+    for rope in every:
+        expected = frequencies(rope, model.head_dim)
+        if stored_ones.shape == expected.shape and np.allclose(stored_ones, expected, rtol=0.02):
+            return
+    warn_once(
+        f"tensor {name} in {tensors.path(name)} is passed over, and is not what config.json makes "
+        f"of rope_theta ({model.rope_theta:g}) and its scaling"
+    )
 
 
 def check_tensors(
-    tensors: TensorFiles, plan: Mapping[str, tuple[Stored, tuple[int, ...]]]
+    tensors: TensorFiles,
+    plan: Mapping[str, tuple[Stored, tuple[int, ...]]],
+    said_by: str = "config.json",
 ) -> set[str]:
     """The names of all tensors of a plan: each leaf's, with its shape.
+
+    Args:
+        said_by: the file that the shapes follow from, for messages.
 
     Raises:
         CheckpointUnusable: one is missing, or of another shape or type.
@@ -126,14 +150,14 @@ def check_tensors(
             if name not in tensors.files:
                 raise CheckpointUnusable(
                     f"{tensors.folder} has no tensor {name} of shape {list(expected)}, which "
-                    f"becomes {leaf}; is it whole, and does config.json speak of it?"
+                    f"becomes {leaf}; is it whole, and does {said_by} speak of it?"
                     + (_UNTIED if leaf == "head.kernel" else "")
                 )
             found = tensors.slice_of(name)
             if tuple(found.get_shape()) != expected:
                 raise CheckpointUnusable(
                     f"tensor {name} in {tensors.path(name)} has shape {found.get_shape()}, and "
-                    f"config.json makes it {list(expected)}"
+                    f"{said_by} makes it {list(expected)}"
                 )
             if found.get_dtype() not in TYPES:
                 raise CheckpointUnusable(

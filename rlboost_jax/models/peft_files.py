@@ -73,7 +73,8 @@ def read_peft(model: ModelConfig, folder: str | Path, *, shardings: Params | Non
     with TensorFiles(Path(folder), single=ADAPTER_WEIGHTS) as tensors:
         prefix = adapter_prefix(tensors.files, str(Path(folder) / ADAPTER_WEIGHTS))
         plan = {name: stored(model, name, leaf.shape, prefix) for name, leaf in leaves.items()}
-        wanted = check_tensors(tensors, {n: (plan[n], leaf.shape) for n, leaf in leaves.items()})
+        shapes = {n: (plan[n], leaf.shape) for n, leaf in leaves.items()}
+        wanted = check_tensors(tensors, shapes, ADAPTER_CONFIG)
         for name in sorted(tensors.files.keys() - wanted):
             raise CheckpointUnusable(
                 f"tensor {name} in {tensors.path(name)} has no place in a {model.family} of "

@@ -57,8 +57,8 @@ def run_config(config: ConfigDictLike, workdir: str | Path = "") -> RunConfig:
     its readers need no checkpoint.
 
     Args:
-        workdir: where the run goes on, or begins; "": it is only looked at, and no weights are
-            fetched for that.
+        workdir: where the run goes on, or begins, for which weights may be fetched once all else
+            is right; "": it is only looked at.
 
     Raises ConfigError.
     """
@@ -66,35 +66,41 @@ def run_config(config: ConfigDictLike, workdir: str | Path = "") -> RunConfig:
         raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
     values = config.to_dict()
     check_texts(values)
-    model = values.get("model")
+    model, before = values.get("model"), _model_before(workdir) if workdir else None
     if isinstance(model, Mapping):
-        values["model"] = _with_sources(model, _model_before(workdir) if workdir else None, workdir)
+        values["model"] = _with_sources(model, before)
     record = run_config_from_dict(values)
     check_files(record)
+    source = record.model.source
+    if workdir and source and record.model.tie_embeddings and not _begun(before, source):
+        tied = source_fields(source, weights=True)["tie_embeddings"]
+        record = dataclasses.replace(
+            record, model=dataclasses.replace(record.model, tie_embeddings=tied)
+        )
+        check(record)
     return record
 
 
-def _with_sources(
-    model: Mapping[str, Any], before: ModelConfig | None, workdir: str | Path
-) -> Mapping[str, Any]:
+def _with_sources(model: Mapping[str, Any], before: ModelConfig | None) -> Mapping[str, Any]:
     """The section `model` with what its checkpoint and its adapter say; raises ConfigError.
 
     Args:
-        before: of the run that has begun in `workdir`; what that has read is not read again.
+        before: of the run that has begun; what that has read is not read again.
     """
     source, lora = model.get("source"), model.get("lora")
     if isinstance(source, str) and source:
-        tied = before.tie_embeddings if before and before.source == source else None
-        weights = bool(workdir) and tied is None
-        model = {**model, **source_fields(source, weights=weights, tied=tied)}
+        tied = before.tie_embeddings if before and _begun(before, source) else None
+        model = {**model, **source_fields(source, tied=tied)}
     if isinstance(lora, Mapping) and isinstance(lora.get("source"), str) and lora["source"]:
         from rlboost_jax.settings.huggingface.adapter_config import with_adapter
 
-        if before is not None and before.lora.source == lora["source"]:
-            model = {**model, "lora": msgspec.to_builtins(before.lora)}
-        else:
-            model = {**model, "lora": with_adapter(lora)}
+        known = before is not None and before.lora.source == lora["source"]
+        model = {**model, "lora": with_adapter(lora, before.lora if before and known else None)}
     return model
+
+
+def _begun(before: ModelConfig | None, source: str) -> bool:
+    return before is not None and before.source == source
 
 
 def _model_before(workdir: str | Path) -> ModelConfig | None:

@@ -132,7 +132,33 @@ def test_generate_ends_where_the_run_s_responses_did(
     listed = ends if isinstance(ends, list) else [ends]
     assert set(listed) == set(open_tokenizer(resolved(trained)[0]).stop_ids)
     said = f"generation_config.json has the run's stop ids: {', '.join(map(str, listed))}"
+    lines = [line for line in lines if "samples with" not in line]
     assert lines == ([said] if generation.get("eos_token_id") != ends else [])
+
+
+@pytest.mark.parametrize(
+    ("generation", "theirs", "ours"),
+    [
+        ({"temperature": 0.6}, "temperature 0.6", "temperature 1.0"),
+        ({"top_k": 20, "top_p": 0.8}, "top_p 0.8, top_k 20", "top_p 1.0, top_k 0"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty 1.1", "repetition_penalty 1"),
+        ({"min_p": 0.1, "temperature": 1}, "min_p 0.1", "min_p 0"),
+        ({"temperature": "hot"}, "temperature 'hot'", "temperature 1.0"),
+        ({"temperature": 1.0, "top_p": None, "repetition_penalty": 1.0}, "", ""),
+    ],
+)
+def test_a_source_that_samples_otherwise_is_a_line(
+    generation: dict[str, Any],
+    theirs: str,
+    ours: str,
+    run: Callable[..., RunConfig],
+    source: Path,
+    tmp_path: Path,
+) -> None:
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **generation}))
+    _, lines = exported(run(source), tmp_path)
+    said = "generation_config.json samples with {}, as its source; the run did with {}"
+    assert lines == ([said.format(theirs, ours)] if theirs else [])
 
 
 def test_what_no_file_carries_is_a_line(

@@ -191,7 +191,10 @@ def test_settings_that_contradict_an_adapter_are_an_error(
     ("change", "says"),
     [
         (lambda t: t.pop(FIRST), f"has no tensor {FIRST} of shape [2, 16], which becomes"),
-        (lambda t: t.update({FIRST: t[FIRST][:1].copy()}), f"tensor {FIRST} in FILE has shape"),
+        (
+            lambda t: t.update({FIRST: t[FIRST][:1].copy()}),
+            f"tensor {FIRST} in FILE has shape [1, 16], and adapter_config.json makes it [2, 16]",
+        ),
         (lambda t: t.update({FIRST: t[FIRST].astype("float64")}), "has type F64; known"),
         (
             lambda t: t.update({FIRST.replace("layers.0", "layers.7"): t[FIRST]}),
@@ -219,6 +222,18 @@ def test_a_tensor_that_fits_nothing_is_named(change: Any, says: str, folder: Pat
     with pytest.raises(CheckpointUnusable) as caught:
         read_peft(small.small_model(lora=lora), folder)
     assert says.replace("FILE", str(folder / ADAPTER_WEIGHTS)) in str(caught.value)
+
+
+@pytest.mark.parametrize("inside", ["", "model.language_model.", "language_model.model."])
+def test_an_adapter_of_the_text_in_another_model(inside: str, folder: Path) -> None:
+    tensors = load_file(folder / ADAPTER_WEIGHTS)
+    prefix = f"base_model.model.{inside}"
+    moved = {n.replace("base_model.model.model.", prefix): t for n, t in tensors.items()}
+    save_file(moved, folder / ADAPTER_WEIGHTS)
+    fields = adapter_fields(str(folder))
+    adapters = flatten_params(read_peft(small.small_model(lora=LoraConfig(**fields)), folder))
+    found = np.asarray(adapters["layers.attention.query.lora_a"][0])
+    np.testing.assert_array_equal(found, tensors[FIRST].T)
 
 
 def test_a_folder_without_an_adapter_is_one_line(folder: Path, tmp_path: Path) -> None:
@@ -274,6 +289,9 @@ def test_a_run_that_goes_on_asks_its_record(run: RunConfig, folder: Path, tmp_pa
     assert run_config(config, workdir) == run
     with pytest.raises(ConfigError, match="cannot read"):
         run_config(config)
+    config.model.lora.rank = 8
+    with pytest.raises(ConfigError, match=r"lora\.rank is 8 and the adapter in .* has 2; leave it"):
+        run_config(config, workdir)
 
 
 @pytest.mark.parametrize(

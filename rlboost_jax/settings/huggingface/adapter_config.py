@@ -36,15 +36,21 @@ _KNOWN: Final = frozenset(
 _DRAWN: Final = (True, False, None, "gaussian", "eva", "orthogonal")  # starts that leave the base
 
 
-def with_adapter(lora: Mapping[str, Any]) -> dict[str, Any]:
+def with_adapter(lora: Mapping[str, Any], known: LoraConfig | None = None) -> dict[str, Any]:
     """The section `model.lora` with rank, alpha and targets of the adapter in its `source`.
+
+    Args:
+        known: what a run that has begun has read; None: it is read now.
 
     Raises:
         ConfigError: the adapter has an option that is not done here, or a setting that is not at
             its default contradicts it.
     """
-    fields = adapter_fields(lora["source"])
     usual = LoraConfig()
+    if known is None:
+        fields = adapter_fields(lora["source"])
+    else:
+        fields = {name: getattr(known, name) for name in ("rank", "alpha", "targets")}
     for name, value in fields.items():
         given = lora.get(name)
         asked = tuple(given) if name == "targets" and given is not None else given

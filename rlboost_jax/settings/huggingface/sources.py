@@ -91,11 +91,7 @@ def source_config(source: str) -> dict[str, Any]:
 def _values(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text())
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # the last of a hundred thousand brackets
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"config.model.source: cannot read {path}: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"config.model.source: {path} holds no configuration of a model")

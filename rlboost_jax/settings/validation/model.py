@@ -7,6 +7,11 @@ from rlboost_jax.settings.model import ATTENTION_TARGETS, LORA_TARGETS, ModelCon
 
 def model_mistakes(model: ModelConfig) -> Iterator[str]:
     """The ranges of all fields have been checked before, here and below."""
+    decided = f" (config.json of model.source {model.source!r} decides it)" if model.source else ""
+    yield from (f"{line}{decided}" for line in _contradictions(model))
+
+
+def _contradictions(model: ModelConfig) -> Iterator[str]:
     if model.num_query_heads % model.num_key_heads:
         yield (
             f"model.num_query_heads is {model.num_query_heads}, not a multiple of "
