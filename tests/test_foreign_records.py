@@ -30,7 +30,7 @@ from rlboost_jax.providers.command import _job
 from rlboost_jax.providers.prices import prices, prices_in
 from rlboost_jax.rewards.frames import Job, Response
 from rlboost_jax.rewards.functions import _found
-from rlboost_jax.rewards.service import RewardService
+from rlboost_jax.rewards.service import RewardService, _found_in
 from rlboost_jax.rollout.notices import aws, azure, metadata
 from rlboost_jax.settings import foreign_keys
 from rlboost_jax.settings.huggingface.adapter_config import ADAPTER_CONFIG, adapter_fields
@@ -121,7 +121,7 @@ def in_price_list(table: str) -> Callable[[Path], Any]:
 def answer_of_a_service(_: Path) -> Any:
     service = RewardService(RewardConfig(name="http", options={"url": "http://127.0.0.1:9"}))
     try:
-        return service._found_in(json.dumps({"rewards": [1.0], **ODD}).encode(), JOB)
+        return _found_in(json.dumps({"rewards": [1.0], **ODD}).encode(), JOB, service._report)
     finally:
         service.close()
 

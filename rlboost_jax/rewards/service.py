@@ -14,6 +14,7 @@ import json
 import math
 import os
 import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -132,23 +133,13 @@ class RewardService:
             if len(data) > self._max_bytes:
                 fault = f"an answer of more than {self._max_bytes} bytes (max_bytes)"
                 return all_failed(job, fault)
-            return self._found_in(data, job)
+            return _found_in(data, job, self._report)
 
-    def _found_in(self, data: bytes, job: Job) -> Found:
-        try:
-            answer = json.loads(data)
-            values = answer["rewards"]
-            if not isinstance(values, list) or len(values) != len(job.responses):
-                raise TypeError
-            found = tuple(_outcome(value) for value in values)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            count = len(job.responses)
-            wanted = "[number]" if count == 1 else f"[{count} numbers]"
-            return all_failed(job, f'answered {data[:60]!r}, not {{"rewards": {wanted}}}')
-        if not self._told and unknown_keys(answer, _ANSWER):  # once, whatever its keys are
+    def _report(self, answer: Mapping[str, Any]) -> None:
+        """Name what is not read of an answer in a warning: once, whatever its keys are."""
+        if not self._told and unknown_keys(answer, _ANSWER):
             self._told = True
             report_unknown(answer, _ANSWER, f"rewards.functions {self._name!r}, its answer")
-        return found
 
 
 def _text(value: object) -> str:
@@ -158,6 +149,28 @@ def _text(value: object) -> str:
 
 class Passing(RuntimeError):
     """The service says that it is worth asking again."""
+
+
+def _found_in(
+    data: bytes, job: Job, report: Callable[[Mapping[str, Any]], None] = lambda answer: None
+) -> Found:
+    """The outcomes that an answer has, or the same fault for each response.
+
+    Args:
+        report: is given an answer that is understood.
+    """
+    try:
+        answer = json.loads(data)
+        values = answer["rewards"]
+        if not isinstance(values, list) or len(values) != len(job.responses):
+            raise TypeError
+        found = tuple(_outcome(value) for value in values)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        count = len(job.responses)
+        wanted = "[number]" if count == 1 else f"[{count} numbers]"
+        return all_failed(job, f'answered {data[:60]!r}, not {{"rewards": {wanted}}}')
+    report(answer)
+    return found
 
 
 def _outcome(value: object) -> Outcome:
