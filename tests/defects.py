@@ -128,6 +128,32 @@ DEFECTS = (
         "tests/learner/test_left_out.py::test_the_others_are_a_group_without_it[group_mean]",
     ),
     Defect(
+        "shaped",
+        "a group of equal rewards learns from its penalties of length",
+        "rlboost_jax/learner/episodes/estimates.py",
+        "raw=np.array([t.reward for t in members]),",
+        "raw=None,",
+        "tests/learner/test_equal_rewards.py::"
+        "test_the_gradient_of_a_batch_of_equal_rewards_is_exactly_0[dapo]",
+    ),
+    Defect(
+        "filled_up",
+        "groups that fill a batch up count in its divisor",
+        "rlboost_jax/learner/stream/step_stream.py",
+        "trained=False, fills_up=True",
+        "trained=True, fills_up=True",
+        "tests/learner/test_equal_rewards.py::"
+        "test_what_fills_a_batch_up_leaves_no_trace_in_its_update[dapo-choices1]",
+    ),
+    Defect(
+        "silence",
+        "a response about which no reward function says anything has a reward of 0",
+        "rlboost_jax/rewards/judge.py",
+        "return verdict if verdict.components else replace(verdict, left_out=SILENT)",
+        "return verdict",
+        "tests/rewards/test_silence.py::test_of_a_group_only_those_that_no_function_speaks_of",
+    ),
+    Defect(
         "turns",
         "what a turn earns goes to the last turn of its episode",
         "rlboost_jax/learner/episodes/estimates.py",

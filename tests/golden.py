@@ -45,19 +45,23 @@ SHORT = (
     "warmup.habit_updates=2",
     "learner.prompts_per_step=16",
     "learner.micro_batch_prompts=4",
-    "algorithm.overlong_penalty=1.0",  # rewards that differ, though no answer is right yet
+    "algorithm.advantage=return",  # compares nothing: a penalty teaches, though no answer is right
+    "algorithm.overlong_penalty=1.0",
     "algorithm.overlong_band=0.9",
     "manager.progress_seconds=600",
 )
+# A few answers are right, by guessing: what compares has something to compare.
+_RIGHT = ("warmup.habit_updates=12",)
+_DAPO = ("algorithm.name=dapo", "algorithm.advantage=group_std", "evaluation.every_steps=2")
 _BFLOAT16 = ("model.dtype", "engine.kv_dtype", "weights.rollout_dtype")
 VARIANTS: Mapping[str, tuple[str, ...]] = {
     "tiny": (),
-    "dapo": ("algorithm.name=dapo", "evaluation.every_steps=2"),
-    "ppo": ("algorithm.name=ppo",),
+    "dapo": (*_DAPO, *_RIGHT),
+    "ppo": ("algorithm.name=ppo", "algorithm.advantage=gae", "algorithm.group_size=8", *_RIGHT),
     "mini_batches": ("algorithm.mini_batches=2",),
     "lag_1": ("algorithm.lag=1",),
     "lag_2": ("algorithm.lag=2", "algorithm.mini_batches=2"),
-    "lag_dapo": ("algorithm.name=dapo", "algorithm.lag=1", "evaluation.every_steps=2"),
+    "lag_dapo": (*_DAPO, *_RIGHT, "algorithm.lag=1"),
     "kl": ("algorithm.kl_coefficient=0.1",),
     "lora": ("model.lora.rank=4",),
     "moe": ("model.num_experts=6", "model.experts_per_token=2", "model.expert_dim=32"),

@@ -128,10 +128,11 @@ def test_two_processes_train_adapters(two):
 
 
 def with_a_lag(lag):
-    """The versions from 0 to 2 are sampled from, rounded; what is rewarded differs."""
+    """The versions from 0 to 2 are sampled from, rounded; each update has a gradient."""
     return (
         *(f"algorithm.lag={lag}", f"num_steps={3 + lag}", "weights.rollout_dtype=bfloat16"),
-        *("algorithm.overlong_penalty=1.0", "algorithm.overlong_band=0.9"),
+        *("algorithm.advantage=return", "algorithm.overlong_penalty=1.0"),
+        "algorithm.overlong_band=0.9",
     )
 
 

@@ -49,7 +49,10 @@ def test_killed_and_joining_servers_change_no_bit(short_and_calm, tmp_path):
 @pytest.mark.soak
 def test_dynamic_sampling_fills_the_same_batches_under_kills(tmp_path):
     """Held-out prompts ride on every second step besides."""
-    dapo = (*SHORT, "algorithm.name=dapo", "evaluation.every_steps=2", "num_steps=4")
+    dapo = (
+        *(*SHORT, "algorithm.name=dapo", "evaluation.every_steps=2", "num_steps=4"),
+        *("algorithm.advantage=group_std", "warmup.habit_updates=12"),  # a few answers are right
+    )
     alone = complete(tmp_path / "alone", *dapo, "fleet.max_instances=0")
     with prepared(tmp_path / "chaos", *dapo, *PATIENT) as chaos:
         chaos.hold(version=1).start()
