@@ -28,6 +28,7 @@ from rlboost_jax.environments.tools import tool
 from rlboost_jax.gateway.calls import chat_call, token_call
 from rlboost_jax.providers.command import _job
 from rlboost_jax.providers.prices import prices, prices_in
+from rlboost_jax.rewards.code import cases
 from rlboost_jax.rewards.frames import Job, Response
 from rlboost_jax.rewards.functions import _found
 from rlboost_jax.rewards.service import RewardService, _found_in
@@ -185,8 +186,13 @@ READERS: dict[str, Callable[[Path], Any]] = {
     # environments and rewards
     "arguments of a tool": lambda _: add.run(ODD, "key"),
     "message of an environment": lambda _: checked_observation([{**USER, **ODD}], first=True),
+    "call of its message": lambda _: checked_observation(
+        [{"role": "assistant", "content": "", "tool_calls": [{**CALL, **ODD}]}], first=True
+    ),
     "metrics of a step": lambda _: checked_step(Step(observation="", reward=0.0, metrics=ODD)),
     "reward of a function": lambda _: _found(ODD, JOB),
+    "test of a program": lambda _: cases([{"input": "1", "output": "2", **ODD}]),
+    "tests of a program": lambda _: cases({"inputs": ["1"], "outputs": ["2"], **ODD}),
     "answer of a service": answer_of_a_service,
     # fleets and their prices
     "fleet.price_command": prices_of_pools,
