@@ -1,10 +1,11 @@
 """Arrays for the programs of `benchmarks/h100`, which are made to be compiled and not to be run.
 
-Numbers are standard normal; what says where rows, tokens and pages are is what the table's row
-assumes of it (`assumed`): all slots busy, and so on.
+Real numbers are drawn. Integers say where rows, tokens and pages are, and how many; each kernel
+has a maker of its own for them (`MAKERS`), which makes what the table's row assumes (`assumed`):
+all slots busy, rows of one sequence, and so on. Zeros would be an easier problem.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rlboost_kernels.packed_attention.spans import Spans, spans_of
 
 from benchmarks.h100.program import Program
 from rlboost_jax.engine import metadata
@@ -24,6 +26,8 @@ from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.run import RunConfig
 
 SCALE = 0.02  # of parameters, so that nothing overflows after all layers
+# From the shapes of a kernel's arguments.
+Maker = Callable[[tuple[Any, ...], np.random.Generator], list[Any]]
 
 
 def arguments(run: RunConfig, part: str, program: Program, lowered: Any) -> tuple[Any, ...]:
@@ -100,29 +104,26 @@ def _rollouts(run: RunConfig, layout: Layout, count: int, length: int, more: int
     return made
 
 
+def maker_of(kernel: str) -> Maker:
+    """What makes the arguments of a kernel of the table.
+
+    Args:
+        kernel: a program's name: "packed attention 14,848 tokens".
+
+    Raises LookupError where it has no maker: the kernel would run on arguments that mean nothing.
+    """
+    found = [name for name in MAKERS if kernel == name or kernel.startswith(f"{name} ")]
+    if not found:
+        raise LookupError(
+            f"no arguments for the kernel {kernel!r}: add its maker to MAKERS of "
+            f"benchmarks/gpu_inputs.py, which has {', '.join(MAKERS)}"
+        )
+    return MAKERS[max(found, key=len)]
+
+
 def _of_kernel(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
-    rng = np.random.default_rng(0)
-    places: dict[str, Callable[[], list[Any]]] = {
-        "attention": partial(_attended, shapes, rng),
-        "update": lambda: [*map(filled, shapes[:3]), np.arange(shapes[3].shape[0])],
-        "copy": lambda: [
-            filled(shapes[0]),
-            np.arange(shapes[1].shape[0]),
-            (shapes[1].shape[0] + np.arange(shapes[2].shape[0])) % shapes[0].shape[0],
-        ],
-        # Of a temperature of 1 from the whole softmax: seeds and positions, then real numbers.
-        "sampling": lambda: [
-            filled(shapes[0]),
-            *(np.arange(a.shape[0]) for a in shapes[1:3]),
-            np.ones(shapes[3].shape),
-        ],
-        "logprobs": lambda: [
-            *map(filled, shapes[:2]),
-            rng.integers(shapes[1].shape[1], size=shapes[2].shape),
-        ],
-    }
-    make = places.get(program.name.split()[0], lambda: list(map(filled, shapes)))
-    return tuple(jnp.asarray(v, t.dtype) for v, t in zip(make(), shapes, strict=True))
+    made = maker_of(program.name)(shapes, np.random.default_rng(0))
+    return tuple(jnp.asarray(v, t.dtype) for v, t in zip(made, shapes, strict=True))
 
 
 def _attended(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
@@ -134,6 +135,74 @@ def _attended(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
     starts = np.arange(slots + 1)
     lens = np.full(slots, each * tokens)
     return [filled(shapes[0]), filled(shapes[1]), lens, table, starts, [slots]]
+
+
+def _packed(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
+    """Every row is one sequence, so that each token sees all before it."""
+    segments = jnp.ones(shapes[4].shape, jnp.int32)
+    return [*map(filled, shapes[:4]), *spans_of(segments)]
+
+
+def _grouped(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
+    """All rows are in groups, to which a router without favourites has sent them."""
+    *arrays, sizes = shapes
+    rows = next(a.shape[0] for a in arrays if len(a.shape) == 2)
+    (groups,) = sizes.shape
+    return [*map(filled, arrays), rng.multinomial(rows, np.full(groups, 1 / groups))]
+
+
+def _updated(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
+    """Each row goes to another place, anywhere in the pool."""
+    pages, tokens, *_ = shapes[0].shape
+    return [
+        *map(filled, shapes[:3]),
+        rng.choice(pages * tokens, size=shapes[3].shape, replace=False),
+    ]
+
+
+def _copied(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
+    """Pages of the first half to pages of the second."""
+    half, (count,) = shapes[0].shape[0] // 2, shapes[1].shape
+    return [
+        filled(shapes[0]),
+        rng.choice(half, size=count, replace=count > half),
+        half + rng.choice(half, size=count, replace=count > half),
+    ]
+
+
+def _sampled(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
+    """From the whole softmax at a temperature of 1: logits, seeds, positions, real numbers."""
+    rows = np.arange(shapes[1].shape[0])
+    return [filled(shapes[0]), rows, rows, np.ones(shapes[3].shape)]
+
+
+def _selected(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
+    """A token of each row, anywhere in the vocabulary."""
+    return [*map(filled, shapes[:2]), rng.integers(shapes[1].shape[1], size=shapes[2].shape)]
+
+
+def _multiplied(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
+    return list(map(filled, shapes))
+
+
+MAKERS: Mapping[str, Maker] = {
+    "attention": _attended,
+    "packed attention": _packed,
+    "update pages": _updated,
+    "copy pages": _copied,
+    "matmul": _multiplied,
+    "sampling": _sampled,
+    "logprobs": _selected,
+    "grouped product": _grouped,
+    "grouped total": _grouped,
+    "grouped outer": _grouped,
+}
+
+
+def pairs_of(spans: Spans) -> int:
+    """Pairs of a query and a key that it sees, in all rows."""
+    places = np.arange(spans.first.shape[1])[None]
+    return int((places - np.asarray(spans.first, np.int64) + 1).sum())
 
 
 def _batch(run: RunConfig, shapes: PackedBatch) -> PackedBatch:
@@ -152,22 +221,35 @@ def _batch(run: RunConfig, shapes: PackedBatch) -> PackedBatch:
     made = {}
     for field in fields(shapes):
         info = getattr(shapes, field.name)
-        if info is not None and len(info.shape) > 2:
-            made[field.name] = np.zeros(info.shape, info.dtype)  # routes
+        if info is not None and field.name == "routes":
+            made[field.name] = _routes(info, run.model.num_experts, rng)
         elif info is not None:
             made[field.name] = np.asarray(values.get(field.name, ones), info.dtype)
     return replace(shapes, **made)
 
 
+def _routes(info: Any, experts: int, rng: np.random.Generator) -> np.ndarray:
+    """Of each token and layer so many experts, none of them twice, and none preferred."""
+    *places, chosen = info.shape
+    first = rng.integers(experts, size=(*places, 1))
+    return ((first + np.arange(chosen) * (experts // chosen)) % experts).astype(info.dtype)
+
+
 def filled(info: Any) -> jax.Array:
-    """Small numbers of a shape and type; zeros of integers."""
-    return _draw(tuple(info.shape), jnp.dtype(info.dtype).name)
+    """Small numbers of a shape and type; of integers a count that has just begun.
+
+    Raises TypeError for an array of integers: what it says of the others, its maker has to know.
+    """
+    dtype = jnp.dtype(info.dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        if info.shape:
+            raise TypeError(f"{dtype.name}{list(info.shape)}: integers need a maker of their own")
+        return jnp.zeros((), dtype)
+    return _draw(tuple(info.shape), dtype.name)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _draw(shape: tuple[int, ...], dtype: str) -> jax.Array:
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return jnp.zeros(shape, dtype)
     wide = jnp.float32 if jnp.dtype(dtype).itemsize < 2 else dtype
     return (SCALE * jax.random.normal(jax.random.key(0), shape, wide)).astype(dtype)
 

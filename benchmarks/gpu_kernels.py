@@ -1,8 +1,8 @@
-"""Parts of gpu.py that need jax and rlboost_kernels alone."""
+"""Stages of gpu.py about kernels: right, alike in any company, and how fast."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -12,69 +12,68 @@ from rlboost_kernels import ragged_paged_attention
 from rlboost_kernels.attention import mosaic_gpu, triton
 from rlboost_kernels.problems import Arguments, Problem, random_arguments
 
-from benchmarks.turns import median_seconds
+from benchmarks.gpu_figures import Cases, Figure, figure, seconds_of, sheet
 
 FOR_GPU = {"mosaic_gpu": mosaic_gpu, "triton": triton}
-SHARE_TARGET, LATENCY_TARGET, PRICE_TARGET = 0.85, 15.0, 1.10
+LATENCY_TARGET, PRICE_TARGET = 15.0, 1.10
 _LARGE_BYTES = 512e6  # that are read between two visits of the same array: no cache holds them
-_PASSES = 8  # over memory, between two waits
 _PLAIN_BYTES = 70e6  # that the plain form is given, which is a hundred times as slow
 
 # Heads as in Qwen3-0.6B: 4 KB of keys and values for each token.
 _qwen = partial(
     Problem, num_query_heads=16, num_key_heads=8, head_dim=128, page_size=64, dtype="bfloat16"
 )
+_WIDE = {"sm_scale": 0.1, "sliding_window": 150, "soft_cap": 20.0, "k_scale": 0.7}
+_mix = partial(_qwen, q_lens=(1, 17, 1, 60, 1), kv_lens=(3, 300, 1500, 60, 513), num_rows=96)
+_PROBLEMS: dict[str, tuple[Problem, dict[str, Any]]] = {
+    "D 128, pages of 64": (_mix(name=""), {}),
+    "D 128, pages of 16, window and cap": (replace(_mix(name=""), page_size=16), _WIDE),
+    "D 64, groups of 7": (
+        replace(_mix(name=""), head_dim=64, num_query_heads=14, num_key_heads=2),
+        {},
+    ),
+    "D 256, float16": (replace(_mix(name=""), head_dim=256, dtype="float16"), _WIDE),
+}
+_tiny = partial(_qwen, name="", num_query_heads=2, num_key_heads=1)
+_TINY = {
+    "small": (_tiny(q_lens=(1, 3), kv_lens=(70, 9), num_rows=6, head_dim=64), dict[str, Any]())
+}
 
 
-def figure(name: str, value: Any, unit: str, target: str = "") -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "target": target}
-
-
-def correctness(*, dry_run: bool) -> list[dict[str, Any]]:
+def correctness(*, tiny: bool) -> Cases:
     """Relative error against float64, and whether the bits of rows depend on their company."""
-    wide = {"sm_scale": 0.1, "sliding_window": 150, "soft_cap": 20.0, "k_scale": 0.7}
-    mix = partial(_qwen, q_lens=(1, 17, 1, 60, 1), kv_lens=(3, 300, 1500, 60, 513), num_rows=96)
-    problems = {
-        "D 128, pages of 64": (mix(name=""), {}),
-        "D 128, pages of 16, window and cap": (replace(mix(name=""), page_size=16), wide),
-        "D 64, groups of 7": (
-            replace(mix(name=""), head_dim=64, num_query_heads=14, num_key_heads=2),
-            {},
-        ),
-        "D 256, float16": (replace(mix(name=""), head_dim=256, dtype="float16"), wide),
-    }
-    if dry_run:
-        small = Problem(
-            name="",
-            q_lens=(1, 3),
-            kv_lens=(70, 9),
-            num_query_heads=2,
-            num_key_heads=1,
-            head_dim=64,
-            page_size=64,
-            num_rows=6,
-            dtype="bfloat16",
-        )
-        problems = {"small": (small, {})}
-    figures = []
-    for name, module in FOR_GPU.items():
-        for label, (problem, options) in problems.items():
-            arguments = random_arguments(problem)
-            if reason := module.why_not(*arguments[:2], interpret=dry_run):
-                figures.append(figure(f"{name}: {label}", f"left out: {reason}", ""))
-                continue
-            attend = jax.jit(
-                partial(ragged_paged_attention, implementation=name, interpret=dry_run, **options)
-            )
-            try:
-                error = relative_error(attend(*arguments), in_float64(arguments, **options))
-                figures.append(figure(f"{name}: {label}", error, "of norm", "≤ 0.008"))
-                same = companions_cannot_show(attend, arguments)
-                figures.append(figure(f"{name}: {label}, same bits alone", same, "", "True"))
-            except Exception as problem_found:  # the next implementation may still be right
-                reason = f"failed: {problem_found}".splitlines()[0][:200]
-                figures.append(figure(f"{name}: {label}", reason, ""))
-    return figures
+    cases: dict[str, Callable[[], Figure]] = {}
+    for name in FOR_GPU:
+        for label, (problem, options) in (_TINY if tiny else _PROBLEMS).items():
+            attended = lru_cache(partial(_attended, name, problem, options, tiny))
+            cases[f"{name}: {label}"] = partial(_error, attended, options)
+            cases[f"{name}: {label}, same bits alone"] = partial(_alone, attended)
+    return cases
+
+
+def _attended(
+    name: str, problem: Problem, options: dict[str, Any], interpret: bool
+) -> tuple[Callable[..., jax.Array], Arguments, str]:
+    """Attention, what it is given, and why it cannot run, if it cannot."""
+    arguments = random_arguments(problem)
+    reason = FOR_GPU[name].why_not(*arguments[:2], interpret=interpret)
+    attend = partial(ragged_paged_attention, implementation=name, interpret=interpret, **options)
+    return jax.jit(attend), arguments, reason
+
+
+def _error(attended: Callable[[], Any], options: dict[str, Any]) -> Figure:
+    attend, arguments, reason = attended()
+    if reason:
+        return figure(f"left out: {reason}", "")
+    error = relative_error(attend(*arguments), in_float64(arguments, **options))
+    return figure(error, "of norm", target="≤ 0.008")
+
+
+def _alone(attended: Callable[[], Any]) -> Figure:
+    attend, arguments, reason = attended()
+    if reason:
+        return figure(f"left out: {reason}", "")
+    return figure(companions_cannot_show(attend, arguments), "", target="True")
 
 
 def in_float64(
@@ -133,55 +132,82 @@ def companions_cannot_show(attend: Callable[..., jax.Array], arguments: Argument
     return same
 
 
-def bandwidth(*, dry_run: bool) -> list[dict[str, Any]]:
-    """Share of the fastest read, over bytes of keys and values in one call."""
-    ceiling = read_rate(2**20 if dry_run else 2**31)
-    figures = [figure("fastest linear read", ceiling / 1e12, "TB/s")]
-    shapes = ((8, 128), (16, 256), (32, 512), (32, 1024), (64, 2048), (64, 4096), (128, 8192))
-    for batch, context in ((2, 64),) if dry_run else shapes:
-        problem = _qwen(name="", q_lens=(1,) * batch, kv_lens=(context,) * batch)
-        if dry_run:
-            problem = replace(problem, num_query_heads=2, num_key_heads=1)
+_BATCHES = ((8, 128), (16, 256), (32, 512), (32, 1024), (64, 2048), (64, 4096), (128, 8192))
+
+
+def bandwidth(*, tiny: bool) -> Cases:
+    """Bytes per second of keys and values, over their size in one call."""
+    cases: dict[str, Callable[[], Figure]] = {}
+    for batch, context in ((2, 64),) if tiny else _BATCHES:
+        problem = _decodes(batch, context, tiny=tiny)
         size = f"{problem.bytes_read / 1e6:.0f} MB, {batch} x {context}"
-        target = f"≥ {SHARE_TARGET}" if problem.bytes_read >= 128e6 else ""
-        for name, seconds in attention_seconds(problem, dry_run=dry_run).items():
-            if isinstance(seconds, str):
-                figures.append(figure(f"{name}: {size}", seconds, ""))
-                continue
-            share = problem.bytes_read / seconds / ceiling
-            figures.append(figure(f"{name}: {size}", share, "of read", target))
-    return figures
+        for name in _names(problem, tiny):
+            cases[f"{name}: {size}"] = partial(_rate, problem, name, tiny)
+    return cases
 
 
-def latency(*, dry_run: bool) -> list[dict[str, Any]]:
+def _rate(problem: Problem, name: str, tiny: bool) -> Figure:
+    seconds, here = attention_seconds(problem, name, tiny=tiny), sheet()
+    bound = here.memory_bytes_per_second / 1e12 if here else None
+    return figure(problem.bytes_read / seconds / 1e12, "TB/s", bound=bound)
+
+
+def latency(*, tiny: bool) -> Cases:
     """Microseconds of a call that has next to nothing to read."""
-    figures = []
-    for batch, context, page_size in ((2, 64, 64),) if dry_run else (
+    cases: dict[str, Callable[[], Figure]] = {}
+    for batch, context, page_size in ((2, 64, 64),) if tiny else (
         (1, 64, 64), (16, 128, 64), (64, 256, 64), (64, 256, 16),
     ):  # fmt: skip
-        problem = _qwen(
-            name="", q_lens=(1,) * batch, kv_lens=(context,) * batch, page_size=page_size
-        )
-        if dry_run:
-            problem = replace(problem, num_query_heads=2, num_key_heads=1)
+        problem = replace(_decodes(batch, context, tiny=tiny), page_size=page_size)
         label = f"{batch} sequences of {context}, pages of {page_size}"
-        for name, seconds in attention_seconds(problem, dry_run=dry_run).items():
-            value = seconds if isinstance(seconds, str) else seconds * 1e6
-            figures.append(figure(f"{name}: {label}", value, "µs", f"≤ {LATENCY_TARGET}"))
-    return figures
+        for name in _names(problem, tiny):
+            cases[f"{name}: {label}"] = partial(_microseconds, problem, name, tiny)
+    return cases
 
 
-def attention_seconds(problem: Problem, *, dry_run: bool) -> dict[str, float | str]:
-    """Seconds of a call by implementation, or what went wrong.
+def _microseconds(problem: Problem, name: str, tiny: bool) -> Figure:
+    seconds, here = attention_seconds(problem, name, tiny=tiny), sheet()
+    bound = 1e6 * problem.bytes_read / here.memory_bytes_per_second if here else None
+    return figure(1e6 * seconds, "µs", bound=bound, target=f"≤ {LATENCY_TARGET}")
+
+
+def _decodes(batch: int, context: int, *, tiny: bool) -> Problem:
+    make = _tiny if tiny else partial(_qwen, name="")
+    return make(q_lens=(1,) * batch, kv_lens=(context,) * batch)
+
+
+def _names(problem: Problem, tiny: bool) -> tuple[str, ...]:
+    """Of the implementations that are measured; the plain one is slow."""
+    few = problem.bytes_read <= _PLAIN_BYTES
+    return ("xla",) if tiny else (*FOR_GPU, *(["xla"] if few else []))
+
+
+def attention_seconds(problem: Problem, name: str, *, tiny: bool) -> float:
+    """Seconds of a call.
 
     A step runs through several pools, as a model does through layers, each call waiting for
     the one before it.
     """
+    q, rest, pools = _pools(problem, tiny)
+
+    @jax.jit
+    def step(q: jax.Array, pools: list[jax.Array]) -> jax.Array:
+        for kv_pages in pools:
+            q = ragged_paged_attention(q, kv_pages, *rest, implementation=name)
+        return q
+
+    call = partial(step, q, pools)
+    return seconds_of(call, rounds=1 if tiny else 7, calls=1 if tiny else 3) / len(pools)
+
+
+@lru_cache(maxsize=1)
+def _pools(problem: Problem, tiny: bool) -> tuple[jax.Array, tuple[jax.Array, ...], list[Any]]:
+    """Queries, where their tokens are, and pools that no cache holds."""
     arguments = random_arguments(replace(problem, kv_lens=(64,) * len(problem.kv_lens)))
     K, D, L = problem.num_key_heads, problem.head_dim, problem.page_size
     pages = -(-max(problem.kv_lens) // L)
     num_pages = pages * len(problem.kv_lens)
-    num_pools = 2 if dry_run else int(np.clip(_LARGE_BYTES // problem.bytes_read, 2, 28))
+    num_pools = 2 if tiny else int(np.clip(_LARGE_BYTES // problem.bytes_read, 2, 28))
 
     def pool(index: int) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(0), index)
@@ -191,73 +217,52 @@ def attention_seconds(problem: Problem, *, dry_run: bool) -> dict[str, float | s
     rng = np.random.default_rng(0)
     page_indices = jnp.asarray(rng.permutation(num_pages).reshape(-1, pages), jnp.int32)
     kv_lens = jnp.asarray(problem.kv_lens, jnp.int32)
-    measured: dict[str, float | str] = {}
-    few = problem.bytes_read <= _PLAIN_BYTES  # seconds a call, of what is there to be compared with
-    for name in ("xla",) if dry_run else (*FOR_GPU, *(["xla"] if few else [])):
-        attend = partial(ragged_paged_attention, implementation=name)
-
-        @jax.jit
-        def step(q: jax.Array, pools: list[jax.Array], attend: Any = attend) -> jax.Array:
-            for kv_pages in pools:
-                rest = (kv_lens, page_indices, arguments.cu_q_lens, arguments.num_seqs)
-                q = attend(q, kv_pages, *rest)
-            return q
-
-        try:
-            call = partial(step, arguments.q, pools)
-            measured[name] = seconds_of(call, rounds=2 if dry_run else 20) / num_pools
-        except Exception as error:
-            measured[name] = f"failed: {error}".splitlines()[0][:200]
-    return measured
+    rest = (kv_lens, page_indices, arguments.cu_q_lens, arguments.num_seqs)
+    return arguments.q, rest, pools
 
 
-def products(*, dry_run: bool) -> list[dict[str, Any]]:
+def products(*, tiny: bool) -> Cases:
     """Row counts whose products have the same bits, and what a constant row count costs."""
     shapes = ((1024, 3072), (3072, 1024), (2048, 1024), (4096, 14336), (1024, 151936))
-    counts = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-    if dry_run:
-        shapes, counts = ((64, 128),), (1, 16, 64)
-    figures = []
-    for K, N in shapes:
-        w = jax.random.normal(jax.random.key(1), (K, N), jnp.bfloat16) / K**0.5
-        row = jax.random.normal(jax.random.key(2), (K,), jnp.bfloat16)
-        multiply = jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32))
-        classes: dict[bytes, list[int]] = {}
-        uneven, seconds = [], {}
-        for count in counts:
-            x = jnp.tile(row, (count, 1))
-            y = np.asarray(multiply(x, w))
-            if (y != y[:1]).any():
-                uneven.append(count)
-            classes.setdefault(y[0].tobytes(), []).append(count)
-            seconds[count] = seconds_of(partial(multiply, x, w), rounds=3 if dry_run else 30)
+    cases: dict[str, Callable[[], Figure]] = {}
+    for K, N in ((64, 128),) if tiny else shapes:
+        found = lru_cache(partial(_products, K, N, tiny))
         label = f"{K} x {N}, bfloat16"
-        sets = " ".join("{" + ",".join(map(str, same)) + "}" for same in classes.values())
-        figures.append(figure(f"{label}: row counts of equal bits", sets, ""))
-        figures.append(figure(f"{label}: slots differ at", str(uneven), "", "[]"))
-        small, constant = counts[1], 64 if dry_run else 256
-        price = seconds[constant] / seconds[32 if 32 in seconds else small]
-        figures.append(
-            figure(f"{label}: {constant} rows over few", price, "x", f"≤ {PRICE_TARGET}")
-        )
-    return figures
+        cases[f"{label}: row counts of equal bits"] = partial(_classes, found)
+        cases[f"{label}: slots differ at"] = partial(_uneven, found)
+        cases[f"{label}: many rows over few"] = partial(_price, found)
+    return cases
 
 
-def read_rate(num_bytes: int) -> float:
-    """Bytes per second of the fastest of some linear passes over that much memory.
+def _products(K: int, N: int, tiny: bool) -> tuple[dict[bytes, list[int]], list[int], float]:
+    """Counts by bits; counts whose rows are not alike; seconds of many rows over those of few."""
+    counts = (1, 16, 64) if tiny else (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+    w = jax.random.normal(jax.random.key(1), (K, N), jnp.bfloat16) / K**0.5
+    row = jax.random.normal(jax.random.key(2), (K,), jnp.bfloat16)
+    multiply = jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32))
+    classes: dict[bytes, list[int]] = {}
+    uneven, seconds = [], {}
+    for count in counts:
+        x = jnp.tile(row, (count, 1))
+        y = np.asarray(multiply(x, w))
+        if (y != y[:1]).any():
+            uneven.append(count)
+        classes.setdefault(y[0].tobytes(), []).append(count)
+        call = partial(multiply, x, w)
+        seconds[count] = seconds_of(call, rounds=1 if tiny else 7, calls=1 if tiny else 20)
+    few, many = (16, 64) if tiny else (32, 256)
+    return classes, uneven, seconds[many] / seconds[few]
 
-    Several follow one another unawaited: else a launch would count with each.
-    """
-    array = jnp.ones(num_bytes // 4, jnp.float32)
 
-    def repeated(f: Callable[[jax.Array], jax.Array]) -> list[jax.Array]:
-        return [f(array) for _ in range(_PASSES)]
-
-    passes = map(jax.jit, (jnp.sum, jnp.max, lambda x: jnp.sum(x.view(jnp.int32))))
-    seconds = min(seconds_of(partial(repeated, f), rounds=10) for f in passes)
-    return num_bytes * _PASSES / seconds
+def _classes(found: Callable[[], Any]) -> Figure:
+    sets = ("{" + ",".join(map(str, same)) + "}" for same in found()[0].values())
+    return figure(" ".join(sets), "")
 
 
-def seconds_of(call: Callable[[], Any], *, rounds: int) -> float:
-    """Median of `rounds` calls after two that do not count."""
-    return median_seconds({"call": call}, rounds, uncounted=2)["call"]
+def _uneven(found: Callable[[], Any]) -> Figure:
+    return figure(str(found()[1]), "", target="[]")
+
+
+def _price(found: Callable[[], Any]) -> Figure:
+    """Of 256 rows over 32."""
+    return figure(found()[2], "x", target=f"≤ {PRICE_TARGET}")

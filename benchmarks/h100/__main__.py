@@ -9,9 +9,9 @@ the learner, or the engine's own plan for 80 GB. *device*: all that a device hol
 learner's other trees and one copy of the engine's weights included; "!" is more than 80 GB.
 
 Seconds are bounds from FLOPs, bytes and rates of the data sheet (`chip.py`), never measurements:
-*least* is what the model's work needs, *serial* the sum of arithmetic, memory, links and host
-round trips as the program was compiled, *overlapped* the largest of these. MFU counts the model's
-FLOPs. Kernels are not tuned on a device here, and tiles are XLA's defaults.
+*least* is what the model's work needs, *serial* the sum of arithmetic, memory, launches of kernels,
+links and host round trips as the program was compiled, *overlapped* the largest of these. MFU
+counts the model's FLOPs. Kernels are not tuned on a device here, and tiles are XLA's defaults.
 """
 
 import argparse

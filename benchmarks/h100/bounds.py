@@ -1,8 +1,8 @@
 """From rows of the table to the seconds that a simulation takes of a server and a learner.
 
-All are serial bounds: arithmetic, memory, links and round trips one after the other, at the data
-sheet's rates. What is faster, the busiest of these alone, takes kernels that hide all others.
-`configs/sim/h100.py` says how much slower than these a run is taken to be.
+All are serial bounds: arithmetic, memory, launches, links and round trips one after the other, at
+the data sheet's rates. What is faster, the busiest of these alone, takes kernels that hide all
+others. `configs/sim/h100.py` says how much slower than these a run is taken to be.
 """
 
 import contextlib

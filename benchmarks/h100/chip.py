@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from rlboost_jax.simulator.devices import DATA_SHEETS
+from rlboost_jax.simulator.records import ChipConfig
+
 # Per second, of dense products by type of the factors; "tf32": float32 ones that may be rounded.
 FLOPS = {
     "bf16": 989e12, "f16": 989e12, "f8e4m3fn": 1979e12, "f8e5m2": 1979e12,
@@ -26,8 +29,14 @@ HOST_DEVICES = 8  # that NVLink joins
 NVLINK_RATE = 450e9  # bytes per second and direction
 NETWORK_RATE = 50e9  # the same, of each GPU's own link to other hosts
 PCIE_RATE = 55e9  # bytes per second and direction between a GPU and its host; assumed, of 64
-# Assumed, of an iteration whose predicate the host reads: a copy, a wait, and launches anew.
+# Assumed, of an iteration whose predicate the host reads: a copy, a wait, and starting anew.
 TRIP_SECONDS = 20e-6
+# Each kernel of a CUDA graph, measured on an H100 by others: Spector et al. 2025, "Look Ma, No
+# Bubbles!", hazyresearch.stanford.edu. Kernels that are launched one by one take longer.
+LAUNCH_SECONDS = 1.3e-6
+# Data sheets by what JAX and `nvidia-smi` call the device. Others of the name (PCIe, NVL) have
+# other memory, and no entry.
+SHEETS = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H200": "H200"}
 
 # Among kernels for a product of which it may time none, XLA takes the first of a library that is
 # not there without a device; allowed to time them it takes its own kernel, untimed. What else the
@@ -65,6 +74,12 @@ def link_rate(devices: int, per_host: int) -> float:
     A ring across hosts goes over as many network links at once as a host has devices in it.
     """
     return NVLINK_RATE if devices == per_host else min(NVLINK_RATE, NETWORK_RATE * per_host)
+
+
+def sheet_of(device_kind: str) -> ChipConfig | None:
+    """The data sheet of a device that was measured; None: there is none, and so no bound."""
+    name = SHEETS.get(device_kind)
+    return DATA_SHEETS[name] if name else None
 
 
 def devices(count: int) -> list[Any]:

@@ -20,7 +20,10 @@ from rlboost_jax import usage
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "benchmarks/results/h100.json"
 BOUNDS = ROOT / "configs/sim/h100_bounds.py"
-_CHIP = ("MEMORY_BYTES", "MEMORY_RATE", "CACHED_BYTES", "NVLINK_RATE", "NETWORK_RATE", "PCIE_RATE")
+_CHIP = (
+    *("MEMORY_BYTES", "MEMORY_RATE", "CACHED_BYTES", "NVLINK_RATE", "NETWORK_RATE", "PCIE_RATE"),
+    *("TRIP_SECONDS", "LAUNCH_SECONDS"),
+)
 
 
 def table(rows: list[dict[str, Any]], *, jax: str = "") -> dict[str, Any]:
@@ -35,7 +38,7 @@ def table(rows: list[dict[str, Any]], *, jax: str = "") -> dict[str, Any]:
         "jax": jax or importlib.metadata.version("jax"),
         "chip": {
             "flops": chip.FLOPS,
-            **{name.lower(): getattr(chip, name) for name in (*_CHIP, "TRIP_SECONDS")},
+            **{name.lower(): getattr(chip, name) for name in _CHIP},
         },
         "rows": rows,
         "steps": rounded(list(steps.steps(rows))),

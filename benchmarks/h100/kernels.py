@@ -179,7 +179,9 @@ def _packed_attention(run: RunConfig, array: Any, program: Any) -> Program:
         out, lse = packed_triton.forward(q, k, v, Spans(*spans), scores)
         return packed_triton.backward(q, k, v, Spans(*spans), out, lse, up, scores)
 
-    flops = 3 * H * T * attention_flops(model, T / 2) / (model.num_layers * model.num_query_heads)
+    # Of a token that sees itself and all before it.
+    seen = attention_flops(model, (T + 1) / 2) / (model.num_layers * model.num_query_heads)
+    flops = 3 * H * T * seen
     return program(
         f"packed attention {T:,} tokens",
         gradients,

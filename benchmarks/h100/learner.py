@@ -84,12 +84,13 @@ def programs(run: RunConfig, devices: list[Any], *, all_lengths: bool) -> Iterat
     yield forward(
         "gaps", partial(policy.gaps.lower, state.params, batch), _passes(run, rows, tokens)
     )
-    if run.algorithm.has_evaluation_pass:
-        yield forward(
-            "evaluate",
-            partial(policy.evaluate.lower, state.params, in_reward, batch),
-            _passes(run, rows, tokens, reference=in_reward is not None),
-        )
+    # The evaluation pass, which whitening, a critic, a KL term in rewards and several updates of a
+    # batch ask for. Of every run: one line of its configuration turns it on.
+    yield forward(
+        "logprobs",
+        partial(policy.logprobs.lower, state.params, in_reward, batch),
+        _passes(run, rows, tokens, reference=in_reward is not None),
+    )
     yield from _updates(of_device, run, policy, state, num_trained_parameters(run.model))
     if critic is not None:
         critic_state = critic.abstract()

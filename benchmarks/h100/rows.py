@@ -1,6 +1,7 @@
 """A row of the table: what the compiler says of a program, and what that must cost at least."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ from benchmarks.h100.cost import Collective, Cost, cost_of, largest
 from benchmarks.h100.hlo import parse
 from benchmarks.h100.program import Program
 from benchmarks.h100.rounding import rounding
+from rlboost_jax.simulator.records import ChipConfig
 
 GIB, GB = 2.0**30, 1e9
 
@@ -60,6 +62,7 @@ def priced(program: Program, cost: Cost) -> dict[str, Any]:
             count / chip.FLOPS.get(dtype, chip.LEAST_FLOPS) for dtype, count in cost.flops.items()
         ),
         "hbm": cost.num_bytes / chip.MEMORY_RATE,
+        "launches": cost.kernels * chip.LAUNCH_SECONDS,
         "collectives": sum(
             sent / chip.link_rate(key.devices, key.per_host) for key, sent in cost.sent.items()
         ),
@@ -73,6 +76,7 @@ def priced(program: Program, cost: Cost) -> dict[str, Any]:
         "flops": flops,
         "flops_by_type": dict(cost.flops),
         "model_flops": work.flops / program.devices,
+        "model_gb": work.num_bytes / GB,
         "ragged_dot_flops": cost.ragged_flops,
         "hbm_gb": cost.num_bytes / GB,
         "cached_gb": cost.cached_bytes / GB,
@@ -94,6 +98,32 @@ def priced(program: Program, cost: Cost) -> dict[str, Any]:
         "tokens": work.tokens,
         "assumed": program.assumed,
         "context": program.context,
+    }
+
+
+def bounds_on(sheet: ChipConfig, row: Mapping[str, Any]) -> dict[str, float]:
+    """The bounds of a row on a chip like the H100, whose arithmetic and memory have other rates.
+
+    Args:
+        sheet: of that chip.
+        row: of the table, as it is written or as it was read.
+
+    Returns:
+        Seconds: "least", "serial" and "overlapped".
+    """
+    share = chip.FLOPS["bf16"] / sheet.flops_per_second
+    seconds = {
+        **row["seconds"],
+        "arithmetic": row["seconds"]["arithmetic"] * share,
+        "hbm": row["hbm_gb"] * GB / sheet.memory_bytes_per_second,
+    }
+    return {
+        "least": max(
+            row["model_flops"] / sheet.flops_per_second,
+            row["model_gb"] * GB / sheet.memory_bytes_per_second,
+        ),
+        "serial": sum(seconds.values()),
+        "overlapped": max(seconds.values()),
     }
 
 

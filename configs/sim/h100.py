@@ -2,8 +2,8 @@
 
 Model, server, learner, fleet, prices and policies are those of `configs/<RUN>.py`. How long steps
 take comes from `benchmarks/results/h100.json` (`make h100`): the time of each program with its
-arithmetic, memory, links and round trips one after the other at the data sheet's rates, over
-`REACHED`. Nothing of it was measured. What the table does not know is `configs/sim/base.py`'s:
+arithmetic, memory, launches, links and round trips one after the other at the data sheet's rates,
+over `REACHED`. Nothing of it was measured. What the table does not know is `configs/sim/base.py`'s:
 lengths of responses, links, the time until an instance is up, and between two uses of a chip.
 Lengths are the paper's, in proportion to the longest response; a run's own are to be had from
 `rlboost calibrate`.
@@ -29,8 +29,9 @@ from rlboost_jax.configs.sim.h100_bounds import BOUNDS
 # Share of the speed of the serial bounds that programs come to. Assumed: large products reach some
 # 70 % of an H100's data sheet and streams of memory some 90 %, neither is always at work, and of
 # what is added up here a part goes on at once. Learners of rows side by side come to an MFU of 42
-# to 44 %, servers of one and two GPUs to 60 % of the bandwidth. What `python -m benchmarks.gpu
-# --parts=table` measures on a device is 1 / REACHED, program by program.
+# to 44 %, servers of dense models of 8B and more to 51 to 61 % of the bandwidth. What `python -m
+# benchmarks.gpu --stages=table` measures on a device is 1 / REACHED, program by program. The one
+# that was, gradients of 0.6B on an H200, reached 0.68.
 REACHED = 0.75
 HOST_GPUS = 8
 MODEL = ("num_params", "num_layers", "num_query_heads", "num_key_heads", "head_dim")

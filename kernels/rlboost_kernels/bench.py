@@ -6,7 +6,9 @@ own, 1.6 GB of them or as many as `--gigabytes` says, so that keys and values co
 not from a cache as long as a layer has a few megabytes.
 
 The ceiling is a read of the same pages from end to end by the same threads, with the widest loads
-and prefetching, timed in its own turns; without the compiled library it is the sum by NumPy.
+and prefetching, timed in its own turns; without the compiled library it is the sum by NumPy, and on
+another device a reduction there. Every call is awaited: on a GPU that is much of a short one, and
+`python -m benchmarks.gpu` of the repository, which chains calls, is what to measure with.
 torch's SDPA, where torch is installed, gets a contiguous cache, which is what pages cost it nothing
 to have, in the type of the queries.
 """
@@ -183,6 +185,9 @@ def _ceiling_call(layers: Sequence[jax.Array]) -> Callable[[int], object]:
     if "cpu" in available_implementations() and jax.default_backend() == "cpu":
         read = jax.jit(linear_read)
         return lambda layer: read(layers[layer])
+    if jax.default_backend() != "cpu":  # where the pages lie, and not on the host
+        largest = jax.jit(jnp.max)
+        return lambda layer: largest(layers[layer])
     words = [np.asarray(layer).view(np.uint8).reshape(-1).view(np.float32) for layer in layers]
     return lambda layer: np.sum(words[layer])
 

@@ -12,7 +12,7 @@ from benchmarks.h100.cost import Assumptions, Call, Collective, Cost, cost_of, g
 from benchmarks.h100.hlo import Shape, parse
 from benchmarks.h100.jobs import Job
 from benchmarks.h100.program import Program, Work
-from benchmarks.h100.rows import priced
+from benchmarks.h100.rows import bounds_on, priced
 from benchmarks.h100.steps import steps
 
 # A batched product inside a fusion, in a loop of 3 around a loop whose length is data.
@@ -450,10 +450,45 @@ def test_seconds_are_the_sum_and_the_largest_of_what_each_resource_takes() -> No
     flops, trips = 6 * ONE_PRODUCT, 6 * chip.TRIP_SECONDS
     hbm = (6 * ONE_GEMM + 516) / chip.MEMORY_RATE
     arithmetic = flops / chip.FLOPS["bf16"]
-    assert row["seconds_serial"] == pytest.approx(arithmetic + hbm + trips + 1.0)
+    launches = 7 * chip.LAUNCH_SECONDS
+    assert row["seconds"]["launches"] == pytest.approx(launches)
+    assert row["seconds_serial"] == pytest.approx(arithmetic + hbm + launches + trips + 1.0)
     assert row["seconds_overlapped"] == 1.0
     assert row["mfu_overlapped"] == pytest.approx(ONE_PRODUCT / chip.FLOPS["bf16"])
     assert row["trips"] == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"),
+    [("NVIDIA H100 80GB HBM3", 3.35e12), ("NVIDIA H200", 4.8e12)],
+)
+def test_bounds_are_those_of_the_device_that_is_measured(kind: str, rate: float) -> None:
+    row = {
+        "model_flops": 989e12 * 0.01,
+        "model_gb": 96.0,
+        "hbm_gb": 240.0,
+        "seconds": {"arithmetic": 0.02, "hbm": 9.0, "launches": 0.001, "trips": 0.003},
+    }
+    sheet = chip.sheet_of(kind)
+    assert sheet is not None
+    found = bounds_on(sheet, row)
+    assert found["least"] == pytest.approx(96e9 / rate)  # 20 ms of an H200
+    assert found["serial"] == pytest.approx(0.02 + 240e9 / rate + 0.001 + 0.003)
+    assert found["overlapped"] == pytest.approx(240e9 / rate)
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA B200", "cpu", ""])
+def test_a_device_without_a_data_sheet_has_no_bounds(kind: str) -> None:
+    """The others that are called H100 have another memory."""
+    assert chip.sheet_of(kind) is None
+
+
+def test_an_h100_is_one_chip_in_all_tables() -> None:
+    sheet = chip.sheet_of("NVIDIA H100 80GB HBM3")
+    assert sheet is not None
+    assert (sheet.flops_per_second, sheet.memory_bytes_per_second, sheet.memory_bytes) == (
+        *(chip.FLOPS["bf16"], chip.MEMORY_RATE, chip.MEMORY_BYTES),
+    )
 
 
 def test_a_step_is_its_batches_their_sums_and_an_update() -> None:
