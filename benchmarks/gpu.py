@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.h100 import chip
+
 RESULTS = Path("benchmarks/results/gpu.json")
 
 
@@ -207,6 +209,8 @@ def main(
         kept = json.loads(path.read_text())["stages"]
     here = {**machine(), "dry_run": options.dry_run}
     wanted = in_order(names, kept, here) if options.resume else names
+    if chip.sheet_of(here["device"]) is None:
+        print(f"no data sheet of {here['device']}: its figures stand without bounds")
 
     def note(name: str, record: Record) -> None:
         kept[name] = {"machine": here, **record}

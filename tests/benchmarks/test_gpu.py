@@ -288,9 +288,10 @@ def test_words_and_figures_without_a_bound_beat_nothing(value):
     assert not beats_its_bound(figure(value, "", bound=None if value == 1.0 else 2.0))
 
 
-def test_a_dry_run_writes_no_results(monkeypatch, tmp_path, clock):
+def test_a_dry_run_writes_no_results(monkeypatch, tmp_path, clock, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gpu, "machine", dict)
+    monkeypatch.setattr(gpu, "machine", lambda: {"device": "cpu"})
     arguments = ["--dry_run", "--stages=ceilings"]
     assert gpu.main(arguments, cases_of=lambda _: lambda tiny: one("a"), clock=clock) == 0
     assert not list(tmp_path.iterdir())
+    assert "no data sheet of cpu: its figures stand without bounds" in capsys.readouterr().out

@@ -18,11 +18,11 @@ DENSE, MIXTURE = "qwen3_06b_gsm8k", "qwen3_30b_a3b_moe"
 
 
 def kernel(name, config=DENSE):
-    """A kernel of a small run, and what it is given."""
+    """A kernel of a small run, and what it is given. Those for GPUs do not lower here."""
     run = run_here(config, tiny=True)
     found = gpu_table.programs(Job("kernels", config), run)
     program = next(p for p in found if p.name.startswith(name))
-    return run, program, gpu_inputs.arguments(run, "kernels", program, program.lower())
+    return run, program, gpu_inputs._of_kernel(run, program, program.lower.args)
 
 
 def test_every_kernel_of_the_table_has_a_maker():
