@@ -67,9 +67,10 @@ def paths(*, tiny: bool) -> Cases:
 
 
 def decoding(run: RunConfig, context: int) -> RunConfig:
-    """The run with responses so long that half of prompt and response is that many tokens."""
+    """The run with responses so long that half of prompt and response is that many tokens, and
+    with pages for these in every slot."""
     prompt = min(run.engine.max_prompt_tokens, context)
-    pages = run.engine.slots * -(-2 * context // run.engine.page_size)
+    pages = run.engine.slots * (-(-context // run.engine.page_size) + 1)
     return replace(
         run,
         engine=replace(run.engine, max_prompt_tokens=prompt, num_pages=pages),
