@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_attention, gpu_inputs, gpu_table
+from benchmarks.gpu_engine import decoding
 from benchmarks.gpu_inputs import MAKERS, filled, maker_of, pairs_of
 from benchmarks.gpu_programs import engine_program, learner_program, run_here
 from benchmarks.h100.checkpoints import run_of
+from benchmarks.h100.engine import memory_plan
 from benchmarks.h100.jobs import KERNELS, MESHES, Job
 
 DENSE, MIXTURE = "qwen3_06b_gsm8k", "qwen3_30b_a3b_moe"
@@ -135,6 +137,25 @@ def test_the_steps_that_are_measured_have_all_slots_busy():
     assert sampled["decode"].shape[0] == steps and (sampled["decode"][:, :slots] >= 0).all()
     rows, prompt = run.engine.token_rows, run.engine.max_prompt_tokens
     assert (sampled["mixed"] >= 0).sum() == min(slots, -(-rows // prompt))
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "engine"),
+    [
+        ("qwen3_8b_openr1", 640, {"token_rows": 64}),
+        ("qwen3_8b_openr1", 3072, {}),
+        ("qwen3_8b_openr1", 3072, {"kv_dtype": "float8_e4m3fn"}),
+        (DENSE, 320, {"slots": 256, "page_size": 64}),
+        (DENSE, 64, {"slots": 64}),
+        (MIXTURE, 2304, {}),
+    ],
+)
+def test_a_measured_step_has_its_context_and_fits_into_80_gb(config, context, engine):
+    layers = 4 if config == MIXTURE else 0
+    run = decoding(run_here(config, tiny=False, layers=layers, engine=engine), context)
+    plan = memory_plan(run, run.engine)  # raises where it does not fit
+    held = plan.num_pages * run.engine.page_size / run.engine.slots
+    assert run.slot_tokens / 2 == context <= held
 
 
 @pytest.mark.parametrize(
