@@ -11,8 +11,7 @@ that it was measured on. `--resume` passes over what is complete in FILE, and ta
 last. `--dry_run` goes through all stages at reduced sizes on any device, with kernels for GPUs
 interpreted; its figures mean nothing, and go to no file that is not named.
 
-The stages, after the seconds that they took or are expected to take on an H200:
-
+The stages, with the seconds that each is expected to take on an H200:
 """
 
 import argparse
@@ -59,7 +58,7 @@ STAGES = {
     "qualification": Stage("gpu_table", 240, "what engines and learners would run here"),
     "table": Stage("gpu_table", 600, "programs of results/h100.json beside their bounds"),
 }
-__doc__ += "\n".join(f"    {n:14}{s.seconds:5.0f}  {s.what}" for n, s in STAGES.items())
+_LINES = "\n".join(f"    {n:14}{s.seconds:5.0f}  {s.what}" for n, s in STAGES.items())
 
 Record = dict[str, Any]  # of a stage: status, reason, seconds, machine, figures
 CasesOf = Callable[..., Mapping[str, Callable[[], dict[str, Any]]]]
@@ -189,7 +188,7 @@ def main(
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=f"{__doc__}\n{_LINES}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="for all stages together")
     parser.add_argument("--stages", default=",".join(STAGES), help="names, with commas between")

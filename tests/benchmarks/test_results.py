@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_table
 from benchmarks.gpu_figures import beats_its_bound
 from benchmarks.h100 import chip
 from benchmarks.h100.jobs import all_jobs
@@ -81,6 +81,13 @@ def test_attention_that_is_mostly_reading_is_near_its_bound_and_not_above():
 def test_rows_of_the_table_are_those_of_its_jobs():
     assert {row["job"] for row in ROWS} == {str(job) for job in all_jobs()}
     assert not [row["program"] for row in ROWS if "failed" in row]
+
+
+def test_every_row_of_one_device_can_be_measured():
+    """But for the plain form of attention in an engine, which no GPU would choose."""
+    alone = {row["job"] for row in ROWS if row["devices"] == 1 and not row["job"].endswith("auto")}
+    jobs = [*gpu_table.kernel_jobs(), *gpu_table.model_jobs()]
+    assert alone == {str(job) for job in jobs}
 
 
 def test_bounds_are_what_each_resource_takes():
