@@ -14,6 +14,7 @@ from rlboost_jax.chat.template_conversation import TemplateConversation
 from rlboost_jax.chat.template_probe import ASKS, Template, examined
 from rlboost_jax.chat.thinking import is_open, marks_of
 from rlboost_jax.chat.turn_reader import TurnReader
+from rlboost_jax.data.conversations import reads
 from rlboost_jax.data.tokenizers import (
     ByteTokenizer,
     ChatRefused,
@@ -65,6 +66,12 @@ def conversation_of(
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     if why := unsupported(tokenizer.template):
         raise ConfigError(why)
+    for name in options:
+        if not reads(tokenizer.template, name):
+            raise ConfigError(
+                f"environment.template_options has {name!r}, which the chat template does not "
+                "name; take it out, or write it as the template does"
+            )
     renderer = Renderer(tokenizer=tokenizer, options=options)
     stops = {stop: text for stop in tokenizer.stop_ids if (text := _mark(renderer, stop))}
     marks = marks_of(tokenizer.template)

@@ -28,6 +28,12 @@ def stored_columns(columns: Collection[str], present: Collection[str]) -> list[s
     return sorted({name for name in found.values() if name is not None})
 
 
+def unused_columns(columns: Collection[str], present: Collection[str]) -> list[str]:
+    """The columns of a table that none of `columns` is or leads into."""
+    used = {_stored(column, present) for column in columns}
+    return sorted(name for name in present if name not in used)
+
+
 def value_at(row: Row, column: str) -> Any:
     """The value of a column, None where it or what it is in has none. Raises BrokenRow."""
     name = _stored(column, row)

@@ -75,8 +75,10 @@ def with_text_arguments(messages: Iterable[Message]) -> list[Message]:
 
 
 def more_of(message: Message) -> dict[str, Any]:
-    """What a message says besides its role and content."""
-    return {key: value for key, value in message.items() if key not in ("role", "content")}
+    """What makes a message another one besides its role and content: neither ids nor weights."""
+    more = {key: message[key] for key in ("name", "reasoning_content") if key in message}
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return {**more, "tool_calls": calls} if calls else more
 
 
 def fields_unread(messages: Iterable[Message], tools: Tools, template: str) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlboost_jax.data.columns import value_at
+from rlboost_jax.data.columns import unused_columns, value_at
 from rlboost_jax.data.conversations import reads
 from rlboost_jax.data.exercises import AskGroup, Prompt, Source, Tokens, Verdicts
 from rlboost_jax.data.id_range import about_ids, ids_without_row
@@ -132,6 +132,7 @@ class Dataset:
             "heldout": len(heldout),
             "left_out": _left_out(selection),
             "heldout_left_out": _left_out(aside),
+            "columns_unused": unused_columns(needed_columns(data), self._rows.names()),
             "prompt_tokens_max": max((e.num_tokens for e in (*train, *heldout)), default=0),
             "stop_ids": list(self.stop_ids),
             "notes": [about_ids(data.tokenizer, rows + without_row, rows)] if without_row else [],

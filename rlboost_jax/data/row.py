@@ -1,6 +1,6 @@
 """A row of a data set, whatever it was read from."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rlboost_jax.settings.errors import Mistake
@@ -32,6 +32,18 @@ class Rows(Protocol):
     def place(self, index: int) -> str:
         """Where a person finds the row."""
         ...
+
+    def names(self) -> Collection[str]:
+        """The columns that there are, used or not; of files without a schema those of a row."""
+        ...
+
+
+def names_of_first(rows: Rows) -> Collection[str]:
+    """The columns of the first row, none where it cannot be read."""
+    try:
+        return tuple(rows[0]) if len(rows) else ()
+    except BrokenRow:
+        return ()
 
 
 class Layout(NamedTuple):

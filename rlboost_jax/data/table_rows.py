@@ -6,7 +6,7 @@ from typing import Final
 
 from rlboost_jax.data.columns import MissingColumns, stored_columns
 from rlboost_jax.data.json_rows import json_object
-from rlboost_jax.data.row import Row, TableRow
+from rlboost_jax.data.row import Row, TableRow, names_of_first
 from rlboost_jax.settings.errors import ConfigError, install
 
 SAVED: Final = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
@@ -40,7 +40,7 @@ class ParquetRows:
             raise ConfigError(
                 f"data.source: columns of {paths[0]} differ elsewhere: {line}"
             ) from None
-        self._table = whole.combine_chunks()
+        self._table, self._names = whole.combine_chunks(), tuple(names)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -50,6 +50,9 @@ class ParquetRows:
 
     def place(self, index: int) -> str:
         return f"row {index}"
+
+    def names(self) -> Collection[str]:
+        return self._names
 
 
 class ArrayRecords:
@@ -75,6 +78,9 @@ class ArrayRecords:
 
     def place(self, index: int) -> str:
         return f"record {index}"
+
+    def names(self) -> Collection[str]:
+        return names_of_first(self)
 
 
 class HuggingFaceRows:
@@ -111,7 +117,7 @@ class HuggingFaceRows:
             stored = stored_columns(columns, found.column_names)
         except MissingColumns as error:
             raise ConfigError(f"data.source {source!r} has {error}") from None
-        self._rows = found.select_columns(stored)
+        self._rows, self._names = found.select_columns(stored), tuple(found.column_names)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -121,3 +127,6 @@ class HuggingFaceRows:
 
     def place(self, index: int) -> str:
         return f"row {index}"
+
+    def names(self) -> Collection[str]:
+        return self._names

@@ -21,7 +21,7 @@ import numpy as np
 
 from rlboost_jax.data.csv_rows import csv_layout
 from rlboost_jax.data.json_rows import CHUNK, json_layout
-from rlboost_jax.data.row import DataChanged, Layout, Row
+from rlboost_jax.data.row import DataChanged, Layout, Row, names_of_first
 from rlboost_jax.settings.errors import ConfigError, install
 
 TextFormat = Literal["jsonl", "csv", "tsv"]
@@ -84,6 +84,9 @@ class TextRows:
     def place(self, index: int) -> str:
         number, *_, row = self._spans[index].tolist()
         return f"{self._files[number].path.name}, {self._files[number].unit} {row}"
+
+    def names(self) -> Collection[str]:
+        return names_of_first(self)
 
     def _opened(self, path: Path, file: BinaryIO) -> list[tuple[int, ...]]:
         """The spans of a file's rows."""

@@ -5,6 +5,7 @@ import pytest
 from rlboost_jax.chat.conversation import Given, NewSequence
 from rlboost_jax.chat.opening import conversation_of
 from rlboost_jax.chat.thinking import KNOWN, THINK, is_open, marks_of, split
+from rlboost_jax.settings.errors import ConfigError
 from tests.chat.conftest import ADD
 from tests.chat.test_conversation import CALL, QUESTION, ids, result, user
 
@@ -106,6 +107,12 @@ def test_a_model_that_is_asked_not_to_think(tokenizer_of):
     assert (turn.thinking, turn.text) == ("", "7")
     following = conversation.after([QUESTION], turn, [user("And 5?")])
     assert isinstance(following, Given) and tokenizer.text(following.tokens).endswith(empty)
+
+
+def test_an_option_that_the_template_does_not_name_is_refused(tokenizer_of):
+    """It would change nothing, and nobody would say so."""
+    with pytest.raises(ConfigError, match=r"template_options has 'enable_thinkin', which the chat"):
+        conversation_of(tokenizer_of("thinking"), options={"enable_thinkin": False})
 
 
 def test_thinking_that_the_prompt_opened(talk, tokenizer_of):

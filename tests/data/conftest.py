@@ -60,3 +60,20 @@ def write_lines(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return written
+
+
+@pytest.fixture
+def unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data sets start no processes of reward functions."""
+
+    class Nobody:
+        sees_groups = False
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    for module in ("dataset", "mixture"):
+        monkeypatch.setattr(f"rlboost_jax.data.{module}.Judge", Nobody)

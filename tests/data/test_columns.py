@@ -10,11 +10,14 @@ from rlboost_jax.data.row import BrokenRow
 from rlboost_jax.settings.column_names import shown_as
 from rlboost_jax.settings.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("unjudged")
+
 ROWS = [
     {
         "data_source": "own/sums",
         "question": {"text": f"{n} + {n}?", "hints": ["add", f"it is even {n}"]},
         "reward_model": {"style": "rule", "ground_truth": str(2 * n)},
+        "unused": "x",
         "extra_info": {"split": "train", "index": n, "nested": {"level": n % 3}},
     }
     for n in range(12)
@@ -91,6 +94,7 @@ def test_a_path_leads_into_columns_of_every_format(write, tmp_path, build):
     found = {p.problem.prompt: p.problem.columns for p in (train[i] for i in range(len(train)))}
     assert found == WANTED
     assert data.record["left_out"]["filtered"]["rows"] == 4
+    assert data.record["columns_unused"] == ["unused"]
     example = train[0].problem.example
     assert (example["text"], example["index"]) == ("1 + 1?", 1)
 

@@ -13,6 +13,8 @@ from rlboost_jax.settings.errors import ConfigError
 from tests.chat.conftest import ADD, saved
 from tests.chat.forms import FORMS, Form
 
+pytestmark = pytest.mark.usefixtures("unjudged")
+
 CALL = {"name": "add", "arguments": {"a": 3, "b": 4}}
 SAID = [
     {"role": "user", "content": "What is 3 + 4?"},
@@ -275,6 +277,8 @@ def test_a_question_is_the_same_by_what_is_said():
         identity(conversation_in([{**SAID[0], "name": "Ann"}], "m")),
     ]
     assert len({identity(plain), *others}) == 6
+    other_ids = [{**SAID[0], "weight": 0.5}, {**SAID[1], "tool_calls": [CALL]}, SAID[2]]
+    assert identity(conversation_in(other_ids, "m")) == identity(conversation_in(SAID, "m"))
 
 
 @pytest.mark.parametrize("name", ["tools_column", "chat_options"])

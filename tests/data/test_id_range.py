@@ -14,6 +14,8 @@ from rlboost_jax.settings.huggingface.sources import source_fields
 from rlboost_jax.settings.model import ModelConfig
 from tests.oracles import torch_oracle
 
+pytestmark = pytest.mark.usefixtures("unjudged")
+
 PICTURE = "<image_soft_token>"
 TEMPLATE = (
     "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"

@@ -66,12 +66,13 @@ def named(prompts):
     return [(prompt.source.name, prompt.problem.row) for prompt in prompts]
 
 
+@pytest.mark.usefixtures("unjudged")
 def test_each_has_its_share_at_any_time_and_its_own_epochs(entries, mixed):
     data = mixed(entries)
     assert isinstance(data, Mixture) and data.name == "sums + own-words + table"
-    prompts = named(PromptStream(data, seed=3).slice(0, 400))
+    prompts = named(PromptStream(data, seed=3).slice(0, 200))
     weights = {"sums": 2.0, "own-words": 0.5, "table": 1.0}
-    for taken in range(1, 401):
+    for taken in range(1, 201):
         counts = collections.Counter(name for name, _ in prompts[:taken])
         for name, weight in weights.items():
             assert abs(counts[name] - taken * weight / 3.5) < 2
@@ -82,6 +83,7 @@ def test_each_has_its_share_at_any_time_and_its_own_epochs(entries, mixed):
         assert rows[:size] != rows[size : 2 * size]
 
 
+@pytest.mark.usefixtures("unjudged")
 def test_any_prompts_at_any_time_in_any_process(entries, mixed):
     in_order = named(PromptStream(mixed(entries), seed=3).slice(0, 120))
     again = PromptStream(mixed(entries), seed=3)
@@ -92,6 +94,7 @@ def test_any_prompts_at_any_time_in_any_process(entries, mixed):
     assert other != in_order
 
 
+@pytest.mark.usefixtures("unjudged")
 def test_each_has_its_columns_and_says_whose_it_is(entries, mixed, tmp_path):
     data = mixed(entries, rewards=[{"name": "exact"}])
     found = {}
@@ -114,6 +117,7 @@ def test_each_has_its_columns_and_says_whose_it_is(entries, mixed, tmp_path):
         keep_record(tmp_path, mixed(fewer).record)
 
 
+@pytest.mark.usefixtures("unjudged")
 def test_a_column_of_that_name_is_the_rows_own(mixed, write_lines):
     path = write_lines([{"prompt": "x", "data_source": "theirs"}])
     entry = {"source": str(path), "reward_columns": ("data_source",)}
@@ -143,6 +147,7 @@ def test_presets_judge_their_own_prompts(mixed, write_lines):
     assert right.components["countdown"] == 1.0 and "math" not in right.components
 
 
+@pytest.mark.usefixtures("unjudged")
 def test_what_one_holds_out_no_other_trains_on(entries, mixed, write_lines):
     other = write_lines([*SUMS[:5], {"question": "new?", "answer": "#### 1"}], "again.jsonl")
     held = write_lines([{"q": row["question"], "a": "0"} for row in SUMS[:3]], "held.jsonl")
@@ -163,6 +168,7 @@ def test_what_one_holds_out_no_other_trains_on(entries, mixed, write_lines):
         )
 
 
+@pytest.mark.usefixtures("unjudged")
 def test_held_out_prompts_are_of_each_by_weight(entries, mixed):
     data = mixed(entries, heldout_share=0.5)
     counts = collections.Counter(prompt.source.name for prompt in data.heldout(0, 7))
@@ -213,6 +219,7 @@ def test_what_all_entries_lack_is_said_once(entries, build):
     assert "data.mixture[" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("unjudged")
 def test_what_is_wrong_with_rows_names_their_entry(entries, mixed):
     with pytest.raises(ConfigError, match=r"^data.mixture\[1\]: data.source .* no column 'txt'"):
         mixed([entries[0], {**entries[1], "template": "{txt}"}])
