@@ -16,6 +16,7 @@ from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface.generation import GENERATION, generation_values, ids_of
 from rlboost_jax.settings.huggingface.sources import TOKENIZER, source_folder
+from rlboost_jax.settings.mixture import parts_of
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
 
@@ -65,11 +66,6 @@ def _as_the_run_used_it(run: RunConfig, folder: Path) -> Iterator[str]:
         )
     yield from _write_stops(run, folder)
     yield from _other_sampling(run, folder)
-    if data.system_prompt:
-        yield (
-            "no file carries data.system_prompt; begin each chat with it: "
-            f"{json.dumps(data.system_prompt, ensure_ascii=False)}"
-        )
     options = (
         run.environment.template_options if run.task.name == ENVIRONMENT else data.chat_options
     )
@@ -78,9 +74,21 @@ def _as_the_run_used_it(run: RunConfig, folder: Path) -> Iterator[str]:
             "no file carries the template's options; give apply_chat_template "
             f"{json.dumps(dict(options))}"
         )
-    if data.template and run.task.name == DATASET:
-        text = json.dumps(data.template, ensure_ascii=False)
-        yield f"no file carries data.template, in which each question stood: {text}"
+    if run.task.name == DATASET:
+        yield from _put_by_data(run)
+
+
+def _put_by_data(run: RunConfig) -> Iterator[str]:
+    """What stood around each question, by the data set or by those of a mixture."""
+    several = [(f" of {part.name!r}", part.run) for part in parts_of(run)]
+    for name, alone in several or [("", run)]:
+        data, _ = resolved(alone)
+        if data.system_prompt:
+            text = json.dumps(data.system_prompt, ensure_ascii=False)
+            yield f"no file carries data.system_prompt{name}; begin each chat with it: {text}"
+        if data.template:
+            text = json.dumps(data.template, ensure_ascii=False)
+            yield f"no file carries data.template{name}, in which each question stood: {text}"
 
 
 def _template(folder: Path) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from rlboost_jax.data.exported_tokenizer import write_tokenizer
 from rlboost_jax.data.tokenizers import open_tokenizer
+from rlboost_jax.settings.data import MixtureConfig
 from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface.generation import end_ids
@@ -199,6 +200,32 @@ def test_what_no_file_carries_is_a_line(
         (tmp_path / str(number)).mkdir()
         _, lines = exported(changed, tmp_path / str(number))
         assert any(says in line for line in lines), lines
+
+
+def test_of_a_mixture_each_data_set_has_its_own_lines(
+    run: Callable[..., RunConfig], source: Path, tmp_path: Path
+) -> None:
+    rows = run(source).data.source
+    entry = {"source": rows, "prompt_column": "prompt", "answer_column": "answer"}
+    mixture = (
+        {**entry, "name": "sums", "system_prompt": "Add."},
+        {**entry, "name": "terse", "template": "{prompt} Be brief."},
+        {"preset": "countdown", "source": rows},
+    )
+    trained = run(source)
+    data = replace(
+        trained.data,
+        **{
+            "source": "",
+            "answer_column": "",
+            "mixture": tuple(MixtureConfig(**e) for e in mixture),
+        },
+    )
+    _, lines = exported(replace(trained, data=data), tmp_path)
+    assert lines[0].endswith("data.system_prompt of 'sums'; begin each chat with it: \"Add.\"")
+    assert lines[1].startswith("no file carries data.template of 'terse', in which each question")
+    assert lines[2].startswith("no file carries data.template of 'countdown', in which each")
+    assert len(lines) == 3
 
 
 def test_the_tokenizer_is_the_run_s_and_not_the_source_s(
