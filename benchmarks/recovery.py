@@ -21,6 +21,7 @@ import numpy as np
 
 from configs import tiny
 from rlboost_jax.credentials import Endpoint, read_credentials
+from rlboost_jax.host.proxies import opened
 from rlboost_jax.manager.journal import BatchOpened, Collected, SegmentBegun, frames
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.messages import BeginBatch, PromptRequest, Sampling, pack_ids
@@ -114,7 +115,7 @@ def _asked(workdir: Path) -> int:
     there = Endpoint(address=record.local_address, credentials=credentials)
     request = urllib.request.Request(there.url("/status"), headers=there.headers)
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS, context=credentials.tls) as a:
+        with opened(request, timeout=ANSWER_SECONDS, tls=credentials.tls) as a:
             return int(a.status)
     except urllib.error.HTTPError as error:
         return error.code

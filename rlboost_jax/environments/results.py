@@ -5,12 +5,13 @@ JSON has neither; bytes are base64. Nothing is ever shown as `str` or `repr` has
 could leave something out or name an address in memory.
 """
 
+import datetime
 import fractions
 import ipaddress
 import json
 import os
-from collections import deque
-from collections.abc import ItemsView, KeysView, Mapping, ValuesView
+from collections import UserList, deque
+from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,13 @@ _AS_TEXT: Final = (
     *(fractions.Fraction, complex),
     *(ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network),
 )
-_AS_LIST: Final = (deque, range, KeysView, ValuesView, ItemsView, memoryview)
+_KINDS: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+    (bytes, bytes),
+)
+_AS_LIST: Final = (deque, UserList, range, KeysView, ValuesView, ItemsView, memoryview)
 _PLAIN: Final = (str, bool, int, float, type(None))
 
 
@@ -61,23 +68,41 @@ def json_form(value: Any) -> Any:
     Raises:
         TypeError: there is none.
     """
-    if isinstance(value, os.PathLike):
-        return os.fsdecode(value)
     if isinstance(value, _AS_TEXT) or _is_plain_key(value):
         return str(value)
+    for kind, plain in _KINDS:
+        if isinstance(value, kind):
+            return plain(value)
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta):  # a kind of them
+        return _plain_time(value)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
     if isinstance(value, _AS_LIST):
         return list(value)
     if isinstance(value, Mapping):
         return dict(value)
     if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
         return dump(mode="json")  # pydantic
-    kind = str(getattr(value, "dtype", ""))
-    if kind.startswith(("datetime64", "timedelta64")):  # their items are of several types
-        return value.astype(str).tolist()
-    if callable(tolist := getattr(value, "tolist", None)) and not isinstance(value, type):
+    dtype = str(getattr(value, "dtype", ""))
+    if names := getattr(getattr(value, "dtype", None), "names", None):  # of a record, or many
+        return list(value) if value.ndim else {name: value[name] for name in names}
+    if dtype.startswith(("datetime64", "timedelta64")):  # whose items are of several types
+        return list(value) if value.ndim else None if value != value else str(value)
+    labelled = type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "index")
+    tolist = None if labelled or isinstance(value, type) else getattr(value, "tolist", None)
+    if callable(tolist):
         found = tolist()  # whole arrays, and scalars
         return float(value) if type(found) is type(value) else found
     raise TypeError(f"no JSON stands for {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _plain_time(value: Any) -> Any:
+    """As pandas' are; None: not a time."""
+    if value != value:
+        return None
+    if isinstance(value, datetime.timedelta):
+        return datetime.timedelta(value.days, value.seconds, value.microseconds)
+    return value.isoformat()
 
 
 def _is_plain_key(value: Any) -> bool:

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, MutableMapping
 from http.client import HTTPResponse
 from typing import Final
+from urllib.parse import urlsplit
 
 VARIABLES: Final = tuple(
     name
@@ -22,7 +23,7 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def opened(
-    request: urllib.request.Request, *, timeout: float, tls: ssl.SSLContext | None
+    request: urllib.request.Request | str, *, timeout: float, tls: ssl.SSLContext | None
 ) -> HTTPResponse:
     """Ask an address of the run, as `urllib.request.urlopen` does, through no proxy."""
     opener = urllib.request.build_opener(
@@ -44,6 +45,12 @@ def hidden(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]
         yield
     finally:
         environment.update(kept)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address is of this host, by its name or number."""
+    host = urlsplit(url).hostname or ""
+    return host in LOOPBACK or host.startswith("127.")
 
 
 def direct_on_loopback(environment: Mapping[str, str]) -> dict[str, str]:

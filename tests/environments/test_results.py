@@ -43,6 +43,23 @@ class Named(enum.StrEnum):
     RED = "red"
 
 
+class Day(datetime.date):
+    """As pandas has dates, times and texts of its own."""
+
+
+class Span(datetime.timedelta): ...
+
+
+class Words(str): ...
+
+
+class Number(int): ...
+
+
+class Table(collections.OrderedDict[str, int]): ...
+
+
+DERIVED = ["2024-02-29", "P1D", "a", 1, {"a": 1}]
 Point = collections.namedtuple("Point", "x y")
 MANY = list(range(1200))
 
@@ -62,7 +79,12 @@ MANY = list(range(1200))
         (np.array([{"a": np.int64(1)}, None], dtype=object), [{"a": 1}, None]),
         (np.array(["ä", "b"]), ["ä", "b"]),
         (np.datetime64("2024-02-29"), "2024-02-29"),
-        (np.array(["2024-02-29T01", "NaT"], "M8[ns]"), ["2024-02-29T01:00:00.000000000", "NaT"]),
+        (np.array(["2024-02-29T01", "NaT"], "M8[ns]"), ["2024-02-29T01:00:00.000000000", None]),
+        (np.array("2024-02-29", "M8[D]"), "2024-02-29"),
+        ([Day(2024, 2, 29), Span(days=1), Words("a"), Number(1), Table(a=1)], DERIVED),
+        (np.array([(1, 0.5)], [("a", "i4"), ("b", "f4")]), [{"a": 1, "b": 0.5}]),
+        (np.array([(1, 0.5)], [("a", "i4"), ("b", "f4")])[0], {"a": 1, "b": 0.5}),
+        (np.ma.array([1, 2], mask=[False, True]), [1, None]),
         (jnp.arange(1200), MANY),
         (jnp.float32(1.5), 1.5),
         ({np.int64(3): np.float32(0.5), "b": 1}, {"3": 0.5, "b": 1}),
@@ -84,6 +106,7 @@ MANY = list(range(1200))
         (pathlib.PurePosixPath("a/b"), "a/b"),
         ([float("nan"), np.float32("nan"), float("inf"), np.array(-np.inf)], [None] * 4),
         (2**80, 2**80),
+        ({True: 1, None: 2, ("a", 1): 3}, {"True": 1, "None": 2, "('a', 1)": 3}),
         (None, None),
         ([], []),
         (["\ud800", np.int64(1)], ["\ud800", 1]),
@@ -135,6 +158,14 @@ def test_what_has_no_json_form_is_refused_by_name(result: Any, kind: str) -> Non
     said = str(raised.value)
     assert said.startswith(f"tool 'stats' returned {type(result).__name__}: ") and kind in said
     assert "0x" not in said and "\n" not in said
+
+
+def test_a_table_with_labels_is_no_list() -> None:
+    """Which would lose them."""
+    series = type("Series", (), {"index": [], "tolist": lambda self: [1]})
+    series.__module__ = "pandas"
+    with pytest.raises(BadResult, match=r"no JSON stands for pandas\.Series"):
+        text_of(series(), "stats")
 
 
 def test_a_tool_of_a_function_says_which_it_is() -> None:

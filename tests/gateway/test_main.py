@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from rlboost_jax.host.proxies import opened
 from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.system
@@ -83,6 +84,6 @@ def test_mistakes_are_one_line(options: tuple[str, ...], why: str, tmp_path: Pat
 def _post(url: str, body: object, token: str, tls: ssl.SSLContext) -> dict:
     headers = {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, context=tls, timeout=PATIENCE_SECONDS) as answer:
+    with opened(request, tls=tls, timeout=PATIENCE_SECONDS) as answer:
         value: dict = json.load(answer)
         return value

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from rlboost_jax.host import proxies
-from rlboost_jax.host.proxies import direct_on_loopback, hidden, opened
+from rlboost_jax.host.proxies import direct_on_loopback, hidden, is_loopback, opened
 
 DEAD = "http://127.0.0.1:9"
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -80,6 +80,22 @@ def test_they_are_hidden_for_a_while_only() -> None:
         assert environment == {"no_proxy": "a", "PATH": "/bin"}
         raise ValueError("within")
     assert environment == given
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("https://127.0.0.1:6443", True),
+        ("http://localhost:8001/k8s", True),
+        ("https://[::1]:6443", True),
+        ("https://127.9.9.9", True),
+        ("https://10.0.0.1:6443", False),
+        ("https://localhost.example.com", False),
+        ("", False),
+    ],
+)
+def test_an_address_of_this_host_is_told_from_others(url: str, here: bool) -> None:
+    assert is_loopback(url) is here
 
 
 @pytest.mark.parametrize(

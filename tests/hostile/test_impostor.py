@@ -12,6 +12,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.credentials import Endpoint, read_credentials
+from rlboost_jax.host.proxies import opened
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.manager.service.run_files import read_record
 from rlboost_jax.rollout import server, stream
@@ -168,7 +169,7 @@ def test_who_hands_everything_on_reads_nothing(
         credentials = read_credentials(workdir / "join", environment={})
         there = replace(real, address=f"127.0.0.1:{relay.port}", credentials=credentials)
         request = urllib.request.Request(there.url("/config"), headers=there.headers)
-        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS, context=there.tls) as answer:
+        with opened(request, timeout=PATIENCE_SECONDS, tls=there.tls) as answer:
             assert b'"num_steps"' in answer.read()
         count, said = relay.heard()
     nothing((count, said), workdir, calls=1)

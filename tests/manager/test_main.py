@@ -21,6 +21,7 @@ import pytest
 from rlboost_jax import messages as m
 from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.host.processes import start_time
+from rlboost_jax.host.proxies import opened
 from rlboost_jax.manager.service.run_files import ALREADY_MANAGED
 from rlboost_jax.observe.events import read_events
 from rlboost_jax.settings.for_servers import for_servers
@@ -206,7 +207,7 @@ def test_other_hosts_are_given_a_name_of_this_one(workdir: Path, host: str) -> N
             there = replace(read_endpoint(workdir), address=address)
             request = urllib.request.Request(there.url("/config"), headers=there.headers)
             tls = there.credentials.tls
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS, context=tls) as answer:
+            with opened(request, timeout=PATIENCE_SECONDS, tls=tls) as answer:
                 assert answer.status == 200
 
 
@@ -219,7 +220,7 @@ def test_a_token_comes_with_its_own_certificate(workdir: Path) -> None:
         request = urllib.request.Request(there.url(route), headers=headers)
         try:
             tls = there.credentials.tls
-            return urllib.request.urlopen(request, timeout=PATIENCE_SECONDS, context=tls).status
+            return opened(request, timeout=PATIENCE_SECONDS, tls=tls).status
         except urllib.error.HTTPError as error:
             return error.code
 
@@ -242,9 +243,7 @@ def test_a_folder_of_before_there_was_always_tls_goes_on(workdir: Path) -> None:
     with manager(workdir):
         there = read_endpoint(workdir)
         request = urllib.request.Request(there.url("/status"), headers=there.headers)
-        urllib.request.urlopen(
-            request, timeout=PATIENCE_SECONDS, context=there.credentials.tls
-        ).close()
+        opened(request, timeout=PATIENCE_SECONDS, tls=there.credentials.tls).close()
 
 
 def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) -> None:
@@ -295,9 +294,7 @@ def test_servers_that_cannot_find_it_are_ended(workdir: Path, taken: bool) -> No
             if not taken:  # once the manager answers, it has decided; left alone it ends well
                 there = read_endpoint(workdir)
                 request = urllib.request.Request(there.url("/status"), headers=there.headers)
-                urllib.request.urlopen(
-                    request, timeout=PATIENCE_SECONDS, context=there.credentials.tls
-                ).close()
+                opened(request, timeout=PATIENCE_SECONDS, tls=there.credentials.tls).close()
                 assert server.stdin is not None
                 server.stdin.close()
             assert server.wait() == (-signal.SIGKILL if taken else 0)

@@ -18,6 +18,7 @@ from cryptography import x509
 
 from configs import base
 from rlboost_jax.credentials import MANAGER_NAME
+from rlboost_jax.host.proxies import opened
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.addresses import AddressUnusable
 from rlboost_jax.manager.service.page.app import log_end, make_app
@@ -127,7 +128,7 @@ def test_a_process_serves_it_once_somebody_connects(workdir: Path, run: Run) -> 
             tls = ssl.create_default_context(cafile=page_folder(workdir) / "ca.pem")
             headers = {"Authorization": f"Bearer {token}"}
             request = urllib.request.Request(address + "/metrics", headers=headers)
-            ask = partial(urllib.request.urlopen, timeout=PATIENCE_SECONDS, context=tls)
+            ask = partial(opened, timeout=PATIENCE_SECONDS, tls=tls)
             with await asyncio.to_thread(ask, request) as answer:  # of a process that has to start
                 assert answer.status == 200
         failed.cancel()

@@ -16,6 +16,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.host.processes import HAS_PROC, start_time
+from rlboost_jax.host.proxies import opened
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import read_seal_key, sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
@@ -41,7 +42,7 @@ def file_server(manager: int, workdir: Path) -> int:
     there = read_endpoint(workdir)
     url = f"https://127.0.0.1:{record_in(workdir)['weights_port']}/weights/0/a"
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(url, timeout=PATIENCE_SECONDS, context=there.credentials.tls)
+        opened(url, timeout=PATIENCE_SECONDS, tls=there.credentials.tls)
     children = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()
     (child,) = [
         int(c) for c in children if b"file_server" in Path(f"/proc/{c}/cmdline").read_bytes()

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlboost_jax.credentials import Endpoint, read_credentials
+from rlboost_jax.host.proxies import opened
 from rlboost_jax.providers.base import NONCE_VARIABLE
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import living
@@ -390,7 +391,7 @@ class Run:
             there = Endpoint(address=record["address"], credentials=credentials)
             request = urllib.request.Request(there.url("/status"), headers=there.headers)
             tls = credentials.tls
-            with urllib.request.urlopen(request, timeout=5, context=tls) as answer:
+            with opened(request, timeout=5, tls=tls) as answer:
                 return json.load(answer)
         return {}
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from rlboost_jax.host.proxies import is_loopback
 from rlboost_jax.providers.kubernetes.manifests import CONTAINER, RUN, Manifest
 from rlboost_jax.providers.launcher import LaunchFailed
 
@@ -135,8 +136,11 @@ class KubernetesApi:
             try:
                 path, known = self._kubeconfig, lightkube.KubeConfig
                 config = known.from_file(path) if path is not None else known.from_env()
+                chosen = config.get(self._context or None)
+                # A cluster may be behind a proxy, one on this host never is: as kubectl has it.
                 self._client = lightkube.AsyncClient(
-                    config=config.get(self._context or None),
+                    config=chosen,
+                    trust_env=chosen is None or not is_loopback(chosen.cluster.server),
                     namespace=self._namespace,
                     timeout=httpx2.Timeout(self._timeout_seconds),
                 )
