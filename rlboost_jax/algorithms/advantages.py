@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from rlboost_jax.settings.algorithm import Deviation, GroupAdvantage
+from rlboost_jax.settings.algorithm import Advantage, Deviation, GroupAdvantage
 
 STD_FLOOR: Final = 1e-4  # added to the deviation, in units of reward
 VARIANCE_FLOOR: Final = 1e-8  # added to the variance of a batch
@@ -26,6 +26,14 @@ def differ(rewards: ArrayLike) -> bool:
         return False
     least, most = float(values.min()), float(values.max())
     return not most - least <= max(EQUAL_REWARDS, EQUAL_SHARE * max(abs(least), abs(most)))
+
+
+def comparable(rewards: ArrayLike, advantage: Advantage) -> bool:
+    """Whether the responses of a group with these rewards differ to the advantage: by "pass_at_k"
+    only where one is better than all others."""
+    if advantage == "pass_at_k":
+        rewards = np.sort(np.asarray(rewards, np.float64))[-2:]
+    return differ(rewards)
 
 
 def group_advantages(
@@ -55,7 +63,7 @@ def group_advantages(
     arXiv:2503.20783, section 3.2; Ahmadian et al. 2024, arXiv:2402.14740, section 3;
     Tang et al. 2025, arXiv:2503.19595, the leave-one-out estimate for pass@k.
     """
-    if not differ(rewards) or not (raw is None or differ(raw)):
+    if not all(comparable(each, advantage) for each in (rewards, raw) if each is not None):
         return np.zeros_like(rewards)
     differences = rewards - rewards.mean()
     match advantage:

@@ -279,3 +279,15 @@ def test_a_run_s_rewards_read_what_it_says_and_its_start_says_what_they_miss(
     assert found == [0.0, 1.0]
     (line,) = [r.getMessage() for r in caplog.records if "format" in r.getMessage()]
     assert "'format' looks for <think>, </think>" in line and "never finds them" in line
+
+
+def test_tokens_to_keep_where_no_reward_reads_anything_are_an_error():
+    config = base.get_config()
+    config.rewards.special_tokens = ("<think>",)
+    with pytest.raises(ConfigError, match=r"rewards.special_tokens is '<think>', and task"):
+        run_config(config)
+    config.task.name = "dataset"
+    config.data.source, config.data.tokenizer = "rows.jsonl", "bytes"
+    config.rewards.functions = ()
+    with pytest.raises(ConfigError, match="no reward function to read them"):
+        run_config(config)

@@ -90,7 +90,7 @@ def test_a_group_is_compared_by_shaped_rewards_only_if_its_raw_ones_differ(advan
         "group_std": (shaped - shaped.mean()) / (shaped.std() + STD_FLOOR),
         "group_mean": shaped - shaped.mean(),
         "leave_one_out": shaped - (shaped.sum() - shaped) / 2,
-        "pass_at_k": np.array([1.0, 0.0, 0.0]),
+        "pass_at_k": np.zeros(3),  # two of them are right: neither adds to the best of three
     }[advantage]
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
@@ -193,6 +193,34 @@ def test_what_dynamic_sampling_compares(outcomes, bonuses, by_function, by_sum):
     assert algorithm.dynamic_sampling_by == "first_function"
     assert informative(members, algorithm) == by_function
     assert informative(members, replace(algorithm, dynamic_sampling_by="reward")) == by_sum
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ((1.0, 0.0, 0.0), True),
+        ((1.0, 1.0, 0.0), False),  # the best of three is as good without either
+        ((0.3, 0.1 + 0.2, 0.0), False),
+        ((0.5, 0.25, 0.25), True),
+        ((1.0, 1.0, 1.0), False),
+        ((-1.0, -0.5, -0.5), False),
+    ],
+)
+def test_by_pass_at_k_a_group_teaches_if_one_response_is_the_best(rewards, expected):
+    algorithm = replace(PRESETS["dapo"], advantage="pass_at_k", overlong_penalty=0.0)
+    members = [trajectory(i, reward, 2) for i, reward in enumerate(rewards)]
+    assert informative(members, algorithm) == expected
+    found = replace(estimates(), algorithm=algorithm).of_group(members)
+    assert any(t.advantage != 0 for t in found) == expected, "and is trained so"
+
+
+def test_a_group_that_is_filtered_as_a_whole_is_passed_over():
+    """All of it was cut off: it would be taken, and nothing of it be trained."""
+    algorithm = replace(PRESETS["dapo"], overlong_filter=True)
+    chosen = replace(estimates(), algorithm=algorithm)
+    for endings, expected in (((5, 5), False), ((5, STOP), True)):
+        members = [trajectory(i, float(i), MOST, last=end) for i, end in enumerate(endings)]
+        assert informative(chosen.of_group(members), algorithm) == expected
 
 
 def test_turns_are_looked_at_where_they_are_compared():

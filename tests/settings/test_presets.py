@@ -101,6 +101,10 @@ CONTRADICTIONS = [
         ["algorithm.overlong_band is 0.001", "sampling.max_response_tokens (200)"],
     ),
     ({"mini_batches": 3}, ["algorithm.mini_batches is 3", "4 micro-batches"]),
+    (
+        {"dynamic_sampling_by": "reward"},
+        ["algorithm.dynamic_sampling_by is 'reward'", "algorithm.dynamic_sampling to True"],
+    ),
 ]
 
 

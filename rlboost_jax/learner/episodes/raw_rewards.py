@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.algorithms.advantages import differ
+from rlboost_jax.algorithms.advantages import comparable, differ
 from rlboost_jax.algorithms.returns import rewards_to_go
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.settings.algorithm import AlgorithmConfig
@@ -33,7 +33,8 @@ def turn_returns(t: Trajectory, algorithm: AlgorithmConfig) -> NDArray[np.float6
 
 
 def informative(members: Sequence[Trajectory], algorithm: AlgorithmConfig) -> bool:
-    """Whether a group belongs into a batch of dynamic sampling: it has something to compare.
+    """Whether a group belongs into a batch of dynamic sampling: it has something to compare, and
+    not all of it is filtered.
 
     With `dynamic_sampling_by="first_function"` that has to be so by the first reward function (or
     the environment) alone, too. Responses about which it says nothing are not compared then; where
@@ -42,7 +43,7 @@ def informative(members: Sequence[Trajectory], algorithm: AlgorithmConfig) -> bo
     Args:
         members: responses to one prompt that count, those left out being left out.
     """
-    if not _compared_differ(members, algorithm):
+    if not (any(t.trained for t in members) and _compared_differ(members, algorithm)):
         return False
     alone = [replace(t, reward=t.outcome) for t in members if t.outcome is not None]
     by_reward = algorithm.dynamic_sampling_by == "reward"
@@ -57,7 +58,9 @@ def batch_differs(members: Sequence[Trajectory]) -> bool:
 
 def _compared_differ(members: Sequence[Trajectory], algorithm: AlgorithmConfig) -> bool:
     """Whether any comparison that the algorithm makes within a group has unequal sides."""
-    whole = algorithm.turn_advantages != "turn" and differ([t.reward for t in members])
+    whole = algorithm.turn_advantages != "turn" and comparable(
+        [t.reward for t in members], algorithm.advantage
+    )
     if whole or algorithm.turn_advantages == "episode":
         return whole
     return _any_turn_differs([turn_returns(t, algorithm) for t in members])

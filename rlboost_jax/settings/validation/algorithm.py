@@ -30,6 +30,11 @@ def _advantage(config: RunConfig) -> Iterator[str]:
             "algorithm.group_size is 1; algorithm.dynamic_sampling keeps prompts whose responses "
             "have different rewards: choose 2 or more, or set it to False"
         )
+    if algorithm.dynamic_sampling_by != "first_function" and not algorithm.dynamic_sampling:
+        yield (
+            f"algorithm.dynamic_sampling_by is {algorithm.dynamic_sampling_by!r}, which nothing "
+            "asks for: set algorithm.dynamic_sampling to True, or it to 'first_function'"
+        )
     for index, function in enumerate(config.rewards.functions):
         if algorithm.group_size == 1 and function.per == "group":
             yield (

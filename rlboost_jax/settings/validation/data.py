@@ -70,6 +70,11 @@ def dataset_mistakes(config: RunConfig) -> Iterator[str]:
     yield from _filters(data)
     if not rewards and not config.environment.name:  # which gives rewards itself
         yield "rewards.functions is (); name at least one, such as {'name': 'exact'}"
+    if config.rewards.special_tokens and not rewards:
+        yield (
+            f"rewards.special_tokens is {config.rewards.special_tokens}, and there is no reward "
+            "function to read them: name one in rewards.functions, or leave it empty"
+        )
     for index, reward in enumerate(rewards):
         yield from (f"rewards.functions[{index}]: {line}" for line in _reward(reward))
     names = [reward.shown_as for reward in rewards]
@@ -111,6 +116,7 @@ def leftovers(config: RunConfig) -> Iterator[str]:
         ("data.source", config.data.source),
         ("data.mixture", ", ".join(part.name for part in parts_of(config))),
         ("rewards.functions", ", ".join(each.name for each in config.rewards.functions)),
+        ("rewards.special_tokens", ", ".join(config.rewards.special_tokens)),
     ):
         if value:
             yield (
