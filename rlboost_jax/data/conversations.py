@@ -18,9 +18,10 @@ Message = Mapping[str, Any]
 Tools = tuple[Mapping[str, Any], ...]
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+LEGACY: Final = {"function": "tool"}  # of OpenAI's protocol before it had tools
 SHAREGPT: Final = {
     "human": "user",
-    "gpt": "assistant",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant"),
     "function_call": "assistant",
     "observation": "tool",
     **{role: role for role in ROLES},
@@ -97,21 +98,34 @@ def _list(value: Any, place: str, *, table: bool) -> list[Any]:
         value = decoded(value, place)
     elif table:
         value = _without_nulls(value)
+    if isinstance(value, Mapping) and ("role" in value or "from" in value):
+        value = _transposed(value, place)
     if not isinstance(value, list | tuple):
         raise BrokenRow(f"{place!r} is {_shown(value)}, and no list")
     return list(value)
 
 
+def _transposed(lists: Mapping[str, Any], place: str) -> list[Any]:
+    """An object of lists as a list of objects: `datasets` makes that of a sequence of objects."""
+    lengths = {len(each) if isinstance(each, list | tuple) else -1 for each in lists.values()}
+    if len(lengths) != 1 or -1 in lengths:
+        raise BrokenRow(f"{place!r} is {_shown(lists)}, and no list")
+    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
 def _role(turn: Any, place: str) -> str:
     if not isinstance(turn, Mapping):
         raise BrokenRow(f"{place} is {_shown(turn)}, and no message")
-    name, known = ("role", ROLES) if turn.get("role") is not None else ("from", tuple(SHAREGPT))
+    known: tuple[str, ...] = (*ROLES, *LEGACY)
+    name = "role"
+    if turn.get("role") is None:
+        name, known = "from", tuple(SHAREGPT)
     role = turn.get(name)
     if role is None:
         raise BrokenRow(f"{place} has neither 'role' nor 'from'")
     if role not in known:
         raise BrokenRow(f"{place}.{name} is {_shown(role)}; known: {', '.join(known)}")
-    return SHAREGPT[role]
+    return LEGACY.get(role) or SHAREGPT[role]
 
 
 def _message(turn: Mapping[str, Any], role: str, place: str) -> Message:
@@ -128,6 +142,8 @@ def _message(turn: Mapping[str, Any], role: str, place: str) -> Message:
     else:
         said.pop("role")
         content = said.pop("content", None)
+    if "function_call" in said:  # of the protocol before it had tools
+        said.setdefault("tool_calls", [said.pop("function_call")])
     if "tool_calls" in said:
         said["tool_calls"] = _calls(said["tool_calls"], f"{place}.tool_calls")
     if content is None and role == "assistant" and said:

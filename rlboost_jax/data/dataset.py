@@ -118,7 +118,8 @@ class Dataset:
         else:
             self._heldout_rows, aside = self._rows, Selection(usable=())
             train, heldout = split(selection.usable, data.heldout_share)
-        _check_train(data, len(self._rows), selection, len(train))
+        if data.heldout_share < 1:  # else it is only evaluated
+            _check_train(data, len(self._rows), selection, len(train))
         if run.evaluation.every_steps and not heldout:
             with _naming_heldout(data):
                 raise _nothing_held_out(data, len(self._heldout_rows), aside)

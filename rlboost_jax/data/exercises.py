@@ -19,7 +19,11 @@ Verdicts = tuple[Verdict, ...]  # of a group, in the order of its samples
 
 
 class Source(NamedTuple):
-    """One of the data sets of a mixture."""
+    """One of the data sets of a mixture.
+
+    Attributes:
+        weight: of its accuracy among the others'.
+    """
 
     name: str
     weight: float

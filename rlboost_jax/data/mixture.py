@@ -33,9 +33,11 @@ class Mixture:
         self._run = run
         self._judges: dict[Any, Judge] = {}
         self._parts: dict[Source, Dataset] = {}
+        self._weights: dict[Source, float] = {}
         try:
             for place, part in enumerate(parts_of(run)):
-                source = Source(part.name, part.weight)
+                source = Source(part.name, part.heldout_weight)
+                self._weights[source] = part.weight
                 with _naming(place):
                     self._parts[source] = Dataset(part.run, source=source, judge_of=self._judge)
             heldout = {key for each in self._parts.values() for key in each.heldout_keys}
@@ -51,8 +53,8 @@ class Mixture:
         self.record: Mapping[str, Any] = self._record()
 
     def train(self, seed: int) -> Mixed:
-        parts = tuple((part.train(seed), source.weight) for source, part in self._parts.items())
-        return Mixed(parts=parts)
+        weighed = ((part.train(seed), self._weights[name]) for name, part in self._parts.items())
+        return Mixed(parts=tuple((prompts, weight) for prompts, weight in weighed if weight))
 
     def heldout(self, seed: int, count: int) -> tuple[Prompt, ...]:
         """As many of each data set as its weight says, if it has so many."""
@@ -98,7 +100,9 @@ class Mixture:
 
     def _record(self) -> Mapping[str, Any]:
         records = {source: part.record for source, part in self._parts.items()}
-        digests = [[*source, record["digest"]] for source, record in records.items()]
+        digests = [
+            [*source, self._weights[source], record["digest"]] for source, record in records.items()
+        ]
         return {
             "source": self.name,
             **{
@@ -108,7 +112,7 @@ class Mixture:
             "prompt_tokens_max": max(r["prompt_tokens_max"] for r in records.values()),
             "stop_ids": list(self.stop_ids),
             "mixture": [
-                {"name": source.name, "weight": source.weight, **record}
+                {"name": source.name, "weight": self._weights[source], **record}
                 for source, record in records.items()
             ],
             "digest": hashlib.sha256(repr(digests).encode()).hexdigest(),

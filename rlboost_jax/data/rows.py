@@ -6,7 +6,7 @@ read is found out about when it is asked for, and costs nothing but itself.
 
 import glob
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal, assert_never
 
@@ -67,7 +67,7 @@ def _format(source: str) -> FileFormat | Literal["huggingface"]:
     if path.is_dir():
         if any((path / name).exists() for name in SAVED):
             return "huggingface"
-        found = {kind for file in path.iterdir() if (kind := _ending(file))}
+        found = {kind for file in _visible(path) if (kind := _ending(file))}
         if len(found) == 1:
             return found.pop()
         raise ConfigError(
@@ -84,6 +84,11 @@ def _format(source: str) -> FileFormat | Literal["huggingface"]:
     return "huggingface"
 
 
+def _visible(folder: Path) -> Iterator[Path]:
+    """What a pattern would find: macOS, for one, puts a `._rows.jsonl` beside `rows.jsonl`."""
+    return (path for path in folder.iterdir() if not path.name.startswith("."))
+
+
 def _ending(path: Path) -> FileFormat | None:
     """The format that a file's name says, if any."""
     name = path.name.lower()
@@ -95,7 +100,7 @@ def _ending(path: Path) -> FileFormat | None:
 def _files(source: str, format: str) -> list[Path]:
     path = Path(source)
     if path.is_dir():
-        found = sorted(f for f in path.iterdir() if _ending(f) == format)
+        found = sorted(f for f in _visible(path) if _ending(f) == format)
     elif "*" in source:
         found = sorted(f for f in map(Path, glob.glob(source, recursive=True)) if f.is_file())
     else:

@@ -45,7 +45,8 @@ class FilterConfig:
 class MixtureConfig:
     """One of several data sets of a run: what `data` says of one, by the same names."""
 
-    weight: float = 1.0  # its share of the prompts, by the sum of all weights
+    weight: float = 1.0  # its share of the prompts, by the sum of all; 0: all rows are held out
+    heldout_weight: float | None = None  # of evaluation; None: weight, or 1; 0: none is held out
     name: str = ""  # in metrics and records, and what rewards get as `data_source`
     preset: DataPreset = ""
     source: str = ""

@@ -48,6 +48,16 @@ FORMS_OF_ONE = {
     "empty fields": [{**m, "reasoning_content": None, "images": []} for m in SAID],
     "ShareGPT": SHAREGPT,
     "ShareGPT, object": [SHAREGPT[0], {"from": "function_call", "value": [CALL]}, *SHAREGPT[2:]],
+    "before there were tools": [
+        SAID[0],
+        {"role": "assistant", "content": None, "function_call": TEXT_CALL},
+        {"role": "function", "name": "add", "content": "7"},
+    ],
+    "lists in an object": {
+        "role": [message["role"] for message in SAID],
+        "content": [message["content"] for message in SAID],
+        "tool_calls": [None, SAID[1]["tool_calls"], None],
+    },
     "all of it as text": json.dumps(SAID),
     "ShareGPT as text": json.dumps(SHAREGPT),
 }
@@ -201,6 +211,12 @@ def test_an_error_names_the_field_that_is_wrong(message, says):
     with pytest.raises(BrokenRow) as caught:
         conversation_in([SAID[0], message, SAID[0]], "m")
     assert says in str(caught.value)
+
+
+def test_lists_in_an_object_must_be_of_one_length():
+    for lists in ({"role": ["user"], "content": []}, {"role": "user", "content": ["x"]}):
+        with pytest.raises(BrokenRow, match="and no list"):
+            conversation_in(lists, "m")
 
 
 @pytest.mark.parametrize("arguments", [None, "", " ", "{}", {}])

@@ -176,6 +176,37 @@ def test_held_out_prompts_are_of_each_by_weight(entries, mixed):
     assert data.heldout(0, 7)[0].tokens.tolist() == data.heldout(5, 100)[0].tokens.tolist()
 
 
+@pytest.mark.usefixtures("unjudged")
+def test_one_may_be_evaluated_alone_and_another_trained_on_alone(entries, mixed, write_lines):
+    """What is only evaluated is all held out, from the others too."""
+    both = write_lines([*SUMS[:9], {"question": "row 3", "answer": "#### 3"}], "both.jsonl")
+    data = mixed(
+        [
+            {**entries[0], "source": str(both), "heldout_weight": 0.0},
+            {**entries[1]},
+            {**entries[2], "weight": 0.0, "heldout_weight": 3.0},
+        ],
+        heldout_share=0.5,
+        evaluate=1,
+    )
+    first, words, table = data.record["mixture"]
+    assert (first["train"], first["heldout"]) == (9, 0)
+    assert first["left_out"]["also held out"]["rows"] == 1
+    assert words["train"] and words["heldout"] and words["train"] + words["heldout"] == 7
+    assert (table["train"], table["heldout"]) == (0, 30)
+    trained = collections.Counter(p.source.name for p in PromptStream(data, seed=0).slice(0, 50))
+    assert trained == {"both": 40, "own-words": 10}
+    evaluated = collections.Counter(p.source.name for p in data.heldout(0, 14))
+    assert evaluated == {"own-words": 2, "table": 12}
+    assert {p.source for p in data.heldout(0, 14)} == {("own-words", 0.5), ("table", 3.0)}
+
+
+@pytest.mark.parametrize("name", ["weight", "heldout_weight"])
+def test_some_are_trained_on_and_some_are_evaluated(name, entries, build):
+    with pytest.raises(ConfigError, match=rf"data.mixture has no {name} above 0"):
+        build("", mixture=[{**entry, name: 0.0} for entry in entries], evaluate=1)
+
+
 @pytest.mark.parametrize(
     ("count", "weights", "parts"),
     [
@@ -186,16 +217,22 @@ def test_held_out_prompts_are_of_each_by_weight(entries, mixed):
         (3, (5.0, 1.0, 1.0), (1, 1, 1)),
         (2, (1.0, 1.0, 1.0), (1, 1, 0)),
         (0, (1.0, 2.0), (0, 0)),
+        (9, (0.0, 2.0, 1.0), (0, 6, 3)),
+        (9, (0.0, 0.0), (0, 0)),
     ],
 )
 def test_a_number_in_whole_parts(count, weights, parts):
-    assert allotted(count, weights) == parts and sum(parts) == count
+    assert allotted(count, weights) == parts and sum(parts) == count * any(weights)
 
 
 @pytest.mark.parametrize(
     ("changes", "data", "says"),
     [
-        ({"weight": 0.0}, {}, "data.mixture[0]: weight is 0.0; choose a number above 0"),
+        ({"weight": -1.0}, {}, "data.mixture[0]: weight is -1.0; choose a number of at least 0"),
+        ({"heldout_weight": math.nan}, {}, "data.mixture[0]: heldout_weight is nan"),
+        ({"weight": 0.0, "heldout_weight": 0.0}, {}, "data.mixture[0]: weight and heldout_weight"),
+        ({"weight": 0.0, "heldout_split": "test"}, {}, "data.mixture[0]: heldout_split is 'test'"),
+        ({"heldout_weight": 0.0, "heldout_source": "x"}, {}, "heldout_source is 'x', and none is"),
         ({"weight": math.inf}, {}, "data.mixture[0]: weight is inf"),
         ({"name": "a/b"}, {}, "data.mixture[0]: name is 'a/b'"),
         ({"name": "table"}, {}, "data.mixture has 'table' twice; give each a 'name'"),

@@ -90,6 +90,8 @@ def test_every_format_gives_the_same_rows_in_any_order(write, tmp_path):
 
 def test_a_folder_is_its_files(tmp_path):
     jsonl(tmp_path)
+    (tmp_path / "._part-0.jsonl").write_bytes(b"Mac OS X, resource fork")
+    (tmp_path / ".cache.csv").touch()
     assert seen(opened(tmp_path)) == wanted()
 
 

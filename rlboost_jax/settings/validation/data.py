@@ -91,9 +91,25 @@ def _mixture(config: RunConfig) -> Iterator[str]:
                 "are; put it there"
             )
     parts = parts_of(config)
+    if not any(part.weight for part in parts):
+        yield "data.mixture has no weight above 0; one data set at least is trained on"
+    if config.evaluation.every_steps and not any(part.heldout_weight for part in parts):
+        yield (
+            "data.mixture has no heldout_weight above 0; give one, or set evaluation.every_steps "
+            "to 0"
+        )
     for place, part in enumerate(parts):
-        if not 0 < part.weight < math.inf:
-            yield f"data.mixture[{place}]: weight is {part.weight}; choose a number above 0"
+        entry = f"data.mixture[{place}]"
+        for name in ("weight", "heldout_weight"):
+            if not 0 <= (value := getattr(part, name)) < math.inf:
+                yield f"{entry}: {name} is {value}; choose a number of at least 0"
+        if not part.weight and not part.heldout_weight:
+            yield f"{entry}: weight and heldout_weight are 0; take the entry out"
+        elsewhere = ("heldout_source", "heldout_split")
+        for name in elsewhere if not (part.weight and part.heldout_weight) else ():
+            if value := getattr(part.run.data, name):
+                why = "none is held out" if part.weight else "all rows of its source are held out"
+                yield f"{entry}: {name} is {value!r}, and {why}; set it to ''"
         if not _NAME.fullmatch(part.name):
             yield (
                 f"data.mixture[{place}]: name is {part.name!r}; give it one of letters, digits, "
