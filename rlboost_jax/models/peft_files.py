@@ -17,6 +17,7 @@ from rlboost_jax.settings.huggingface.adapter_config import (
     ADAPTER_WEIGHTS,
     adapter_prefix,
 )
+from rlboost_jax.settings.huggingface.sources import name_and_revision
 from rlboost_jax.settings.huggingface.tensor_files import (
     PREFIX,
     CheckpointUnusable,
@@ -42,10 +43,12 @@ def write_peft(model: ModelConfig, params: Params, folder: Path, *, dtype: str) 
             for index, tensor in how.tensors.items():
                 tensors[tensor] = np.ascontiguousarray(array[index].T.astype(dtype))
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    base, revision = name_and_revision(model.source)
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": model.source or None,
+        "base_model_name_or_path": base or None,
+        "revision": revision,
         "r": model.lora.rank,
         "lora_alpha": model.lora.alpha,
         "target_modules": list(model.lora.targets),

@@ -224,6 +224,29 @@ def test_a_tensor_that_fits_nothing_is_named(change: Any, says: str, folder: Pat
     assert says.replace("FILE", str(folder / ADAPTER_WEIGHTS)) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("source", "base", "revision"),
+    [
+        ("", None, None),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", None),
+        ("Qwen/Qwen3-0.6B@f00d", "Qwen/Qwen3-0.6B", "f00d"),
+        ("/gone/with@sign", "/gone/with@sign", None),
+        ("{folder}/owner/name@x", "{folder}/owner/name@x", None),
+    ],
+)
+def test_the_base_is_named_as_peft_finds_it(
+    source: str, base: str | None, revision: str | None, folder: Path
+) -> None:
+    (folder / "owner" / "name@x").mkdir(parents=True)
+    source, base = source.format(folder=folder), base and base.format(folder=folder)
+    lora = LoraConfig(rank=2, targets=("q_proj",))
+    model = replace(small.small_model(lora=lora), source=source)
+    leaves = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract_params(model))
+    write_peft(model, leaves, folder, dtype="float32")
+    values = json.loads((folder / ADAPTER_CONFIG).read_text())
+    assert (values["base_model_name_or_path"], values["revision"]) == (base, revision)
+
+
 @pytest.mark.parametrize("inside", ["", "model.language_model.", "language_model.model."])
 def test_an_adapter_of_the_text_in_another_model(inside: str, folder: Path) -> None:
     tensors = load_file(folder / ADAPTER_WEIGHTS)

@@ -118,6 +118,13 @@ def source_folder(source: str, patterns: tuple[str, ...], *, hub: Hub = _hugging
         raise _not_fetched(source, error) from error
 
 
+def name_and_revision(source: str) -> tuple[str, str | None]:
+    """A source as other libraries take it: a folder and None, or a name and its revision if any."""
+    if Path(source).expanduser().is_dir() or not _HUB_NAME.fullmatch(source):
+        return source, None
+    return _hub_name(source)
+
+
 def _config_path(source: str, hub: Hub) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir():
