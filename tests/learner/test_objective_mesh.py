@@ -22,6 +22,7 @@ config = run_config(values)
 algorithm = replace(
     PRESETS["gspo"], clip_low=0.05, clip_high=0.1, old_policy="recomputed", mini_batches=2,
     correction="reject", correction_level="geometric", correction_low=0.9, correction_high=1.1,
+    entropy_coefficient=0.1,
 )
 rng = np.random.default_rng(0)
 
