@@ -73,6 +73,7 @@ class Dispatch:
     leads: NDArray[np.uint32]
     routes: None = None
     prefilled_again: int = 0
+    discarded: int = 0
 
 
 class StandInEngine:

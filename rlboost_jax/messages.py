@@ -6,7 +6,7 @@ frame that does not decode into one of the records is an error that ends its str
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.sequences.identities import Batch, Index, Purpose, Version, Work
 from rlboost_jax.sequences.sequence import Runs
+from rlboost_jax.sequences.stop_table import ROW_BYTES
+from rlboost_jax.settings.limits import MAX_STOP_ROWS
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
 TOKEN_BATCH_BYTES: Final = 16 * 2**20  # of tokens and all about them; more is split between rows
@@ -50,6 +52,9 @@ Number = (
 )
 
 
+StopRows = Annotated[bytes, msgspec.Meta(max_length=ROW_BYTES * MAX_STOP_ROWS)]
+
+
 # Shared parts -------------------------------------------------------------------------
 
 
@@ -63,6 +68,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids: tuple[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)], ...]
     # Most tokens to sample in one turn, which is then over as if by its length; 0: no limit.
     turn_tokens: Count = 0
+    stops: StopRows = b""  # of the stop strings, see `sequences/stop_table.py`; b"": there are none
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +149,7 @@ class Renew(Message, frozen=True, kw_only=True):
     # The longest that an answer has taken since the last renewal; 0: none has come.
     round_trip: Seconds = 0.0
     pulled_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of all versions, so far
+    discarded: Count = 0  # tokens sampled behind stop strings since the last renewal
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -301,10 +308,36 @@ class Prefetch(Message, frozen=True, kw_only=True):
 
 
 class Generate(Message, frozen=True, kw_only=True):
-    """Work for an engine that holds these parameters. An engine that does not gives it back."""
+    """Work for an engine that holds these parameters. An engine that does not gives it back.
+
+    Requests may have thousands of rows for stop strings, and all have the same: `saying_once` takes
+    them out of each, and `whole` puts them back.
+    """
 
     params_digest: str  # of all requests; a version alone may be published twice
     requests: tuple[GenerateRequest, ...]
+    stops: StopRows = b""  # of every request that says none
+
+    @property
+    def whole(self) -> tuple[GenerateRequest, ...]:
+        """The requests as they were asked for."""
+        return _with_stops(self.requests, self.stops) if self.stops else self.requests
+
+
+def saying_once(params_digest: str, requests: Sequence[GenerateRequest]) -> Generate:
+    """Work with what all requests say in one place."""
+    stops = {request.sampling.stops for request in requests}
+    if stops in (set(), {b""}) or len(stops) > 1:
+        return Generate(params_digest=params_digest, requests=tuple(requests))
+    said = _with_stops(requests, b"")
+    return Generate(params_digest=params_digest, requests=said, stops=stops.pop())
+
+
+def _with_stops(requests: Sequence[GenerateRequest], stops: bytes) -> tuple[GenerateRequest, ...]:
+    replace = msgspec.structs.replace
+    return tuple(
+        replace(request, sampling=replace(request.sampling, stops=stops)) for request in requests
+    )
 
 
 class Release(Message, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ class ByteConversation:
     def __init__(
         self, tokenizer: ByteTokenizer, *, tools: Tools = (), tool_format: CallFormat = "hermes"
     ) -> None:
-        self.stop_ids = tokenizer.stop_ids
+        self.stop_ids, self.stops = tokenizer.stop_ids, tokenizer.stop_strings.table
         self.vocab_size = ByteTokenizer.TOOL + 1
         self.tool_format: str = tool_format
         self.takes_results = True
@@ -49,6 +49,7 @@ class ByteConversation:
         self._reader = TurnReader(
             lambda ids: tokenizer.decode(ids),
             stop_ids=self.stop_ids,
+            stop_strings=tokenizer.stop_strings,
             special=(),
             parser=parser_of(tool_format),
             marks=THINK,

@@ -54,7 +54,7 @@ class ParsedTurn:
         thinking: what stood between the marks for it; "" without any.
         calls: in order. A broken one has a `problem`; its arguments are empty.
         message: the turn as a message, for `before` of later turns and for records.
-        stop: the id that ended it; None: it was cut off.
+        stop: the id that ended it; None: it was cut off, or a stop string ended it.
     """
 
     text: str
@@ -70,6 +70,7 @@ class Conversation(Protocol):
 
     Attributes:
         stop_ids: end a turn.
+        stops: of the stop strings, which end one, too.
         vocab_size: ids are below this.
         tool_format: how calls are written, see `chat/formats`.
         notes: a line for each thing to know of tokenizer and template.
@@ -77,6 +78,7 @@ class Conversation(Protocol):
     """
 
     stop_ids: tuple[int, ...]
+    stops: bytes
     vocab_size: int
     tool_format: str
     notes: tuple[str, ...]

@@ -86,6 +86,7 @@ def conversation_of(
     reader = TurnReader(
         tokenizer.text,
         stop_ids=tokenizer.stop_ids,
+        stop_strings=tokenizer.stop_strings,
         special=renderer.special,
         parser=parser_of(form),
         marks=marks,
@@ -98,6 +99,7 @@ def conversation_of(
         template,
         stops=stops,
         stop_ids=tokenizer.stop_ids,
+        stop_table=tokenizer.stop_strings.table,
         reader=reader,
         marks=marks,
         tools=tools,

@@ -49,6 +49,7 @@ class TemplateConversation:
         *,
         stops: Mapping[int, str],
         stop_ids: tuple[int, ...],
+        stop_table: bytes,
         reader: TurnReader,
         marks: Marks,
         tools: Tools,
@@ -57,7 +58,7 @@ class TemplateConversation:
         unstable: environment.UnstableTemplate,
         notes: Sequence[str] = (),
     ) -> None:
-        self.stop_ids = stop_ids
+        self.stop_ids, self.stops = stop_ids, stop_table
         self.vocab_size = template.renderer.tokenizer.vocab_size
         self.tool_format = tool_format
         self.notes = tuple(notes)

@@ -13,6 +13,7 @@ from rlboost_jax.chat.formats import response
 from rlboost_jax.chat.formats.choice import Parser
 from rlboost_jax.chat.formats.response import ResponseParser
 from rlboost_jax.chat.thinking import Marks, split
+from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings
 from rlboost_jax.environments.protocol import Message, ToolCall
 from rlboost_jax.sequences.endings import stopped
 
@@ -36,6 +37,7 @@ class TurnReader:
         text: Callable[[NDArray[np.int32]], str],
         *,
         stop_ids: Collection[int],
+        stop_strings: StopStrings = NO_STRINGS,
         special: Collection[str],
         parser: Parser,
         marks: Marks,
@@ -45,7 +47,7 @@ class TurnReader:
         prompt_end: str = "",
     ) -> None:
         self._text = text
-        self._stop_ids = frozenset(stop_ids)
+        self._stop_ids, self._stop_strings = frozenset(stop_ids), stop_strings
         longest_first = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._parser = parser
@@ -55,7 +57,8 @@ class TurnReader:
     def read(self, tokens: ArrayLike, tools: Tools) -> ParsedTurn:
         ids = np.asarray(tokens, np.int32)
         stop = int(ids[-1]) if stopped(ids, self._stop_ids) else None
-        written = self._text(ids if stop is None else ids[:-1])
+        said = ids if stop is None else ids[:-1]
+        written = self._stop_strings.before(said, lambda some: self._text(np.asarray(some)))
         thinking, rest = split(written, self._marks, opened=self._opened)
         found = None
         if self._response is not None:

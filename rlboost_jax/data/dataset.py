@@ -81,6 +81,7 @@ class Dataset:
         self._data, self._source = data, source
         self.tokenizer = open_tokenizer(data)
         self.stop_ids = self.tokenizer.stop_ids
+        self.stops = self.tokenizer.stop_strings.table
         rows = run.model.vocab_size
         without_row = ids_without_row(
             data.tokenizer, self.tokenizer.vocab_size, self.stop_ids, run.model
@@ -136,6 +137,7 @@ class Dataset:
             "columns_unused": unused_columns(needed_columns(data), self._rows.names()),
             "prompt_tokens_max": max((e.num_tokens for e in (*train, *heldout)), default=0),
             "stop_ids": list(self.stop_ids),
+            "stop_strings": list(self.tokenizer.stop_strings.strings),
             "notes": [about_ids(data.tokenizer, rows + without_row, rows)] if without_row else [],
             "digest": selection_digest(train, heldout),
         }
@@ -209,9 +211,11 @@ class Dataset:
         ids = tuple(np.asarray(response_tokens).tolist())
         return Answered(
             prompt=question.prompt,
-            completion=self.tokenizer.decode(response_tokens, keep=self._kept),
+            completion=self.tokenizer.stop_strings.before(
+                ids, functools.partial(self.tokenizer.decode, keep=self._kept)
+            ),
             completion_ids=ids,
-            finished=stopped(ids, self.stop_ids),
+            finished=stopped(ids, self.stop_ids, self.stops),
             columns=question.columns,
         )
 

@@ -73,6 +73,7 @@ class Exercises(Protocol):
     def name(self) -> str: ...
 
     stop_ids: tuple[int, ...]  # any of these ends a response
+    stops: bytes  # of the strings that end one, see `sequences/stop_table.py`; b"": there are none
 
     @property
     def record(self) -> Mapping[str, Any] | None:

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.data.open import stop_ids_of
+from rlboost_jax.data.open import ends_of
 from rlboost_jax.data.tokenizers import BYTES, DATE, asks_for_today
 from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.huggingface.generation import GENERATION, generation_values, ids_of
+from rlboost_jax.settings.huggingface.generation import (
+    GENERATION,
+    end_texts,
+    generation_values,
+    ids_of,
+)
 from rlboost_jax.settings.huggingface.sources import TOKENIZER, source_folder
 from rlboost_jax.settings.mixture import parts_of
 from rlboost_jax.settings.run import RunConfig
@@ -110,9 +115,10 @@ def _write_template(folder: Path, template: str) -> None:
 
 
 def _write_stops(run: RunConfig, folder: Path) -> Iterator[str]:
-    """`eos_token_id` of generation_config.json, where `generate` would not end as the run did."""
+    """What ends a response in generation_config.json, where `generate` would not end as the run
+    did."""
     try:
-        stops = stop_ids_of(run)
+        stops, strings = ends_of(run)
         values = generation_values(folder) or _marks(folder)
         said = ids_of(values, GENERATION)
     except ConfigError as error:
@@ -121,9 +127,13 @@ def _write_stops(run: RunConfig, folder: Path) -> Iterator[str]:
     if set(stops) != set(said):
         every = [*(i for i in said if i in stops), *(i for i in stops if i not in said)]
         ends = every if len(every) > 1 else every[0]
-        text = json.dumps({**values, "eos_token_id": ends}, indent=2)
-        (folder / GENERATION).write_text(text + "\n")
+        values = {**values, "eos_token_id": ends}
+        (folder / GENERATION).write_text(json.dumps(values, indent=2) + "\n")
         yield f"{GENERATION} has the run's stop ids: {', '.join(map(str, every))}"
+    if set(strings.strings) != set(end_texts(folder)):
+        values = {**values, "stop_strings": list(strings.strings)}
+        (folder / GENERATION).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        yield f"{GENERATION} has the run's stop strings: {', '.join(map(repr, strings.strings))}"
 
 
 def _other_sampling(run: RunConfig, folder: Path) -> Iterator[str]:

@@ -50,6 +50,7 @@ class Mixture:
         first = next(iter(self._parts.values()))
         self.name = " + ".join(source.name for source in self._parts)
         self.tokenizer, self.stop_ids = first.tokenizer, first.stop_ids
+        self.stops = first.stops
         self.record: Mapping[str, Any] = self._record()
 
     def train(self, seed: int) -> Mixed:
@@ -111,6 +112,7 @@ class Mixture:
             },
             "prompt_tokens_max": max(r["prompt_tokens_max"] for r in records.values()),
             "stop_ids": list(self.stop_ids),
+            "stop_strings": list(self.tokenizer.stop_strings.strings),
             "mixture": [
                 {"name": source.name, "weight": self._weights[source], **record}
                 for source, record in records.items()

@@ -8,6 +8,7 @@ from rlboost_jax.data import vocabulary
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.data.mixture import dataset_of
 from rlboost_jax.data.row import DataChanged
+from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.data.tokenizers import open_tokenizer
 from rlboost_jax.settings.data_presets import resolved
@@ -23,17 +24,19 @@ def open_exercises(run: RunConfig) -> Exercises:
     return dataset_of(run) if run.task.name == DATASET else get_task(run.task)
 
 
-def stop_ids_of(run: RunConfig) -> tuple[int, ...]:
-    """`stop_ids` of the run's exercises, for who does not need those: no row is read.
+def ends_of(run: RunConfig) -> tuple[tuple[int, ...], StopStrings]:
+    """`stop_ids` of the run's exercises and its stop strings, for who needs no exercises: no row is
+    read.
 
     Raises ConfigError.
     """
     data, _ = resolved(run)
     if run.task.name == ENVIRONMENT and not data.tokenizer:
-        return (vocabulary.END,)
+        return (vocabulary.END,), NO_STRINGS
     if run.task.name not in (DATASET, ENVIRONMENT):
-        return get_task(run.task).stop_ids
-    return open_tokenizer(data).stop_ids
+        return get_task(run.task).stop_ids, NO_STRINGS
+    tokenizer = open_tokenizer(data)
+    return tokenizer.stop_ids, tokenizer.stop_strings
 
 
 def keep_record(workdir: Path, record: Mapping[str, Any]) -> None:

@@ -63,6 +63,7 @@ class Task:
         self.max_prompt_tokens = size.max_prompt_tokens
         self.max_response_tokens = size.max_response_tokens  # of a worked answer
         self.stop_ids: tuple[int, ...] = (END,)
+        self.stops = b""
         self.record: Mapping[str, object] | None = None  # nothing is read
         self.ask_group: AskGroup | None = None  # each answer is right or wrong by itself
         self._rules = RULES[config.name]

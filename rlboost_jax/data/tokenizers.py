@@ -11,10 +11,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings, strings_in
 from rlboost_jax.data.token_bytes import bytes_of_tokens
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.errors import ConfigError, install
-from rlboost_jax.settings.huggingface.generation import end_ids
+from rlboost_jax.settings.huggingface.generation import end_ids, end_texts
 from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
@@ -30,6 +31,7 @@ class ChatRefused(ValueError):
 class Tokenizer(Protocol):
     vocab_size: int  # ids are below this
     stop_ids: tuple[int, ...]
+    stop_strings: StopStrings  # end a response as `stop_ids` do
     has_chat: bool  # whether `chat` has a template
 
     @property
@@ -113,6 +115,7 @@ class ByteTokenizer:
     def __init__(self, data: DataConfig) -> None:
         self.vocab_size = 258
         self.stop_ids = tuple(sorted({self.END, *data.stop_ids}))
+        self.stop_strings = StopStrings(data.stop_strings, [bytes([byte]) for byte in range(256)])
         self._template = data.chat_template
         self.has_chat = bool(data.chat_template)
 
@@ -217,6 +220,8 @@ class HuggingFaceTokenizer:
                 "to its limit; set data.stop_ids"
             )
         self.stop_ids = tuple(sorted(found))
+        strings = (*data.stop_strings, *end_texts(folder))
+        self.stop_strings = strings_in(self, strings) if strings else NO_STRINGS
         self._tokenizer.chat_template = _with_a_date(self._tokenizer.chat_template)
         self._chat_template = _with_a_date(data.chat_template) or None
         self.has_chat = bool(data.chat_template or self._tokenizer.chat_template)

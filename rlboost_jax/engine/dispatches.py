@@ -34,6 +34,7 @@ class Dispatch:
     routes: NDArray[np.unsignedinteger] | None  # [routes, layers, experts], concatenated
     finished: tuple[int, ...]  # of the request ids; no longer held
     prefilled_again: int  # tokens run anew because of evictions
+    discarded: int = 0  # tokens that were sampled after a stop string
 
 
 class Sampled(NamedTuple):
@@ -42,6 +43,7 @@ class Sampled(NamedTuple):
     tokens: NDArray[np.int32]  # [S, X]; -1 behind the last
     logprobs: NDArray[np.float32]  # [S, X], nats
     counts: NDArray[np.int_]  # [S]
+    discarded: int = 0  # that were sampled, too, and are nobody's
 
 
 def pack(layout: Layout, plan: Plan, max_steps: int) -> NDArray[np.int32]:
@@ -68,6 +70,19 @@ def sampled_of(output: Output) -> Sampled:
     tokens_SX = np.ascontiguousarray(results[TOKENS].T)
     logprobs_SX = np.ascontiguousarray(results[LOGPROBS].T).view(np.float32)
     return Sampled(tokens_SX, logprobs_SX, (tokens_SX >= 0).sum(axis=1))
+
+
+def own_of(plan: Plan, sampled: Sampled) -> Sampled:
+    """What belongs to the rollouts of a plan, see `Rollout.own`; the rest is counted."""
+    counts, tokens = sampled.counts.copy(), sampled.tokens
+    for row, work in enumerate(plan.work):
+        if counts[row] and work.rollout.stops.num_rows:
+            counts[row] = work.rollout.own(tokens[row, : counts[row]])
+    discarded = int((sampled.counts - counts).sum())
+    if discarded:
+        behind = np.arange(tokens.shape[1])[None, :] >= counts[:, None]
+        tokens = np.where(behind, np.int32(-1), tokens)
+    return Sampled(tokens, sampled.logprobs, counts, discarded)
 
 
 def dispatch_of(
@@ -104,4 +119,5 @@ def dispatch_of(
         routes=routes.routes if routes else None,
         finished=tuple(finished),
         prefilled_again=prefilled_again,
+        discarded=sampled.discarded,
     )

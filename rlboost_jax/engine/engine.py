@@ -23,7 +23,7 @@ from rlboost_kernels.implementations import choose
 
 from rlboost_jax.engine.device_state import DeviceState
 from rlboost_jax.engine.devices import Devices
-from rlboost_jax.engine.dispatches import Dispatch, dispatch_of, sampled_of
+from rlboost_jax.engine.dispatches import Dispatch, dispatch_of, own_of, sampled_of
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.memory import device_memory, engine_sizes, plan_memory
@@ -324,7 +324,7 @@ class Engine:
         if not self._launched or self.version is None:
             raise EngineBusy("finish came without begin; call begin first")
         plan, output, again = self._launched.popleft()
-        sampled = sampled_of(output)
+        sampled = own_of(plan, sampled_of(output))
         yielding = [i for i in range(len(plan.work)) if sampled.counts[i]]
         routes = self.device_state.routes(plan, output, sampled.counts, yielding)
         finished = []

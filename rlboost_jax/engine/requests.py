@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
 from rlboost_jax.sequences.endings import most_of_turn
 from rlboost_jax.sequences.sequence import BadSequence, Runs, runs_after_prompt
+from rlboost_jax.sequences.stop_table import stop_table
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 
 _UINT32 = 2**32
@@ -119,6 +120,8 @@ def _check_tokens(name: str, request: GenerateRequest, limits: Limits) -> None:
             name,
             f"{why} its response of at most {most} tokens; a finished response is not continued",
         )
+    if _has_stop_string(response, runs, request.sampling.stops):
+        _reject(name, "has a stop string in its response; a finished response is not continued")
     newest = runs[-1] if len(runs) % 2 else 0
     if newest and newest >= most_of_turn(
         sampled - newest, max_tokens=most, turn_tokens=request.sampling.turn_tokens
@@ -128,6 +131,19 @@ def _check_tokens(name: str, request: GenerateRequest, limits: Limits) -> None:
             f"already has {newest} tokens of a turn of at most {request.sampling.turn_tokens}; "
             "a turn that is over is not continued",
         )
+
+
+def _has_stop_string(response: NDArray[np.int32], runs: Runs, stops: bytes) -> bool:
+    """Whether one was sampled, and did not end a turn that was answered."""
+    start = 0
+    for place, count in enumerate(runs):
+        if place % 2 == 0:
+            end = stop_table(stops).end(response[start : start + count], count)
+            answered = place + 1 < len(runs)
+            if end is not None and not (answered and end == count):
+                return True
+        start += count
+    return False
 
 
 def _stops_of_open_turns(

@@ -13,6 +13,7 @@ from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_
 from rlboost_jax.sequences.endings import finish_reason, most_of_turn
 from rlboost_jax.sequences.identities import Batch, Purpose, Version, Work
 from rlboost_jax.sequences.sequence import runs_after_prompt
+from rlboost_jax.sequences.stop_table import StopTable, stop_table
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 
 PromptKey = tuple[Batch, Purpose, int, bytes]
@@ -38,6 +39,8 @@ class Rollout:
     routed: int  # first positions whose routes others reported, see `Routes.finished`
     turn_end: int  # tokens that it has when its turn is as long as it may be
     stop_ids: frozenset[int]
+    stops: StopTable  # of stop strings
+    stop_string: bool = False  # its newest token completes one
     # Room for the prompt, all that was given since, and as many as may be sampled; the first
     # `known` of them count.
     tokens: NDArray[np.int32]
@@ -62,7 +65,7 @@ class Rollout:
             max_tokens=self.turn_end - self.turn_start,
             stop_ids=self.stop_ids,
         )
-        return reason is not None
+        return self.stop_string or reason is not None
 
     def take_pages(self, pages: list[int]) -> None:
         """Append to the page table."""
@@ -82,8 +85,23 @@ class Rollout:
         pages, self.pages = self.pages, []
         self.take_pages([moves.get(page, page) for page in pages])
 
+    def own(self, tokens: NDArray[np.int32]) -> int:
+        """How many of some sampled tokens are its own: what follows a stop string is not, for the
+        device, which knows of stop ids only, goes on for a while."""
+        if self.finished:
+            return 0
+        end = self._end(tokens)
+        return len(tokens) if end is None else end - (self.known - self.turn_start)
+
+    def _end(self, tokens: NDArray[np.int32]) -> int | None:
+        if not self.stops.num_rows:
+            return None
+        turn = np.concatenate([self.tokens[self.turn_start : self.known], tokens])
+        return self.stops.end(turn, len(tokens))
+
     def append(self, tokens: NDArray[np.int32]) -> None:
-        """Add sampled tokens. All but the last have been run."""
+        """Add sampled tokens, its own. All but the last have been run."""
+        self.stop_string = self._end(tokens) is not None
         self.tokens[self.known : self.known + len(tokens)] = tokens
         self.known += len(tokens)
         self.computed = self.known - 1
@@ -154,6 +172,7 @@ def new_rollout(request: GenerateRequest, layout: Layout, arrival: int) -> Rollo
         routed=known - newest_given - 1 if runs else 0,
         turn_end=turn_start + most,
         stop_ids=frozenset(stops),
+        stops=stop_table(sampling.stops),
         tokens=tokens,
         known=known,
         record=record,

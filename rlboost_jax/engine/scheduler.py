@@ -142,7 +142,9 @@ class Scheduler:
 
         Every rollout is taken to yield all that it may. One that meets a stop id first is
         passed over on the device, which does not touch its pages: they may be freed as soon as
-        `plan` is reported. None if `plan` is a mixed step or leaves out a rollout in a slot, if
+        `plan` is reported. Of a stop string the device knows nothing, and writes on behind the
+        rollout's last token: on pages that no other program reads before it has written there
+        itself. None if `plan` is a mixed step or leaves out a rollout in a slot, if
         others wait for the slot of one that ends, or if more pages are needed than are free.
         """
         everyone = {work.rollout for work in plan.work}.issuperset(self.running)

@@ -123,6 +123,7 @@ class EpisodeExercises:
                 self._dataset.close()
             raise
         self.stop_ids = self.service.renderer.stop_ids
+        self.stops = self.service.renderer.stops
         self.ask_group: AskGroup | None = None  # `validate_environment.py` sees to that
 
     def train(self, seed: int) -> Prompts:

@@ -207,7 +207,7 @@ class Hosted:
             text=decoded.text,
             thinking=decoded.thinking,
             calls=decoded.calls,
-            finish="stop" if stopped(tokens, renderer.stop_ids) else "length",
+            finish="stop" if stopped(tokens, renderer.stop_ids, renderer.stops) else "length",
             logprobs=tuple(np.frombuffer(self._episode.logprobs(index), "<f4").tolist()),
         )
         try:

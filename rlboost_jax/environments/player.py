@@ -57,7 +57,8 @@ class Player:
         for index, typed in zip(range(most), turns, strict=False):
             tokens = encoded(typed.replace("\\n", "\n"), self._tokenizer, renderer)
             decoded = renderer.decode(tokens)
-            finish = "stop" if stopped(tokens, renderer.stop_ids) else "length"
+            ended = stopped(tokens, renderer.stop_ids, renderer.stops)
+            finish = "stop" if ended else "length"
             turn = Turn(
                 index=index,
                 tokens=tokens,

@@ -68,10 +68,12 @@ class PromptRenderer(Protocol):
     """
     Attributes:
         stop_ids: end a turn.
+        stops: of the stop strings, which end one, too.
         notes: lines for a person.
     """
 
     stop_ids: tuple[int, ...]
+    stops: bytes
     notes: tuple[str, ...]
 
     def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
@@ -115,6 +117,7 @@ class TokenRenderer:
     """Of the vocabulary of generated tasks: observations are token ids."""
 
     stop_ids: tuple[int, ...] = (vocabulary.END,)
+    stops = b""
     notes: tuple[str, ...] = ()
 
     def __init__(self, vocab_size: int) -> None:
@@ -157,6 +160,7 @@ class ChatRenderer:
     def __init__(self, conversation: Conversation, text: Any, vocab_size: int) -> None:
         self._conversation, self._text = conversation, text
         self.stop_ids, self.notes = conversation.stop_ids, conversation.notes
+        self.stops = conversation.stops
         self._vocab_size = vocab_size
 
     def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:

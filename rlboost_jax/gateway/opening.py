@@ -83,6 +83,7 @@ def opened(wanted: Wanted) -> Iterator[Served]:
             top_k=run.sampling.top_k,
             max_tokens=1,
             stop_ids=chat.stop_ids,
+            stops=chat.stops,
         ),
         turn_tokens=wanted.turn_tokens,
     )

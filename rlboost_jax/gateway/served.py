@@ -61,6 +61,7 @@ class Served:
         self._chat, self._tokenizer = chat, tokenizer
         self._contexts: dict[str, Context] = {}
         self._requests = 0
+        self.stop_texts = tokenizer.stop_strings.strings  # of any call
         self.model = Model(name=policy.name, max_tokens=policy.slot_tokens)
 
     async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | SampledTurn]:
@@ -71,7 +72,7 @@ class Served:
         except ChatRefused as error:
             raise invalid(f"the chat template refuses the messages: {error}", "messages") from None
         request = self._request(session, context, call)
-        turn = _Turn(self, call, frozenset(request.sampling.stop_ids))
+        turn = _Turn(self, call, request.sampling)
         try:
             stream = self._thread.begin(request)
         except EngineFailed as error:
@@ -135,6 +136,7 @@ class Served:
                 top_k=own.top_k if asked.top_k is None else asked.top_k,
                 max_tokens=context.num_sampled + room,
                 stop_ids=asked.stop_ids or own.stop_ids,
+                stops=own.stops,
             ),
         )
 
@@ -142,8 +144,8 @@ class Served:
 class _Turn:
     """One turn in the making: its tokens, and what its text has come to."""
 
-    def __init__(self, served: Served, call: Call, stop_ids: frozenset[int]) -> None:
-        self._served, self._call, self._stop_ids = served, call, stop_ids
+    def __init__(self, served: Served, call: Call, sampling: Sampling) -> None:
+        self._served, self._call, self._sampling = served, call, sampling
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._shown, self._look = "", 1
@@ -170,7 +172,8 @@ class _Turn:
         if not text.startswith(self._shown):
             text = self._shown  # such as before a stray end of thinking: what was streamed is said
         finish: Finish = "length"
-        if self.ended_by_text or stopped(tokens, self._stop_ids):
+        ends = self._sampling
+        if self.ended_by_text or stopped(tokens, ends.stop_ids, ends.stops):
             finish = "stop"
         calls = tuple(
             Called(
@@ -207,7 +210,7 @@ class _Turn:
         turn = self._served.parse(self._tokens)
         if turn.thinking or turn.calls:
             return ""
-        text = certain(turn.text, call.sampling.stop)
+        text = certain(turn.text, (*call.sampling.stop, *self._served.stop_texts))
         if not text.startswith(self._shown):
             return ""
         new, self._shown = text[len(self._shown) :], text

@@ -68,6 +68,7 @@ class TrainingLoop:
             max_tokens=run.sampling.max_response_tokens,
             turn_tokens=run.environment.turn_tokens,
             stop_ids=tuple(exercises.stop_ids),
+            stops=exercises.stops,
         )
         self._waited = FleetPulse(lambda: session.link.status)
         self._lag = lag_of(run)
@@ -143,7 +144,12 @@ class TrainingLoop:
             "version": batch.version,
             **score_metrics(score),
             "prompts_used": self._used,
-            **policy_metrics(trajectories, figures, stop_ids=session.exercises.stop_ids),
+            **policy_metrics(
+                trajectories,
+                figures,
+                stop_ids=session.exercises.stop_ids,
+                stops=session.exercises.stops,
+            ),
             **lag_metrics(step - batch.version, figures),
             "learner_devices": session.learner.policy.mesh.size,
             "train_seconds": train_seconds,

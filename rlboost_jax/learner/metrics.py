@@ -30,12 +30,14 @@ def policy_metrics(
     figures: Mapping[str, float],
     *,
     stop_ids: Collection[int],
+    stops: bytes = b"",
 ) -> dict[str, Any]:
     """Of the batch. What was left out has no reward to speak of, but its tokens were sampled.
 
     Args:
         figures: of `BatchUpdate.finish`.
         stop_ids: that end a response; one without is cut off.
+        stops: of the stop strings, which end one, too.
     """
     counted = [t for t in trajectories if not t.left_out]
     rewards = np.array([t.reward for t in counted])
@@ -59,7 +61,7 @@ def policy_metrics(
         "gradient_norm": figures["gradient_norm"],
         "learning_rate": figures["learning_rate"],
         "truncated_fraction": fmean(
-            not stopped(t.sequences[-1].sampled_tokens, stop_ids) for t in trajectories
+            not stopped(t.sequences[-1].newest_turn, stop_ids, stops) for t in trajectories
         ),
         "uniform_groups_fraction": _uniform(counted),
         **reward_parts(counted),

@@ -30,6 +30,7 @@ class DispatchLike(Protocol):
     leads: NDArray[np.uint32]  # row i has `leads[i] + counts[i]` routes
     routes: NDArray[np.unsignedinteger] | None  # [routes, layers, experts], concatenated
     prefilled_again: int
+    discarded: int
 
 
 def token_batches(

@@ -189,6 +189,7 @@ class Stream:
                 echo=self._stamp,
                 round_trip=self._renewals.take_longest(),
                 pulled_bytes=self._pulled(),
+                discarded=self._worker.discarded(),
             )
             self._renewals.asked(loop.time())
             self.say(renew)
@@ -230,10 +231,10 @@ class Stream:
             message = await _receive(socket)
             self._heard_at = loop.time()
             match message:
-                case Generate(requests=requests, params_digest=params_digest):
+                case Generate(requests=requests, params_digest=params_digest) as work:
                     if requests and not self._hello.reserved:  # a trainer knows its step
                         self._spans.at(requests[0].work.batch)
-                    self._worker.submit(requests, params_digest)
+                    self._worker.submit(work.whole, params_digest)
                 case Renewed(stamp=stamp, lease_seconds=lease, busy=busy):
                     self._stamp, self._patience = stamp, max(SILENCE_SECONDS, lease)
                     self._clock.answered(stamp, loop.time())

@@ -84,6 +84,7 @@ class Worker:
         self._unsent: DispatchLike | None = None
         self._sequence = 0
         self._sampled = 0
+        self._discarded = self._said_discarded = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self.failure: Future[None] = _promise()  # its exception is the engine's
@@ -92,6 +93,11 @@ class Worker:
     def sampled(self) -> int:
         """Tokens, since the beginning."""
         return self._sampled
+
+    def discarded(self) -> int:
+        """Tokens that were sampled behind stop strings, since the last call."""
+        before, self._said_discarded = self._said_discarded, self._discarded
+        return self._said_discarded - before
 
     @property
     def held(self) -> int:
@@ -212,6 +218,7 @@ class Worker:
         """Record a dispatch that is over; the device has been at the next one since then."""
         ended = time.monotonic()
         self._sampled += len(dispatch.tokens)
+        self._discarded += dispatch.discarded
         if self._turns is not None:
             self._turns.ended(self._engine, dispatch, ended - began)
         if self.spans.on:

@@ -1,7 +1,8 @@
 """How a response ends. All who need to know ask here; the device's own mask is tested against it.
 
-A response is over with its first stop id, which belongs to it, or with as many tokens as it may
-have. Nobody says so on any wire: it follows from the tokens, wherever they are.
+A response is over with its first stop id, which belongs to it, with the token that completes a stop
+string (`stop_table.py`), or with as many tokens as it may have. Nobody says so on any wire: it
+follows from the tokens, wherever they are.
 
 Of a sequence of several turns that is said of the newest turn. Only tokens that were sampled end
 one: what is given may have any ids. What its turns may have together is a number of sampled
@@ -15,12 +16,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.sequences.stop_table import stop_table
+
 FinishReason = Literal["stop", "length"]  # as OpenAI's protocol calls them
 
 
-def stopped(tokens: Sequence[int] | NDArray[np.int32], stop_ids: Collection[int]) -> bool:
-    """Whether a response ended by itself: what its length ended is cut off."""
-    return len(tokens) > 0 and int(tokens[-1]) in stop_ids
+def stopped(
+    tokens: Sequence[int] | NDArray[np.int32], stop_ids: Collection[int], stops: bytes = b""
+) -> bool:
+    """Whether a response, or its newest turn, ended by itself: what its length ended is cut off.
+
+    Args:
+        stops: its stop strings, see `stop_table.py`.
+    """
+    if len(tokens) == 0:
+        return False
+    return int(tokens[-1]) in stop_ids or stop_table(stops).end(tokens, 1) is not None
 
 
 def most_of_turn(sampled: int, *, max_tokens: int, turn_tokens: int = 0) -> int:

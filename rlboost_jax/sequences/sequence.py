@@ -168,6 +168,12 @@ class Sequence:
         return self.tokens[self.sampled_positions]
 
     @property
+    def newest_turn(self) -> NDArray[np.int32]:
+        """The last tokens that were sampled one after the other; none before any was."""
+        turns = [run.tokens for run in self.split() if run.sampled]
+        return turns[-1] if turns else self.tokens[:0]
+
+    @property
     def mask(self) -> NDArray[np.bool_]:
         """[T] Which tokens were sampled."""
         return np.repeat(np.arange(len(self.runs)) % 2 == 1, self.runs)

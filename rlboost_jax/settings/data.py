@@ -137,3 +137,9 @@ class DataConfig:
     stop_ids: tuple[int, ...] = setting(
         (), "end a response, besides those of tokenizer and generation configuration"
     )
+    stop_strings: tuple[str, ...] = setting(
+        (),
+        "texts that end a response, besides those of the generation configuration",
+        note="With the token that completes one, which belongs to the response. Rewards and "
+        "environments read the text before it.",
+    )

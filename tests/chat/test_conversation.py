@@ -7,7 +7,9 @@ import pytest
 
 from rlboost_jax.chat.conversation import Given, NewSequence, UnstableTemplate
 from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.data.stop_strings import strings_in
 from rlboost_jax.data.tokenizers import ChatRefused
+from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.errors import ConfigError
 from tests.chat.conftest import ADD, BEGIN, opened, saved
 from tests.chat.forms import CHATML_MARKS, FORMS, HARMONY, PLAIN, Form
@@ -61,6 +63,24 @@ def test_a_turn_that_was_cut_off_gets_its_end(talk, tokenizer_of):
         conversation.after([QUESTION], turn, [user("Go on.")]).tokens for turn in (whole, cut)
     )
     assert given.tolist() == [1, *ended.tolist()]
+
+
+def test_a_turn_that_a_stop_string_ended_says_what_stands_before_it(tmp_path):
+    """The template's own end follows it, as it follows one that was cut off."""
+    tokenizer = opened(saved(tmp_path, FORMS["thinking"]), FORMS["thinking"])
+    strings = ("</answer>", "\n\nuser", "</tool_call>")
+    tokenizer.stop_strings = strings_in(tokenizer, strings)
+    conversation = conversation_of(tokenizer, tools=(ADD,))
+    assert conversation.stops == tokenizer.stop_strings.table
+    for said, ends in (("It is.", "</answer>"), ("It is.", "\n\nuser"), ("", "</answer>")):
+        sampled = ids(tokenizer, f"<think>\nso\n</think>\n\n{said}{ends}")
+        turn = conversation.parse(sampled)
+        assert (turn.text, turn.thinking, turn.stop) == (said, "so", None)
+        assert stopped(sampled, conversation.stop_ids, conversation.stops)
+        given = conversation.after([QUESTION], turn, [user("Go on.")]).tokens
+        assert given.tolist()[0] == 1, "the end that was not sampled"
+    whole = conversation.parse(ids(tokenizer, "It is.</answer<|im_end|>"))
+    assert (whole.text, whole.stop) == ("It is.</answer", 1), "half of one ends nothing"
 
 
 STABLE = [

@@ -11,13 +11,14 @@ from configs import base
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.open import (
     DataChanged,
+    ends_of,
     keep_record,
     open_exercises,
     record_lines,
-    stop_ids_of,
 )
 from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.data.rows import open_rows
+from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings
 from rlboost_jax.data.vocabulary import END
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
@@ -389,10 +390,39 @@ def test_a_response_is_judged_as_text(dataset, write_lines):
     assert (wrong.reward, wrong.accuracy, dict(wrong.faults)) == (0.0, 0.0, {})
 
 
-def test_stop_ids_are_known_without_the_rows(build):
+def noted(completions, finished, **columns):
+    return [
+        float(text == "so") + 2.0 * done for text, done in zip(completions, finished, strict=True)
+    ]
+
+
+def test_rewards_read_the_text_before_a_stop_string(dataset, write_lines):
+    """And hear that a response ended by itself, which 2 of the reward says; \\x01 is its end id."""
+    data = dataset(
+        write_lines(GSM8K),
+        rewards=[{"name": "tests.data.test_dataset:noted"}],
+        stop_strings=("</answer>", "\n\nHuman:", "数学"),
+        **PLAIN,
+    )
+    prompt = data.train(0)[0]
+    expected = {
+        **{"so</answer>": 3, "so\n\nHuman:": 3, "so数学": 3, "</answer>": 2},
+        **{"so": 1, "so\x01": 3, "so</answer": 0, "so</answer\x01": 2},
+    }
+    asked = {}
+    for response in expected:
+        ids = [257 if byte == 1 else byte for byte in response.encode()]
+        asked[response] = data.ask(prompt, np.array(ids, np.int32))
+    assert {text: each.result(PATIENCE_SECONDS).reward for text, each in asked.items()} == expected
+    assert data.record["stop_strings"] == ["</answer>", "\n\nHuman:", "数学"]
+
+
+def test_ends_are_known_without_the_rows(build):
     run = build("no/such/rows.jsonl", stop_ids=(7,), **PLAIN)
-    assert stop_ids_of(run) == (7, 257)
-    assert stop_ids_of(run_config(base.get_config())) == (END,)
+    assert ends_of(run)[0] == (7, 257) and ends_of(run)[1].table == b""
+    _, strings = ends_of(build("no/such/rows.jsonl", stop_strings=("ab",), **PLAIN))
+    assert strings.table == StopStrings(("ab",), [bytes([n]) for n in range(256)]).table != b""
+    assert ends_of(run_config(base.get_config())) == ((END,), NO_STRINGS)
 
 
 def test_the_vocabulary_must_hold_the_tokenizer(build, write_lines):
@@ -425,6 +455,10 @@ def test_no_more_stop_ids_than_an_engine_has_room_for(dataset, write_lines):
         ({"data.heldout_share": 0.95}, ["data.heldout_share", "0.95"]),
         ({"data.max_prompt_tokens": 999}, ["999", "engine.max_prompt_tokens"]),
         ({"data.stop_ids": (300,)}, ["data.stop_ids", "model.vocab_size"]),
+        ({"data.stop_strings": ("a", "")}, ["data.stop_strings has ''", "leave it out"]),
+        ({"data.stop_strings": ("\ud800",)}, ["data.stop_strings", "no text in UTF-8"]),
+        ({"data.stop_strings": ("数" * 43,)}, ["data.stop_strings", "129 bytes", "128"]),
+        ({"data.stop_strings": tuple("abcdefghijklmnopq")}, ["17 strings", "limit is 16"]),
         ({"data.template": "{question"}, ["data.template"]),
         ({"data.template": "no column"}, ["data.template", "no column"]),
         ({"data.template": "{question.}"}, ["data.template", "{question.}"]),

@@ -162,6 +162,34 @@ def test_a_source_that_samples_otherwise_is_a_line(
     assert lines == ([said.format(theirs, ours)] if theirs else [])
 
 
+@pytest.mark.parametrize(
+    ("theirs", "given", "written"),
+    [
+        (None, ("</answer>", "数"), ["</answer>", "数"]),
+        (["</answer>"], ("\n\n",), ["\n\n", "</answer>"]),
+        ("</answer>", (), "</answer>"),
+        (["b", "a"], ("a", "b"), ["b", "a"]),
+        (None, (), None),
+    ],
+)
+def test_generate_has_the_run_s_stop_strings(
+    theirs: Any,
+    given: tuple[str, ...],
+    written: Any,
+    run: Callable[..., RunConfig],
+    source: Path,
+    tmp_path: Path,
+) -> None:
+    said = {} if theirs is None else {"stop_strings": theirs}
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0], **said}))
+    lines = write_tokenizer(run(source, stop_strings=given), tmp_path)
+    values = json.loads((tmp_path / "generation_config.json").read_text())
+    assert values.get("stop_strings") == written and values["eos_token_id"] == [2, 0]
+    assert [line for line in lines if "stop strings" in line] == [
+        f"generation_config.json has the run's stop strings: {', '.join(map(repr, written or ()))}"
+    ] * (written != theirs)
+
+
 def test_what_no_file_carries_is_a_line(
     run: Callable[..., RunConfig], source: Path, tmp_path: Path
 ) -> None:
@@ -259,8 +287,8 @@ def test_ends_that_are_no_ids_are_refused(text: str, says: str, tmp_path: Path) 
 
 
 def test_what_else_ends_a_text_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    values = {"eos_token_id": [3, 2, 3], "stop_strings": ["</s>"], "sparkle": 1, "top_k": 20}
+    values = {"eos_token_id": [3, 2, 3], "glitter": [[7]], "sparkle": 1, "top_k": 20}
     (tmp_path / "generation_config.json").write_text(json.dumps(values))
     assert end_ids(tmp_path) == (3, 2)
     (said,) = (each.getMessage() for each in caplog.records)
-    assert said.endswith("generation_config.json: passed over: stop_strings, sparkle")
+    assert said.endswith("generation_config.json: passed over: glitter, sparkle")

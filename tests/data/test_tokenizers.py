@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import random
 import shutil
 
 import pytest
@@ -11,12 +12,16 @@ from hypothesis import strategies as st
 
 from configs import base
 from rlboost_jax.data.dataset import Dataset
+from rlboost_jax.data.stop_strings import NO_STRINGS
 from rlboost_jax.data.tokenizer_check import check_belongs
 from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, open_tokenizer
 from rlboost_jax.rewards.special_tokens import kept_ids, unseen_lines
+from rlboost_jax.sequences.stop_table import stop_table
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.rewards import RewardConfig
+from tests.chat.conftest import saved
+from tests.chat.forms import Form
 from tests.patience import PATIENCE_SECONDS
 
 TEMPLATE = (
@@ -32,6 +37,8 @@ CHAT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\ntwo + two?<|i
 
 def data(**changes):
     config = base.get_config()
+    config.task.name, config.data.source = "dataset", "rows.jsonl"
+    config.rewards.functions, config.warmup.max_updates = ({"name": "exact"},), 0
     config.data.update({"tokenizer": "bytes", **changes})
     return run_config(config).data
 
@@ -155,6 +162,96 @@ def test_the_configuration_has_the_last_word(folder):
     )
     assert tokenizer.chat(MESSAGES) == "Be brief.;two + two?;"
     assert tokenizer.stop_ids == (0, 2, 7)
+
+
+def ended_by_hand(tokenizer, ids, strings):
+    """The first number of tokens whose text has a string in it, and the text before it."""
+    for count in range(1, len(ids) + 1):
+        text = tokenizer.text(ids[:count])
+        if places := [place for s in strings if (place := text.find(s)) >= 0]:
+            return count, text[: min(places)]
+    return None, tokenizer.text(ids)
+
+
+def assert_ends(tokenizer, strings, texts):
+    """Of texts as the tokenizer writes them, and of random tokens."""
+    draw = random.Random(1)
+    rows = [row for row in tokenizer.encode(texts, chat=True) if row]
+    rows += [draw.choices(range(tokenizer.vocab_size), k=60) for _ in range(40)]
+    rows += [[*one, *other] for one, other in zip(rows[:20], draw.sample(rows, 20), strict=True)]
+    table, found = stop_table(tokenizer.stop_strings.table), 0
+    for ids in rows:
+        count, before = ended_by_hand(tokenizer, ids, strings)
+        assert table.end(ids, len(ids)) == count
+        found += count is not None
+        assert tokenizer.stop_strings.before(ids[:count], tokenizer.text) == before
+    assert found >= len(texts) // 2
+
+
+TEXTS = (
+    *("two plus two</answer> is", "ä数学🙂 one", "two\n\n\nfour", "one\nHuman: two", " is two is"),
+    *("is<|im_end|>", "数", "plus🙂🙂plus", "two plus one is", "</answer></answer>"),
+)
+STOPS = ("</answer>", "数学", "\n\n", "\nHuman:", "🙂p", "<|im_start|>", "o plus o")
+
+
+def test_stop_strings_in_the_bytes_of_tokens(folder):
+    """Characters of several tokens, tokens of several characters, special tokens."""
+    assert_ends(open_tokenizer(data(tokenizer=str(folder), stop_strings=STOPS)), STOPS, TEXTS)
+
+
+def test_stop_strings_in_pieces_of_sentencepiece(tmp_path):
+    form = Form(stops=("<|im_end|>",), template=TEMPLATE)
+    path = saved(tmp_path, form, spaces=True)
+    assert_ends(open_tokenizer(data(tokenizer=str(path), stop_strings=STOPS)), STOPS, TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("said", "strings"),
+    [("\n\n", ("\n\n",)), (["</a>", "数"], ("</a>", "数")), (None, ()), ([], ())],
+)
+def test_stop_strings_of_the_generation_configuration(folder, tmp_path, said, strings):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"stop_strings": said}))
+    tokenizer = open_tokenizer(data(tokenizer=str(tmp_path)))
+    assert tokenizer.stop_strings.strings == strings
+    both = open_tokenizer(data(tokenizer=str(tmp_path), stop_strings=("xy", *strings[:1])))
+    assert set(both.stop_strings.strings) == {"xy", *strings}
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ([""], "has '', which every"),
+        (["a", 7], "has 7, which is no text"),
+        (["x" * 200], "200 bytes"),
+        (["a\ud800"], "half a char"),
+        ({"a": 1}, "a text or several"),
+    ],
+)
+def test_generation_configurations_of_no_use(folder, tmp_path, said, message):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"stop_strings": said}))
+    with pytest.raises(ConfigError, match=f"stop_strings of .*{message}"):
+        open_tokenizer(data(tokenizer=str(tmp_path)))
+
+
+def test_a_vocabulary_that_does_not_say_its_bytes_has_no_stop_strings(tmp_path):
+    """WordPiece: what a token adds to a text depends on the token before it."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = {
+        word: n for n, word in enumerate(("[UNK]", "[END]", "the", "answer", "is", "##s", "."))
+    }
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.decoder = tokenizers.decoders.WordPiece()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="[END]", unk_token="[UNK]"
+    ).save_pretrained(tmp_path)
+    assert open_tokenizer(data(tokenizer=str(tmp_path))).stop_strings is NO_STRINGS
+    with pytest.raises(ConfigError, match=r"not say which bytes .* take data.stop_ids"):
+        open_tokenizer(data(tokenizer=str(tmp_path), stop_strings=("the",)))
 
 
 def test_a_template_may_refuse(folder):

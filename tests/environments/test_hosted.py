@@ -70,7 +70,7 @@ class Pretence:
 
     def __init__(self) -> None:
         self.pool = self.renderer = self
-        self.stop_ids = (9,)
+        self.stop_ids, self.stops = (9,), b""
         self.live, self.opening = FakeLive(), asyncio.Event()
         self.opening.set()
         self.tasks: list[asyncio.Task[None]] = []

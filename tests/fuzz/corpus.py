@@ -11,6 +11,7 @@ import msgspec
 
 from rlboost_jax import messages as m
 from rlboost_jax.sequences.identities import Batch, Work
+from rlboost_jax.sequences.stop_table import END, pack
 from tests.manager.fakes import RUN, batch, begin_batch, hello, manifest, ready
 
 FOLDER: Final = Path(__file__).parent / "corpus"
@@ -33,6 +34,7 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "released_none": m.Released(request_ids=b""),
     "renew_echo": m.Renew(echo=12.5, round_trip=0.3),
     "renew_pulled": m.Renew(pulled_bytes=16_400_000_000),
+    "renew_discarded": m.Renew(discarded=17),
     "notice": m.Notice(seconds=30.0, reason="aws: terminate"),
     "capacity": m.Capacity(
         slots=1, cache_tokens=0, request_ids=m.pack_ids([1, 2]), frozen=True, reason="a tenant"
@@ -71,6 +73,12 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
         )
     ),
     "begin_batch": begin_batch(0, 0, "d"),
+    "begin_batch_stops": msgspec.structs.replace(
+        begin_batch(0, 0, "d"),
+        sampling=msgspec.structs.replace(
+            begin_batch(0, 0, "d").sampling, stops=pack([(0, 5, 1), (1, 6, END)])
+        ),
+    ),
     "begin_batch_turns": begin_batch(0, 0, "d", turns=3),
     "answer": m.Answer(
         work=Work(seed=7, batch=Batch(0), prompt=0, sample=1),

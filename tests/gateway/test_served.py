@@ -2,11 +2,17 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
+from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.data.tokenizers import HuggingFaceTokenizer
+from rlboost_jax.gateway.served import Served
+from rlboost_jax.settings.data import DataConfig
 from tests.gateway.oracle import Turn, assert_engine_samples, engine_of
 from tests.gateway.places import MAX_TOKENS, Place, running
 from tests.patience import PATIENCE_SECONDS
@@ -186,6 +192,41 @@ async def test_a_stop_text_ends_a_turn(gateway: Place) -> None:
         more = [*messages, choice["message"], {"role": "user", "content": "On."}]
         after = await say(client, gateway, "stops", more)
         assert after["rlboost"]["sequence"] == 0
+
+
+async def test_the_policys_own_stop_strings_end_every_turn(
+    gateway: Place, served: Served, checkpoint: Path
+) -> None:
+    """Beside those of a call, in its text, in its stream, and in what it goes on from."""
+    messages = [{"role": "user", "content": "What is 3 + 4?"}]
+    async with aiohttp.ClientSession() as client:
+        whole = await say(client, gateway, "own.stops", messages)
+    text = whole["choices"][0]["message"]["content"]
+    stop = text[len(text) // 2 :][:3]
+    tokenizer = HuggingFaceTokenizer(DataConfig(tokenizer=str(checkpoint), stop_strings=(stop,)))
+    chat = conversation_of(tokenizer, unstable="new_sequence")
+    policy = served._policy
+    sampling = msgspec.structs.replace(policy.sampling, stops=chat.stops)
+    with running(
+        Served(served._thread, replace(policy, sampling=sampling), chat, tokenizer)
+    ) as place:
+        async with aiohttp.ClientSession() as client:
+            cut = await say(client, place, "own.stops", messages)
+            choice = cut["choices"][0]
+            assert choice["message"]["content"].rstrip() == text[: text.index(stop)].rstrip()
+            assert choice["finish_reason"] == "stop"
+            ids, own = whole["choices"][0]["token_ids"], choice["token_ids"]
+            assert own == ids[: len(own)] and len(own) < len(ids)
+            assert stop in tokenizer.text(own) and stop not in tokenizer.text(own[:-1])
+            more = [*messages, choice["message"], {"role": "user", "content": "On."}]
+            after = await say(client, place, "own.stops", more)
+            assert after["rlboost"]["sequence"] == 0
+            url = f"{place.url}/sessions/own.stops"
+            async with client.delete(url, headers=place.headers):
+                pass
+            chunks = await _streamed(client, place, "own.stops", messages)
+    parts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+    assert "".join(parts) == choice["message"]["content"], "nothing of a string was streamed"
 
 
 async def test_a_context_that_is_full_says_so(served: Any) -> None:

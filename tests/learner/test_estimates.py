@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 
 from rlboost_jax.algorithms.advantages import STD_FLOOR
+from rlboost_jax.data.stop_strings import StopStrings
 from rlboost_jax.learner.episodes.estimates import Estimates, Scores
 from rlboost_jax.learner.episodes.trajectory import Trajectory
+from rlboost_jax.learner.metrics import policy_metrics
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.presets import PRESETS
+from tests.learner.test_metrics import FIGURES
+from tests.sequences.given import with_given
 
 MOST, STOP = 10, 1
 
@@ -58,6 +62,31 @@ def test_the_trap_of_overlong_filtering_what_is_cut_off_still_counts_in_the_mean
     group = [*GROUP, trajectory(3, 1.0, 10, last=5)]
     found = estimates("dr_grpo", overlong_filter=True).of_group(group)
     assert [t.trained for t in found] == [True, True, True, False]
+
+
+def test_what_a_stop_string_ends_is_not_cut_off():
+    """The string of the newest turn: none of two turns, and none that was given."""
+    stops = StopStrings(("xyz",), (b"", b"", b"x", b"y", b"z", b"?", b"yz!")).table
+    ended, cut_off = [5, 2, 3, 4], [5, 2, 3, 5]
+    group = [
+        replace(GROUP[0], sample=sample, sequence=sampled(turns))
+        for sample, turns in enumerate(
+            ([ended], [[5, 2, 6]], [cut_off], [[2], [3, 4]], [[5], ended])
+        )
+    ]
+    whole = replace(estimates("dr_grpo", overlong_filter=True), stops=stops)
+    assert [t.trained for t in whole.of_group(group)] == [True, True, False, False, True]
+    row = policy_metrics(group, FIGURES, stop_ids=(STOP,), stops=stops)
+    assert row["truncated_fraction"] == 2 / 5
+
+
+def sampled(turns):
+    """A sequence of turns, each after the first behind the token 2."""
+    sequence = Sequence.of_prompt([2])
+    for number, turn in enumerate(turns):
+        before = with_given(sequence, [2]) if number else sequence
+        sequence = before.with_sampled(turn, np.full(len(turn), -1.0), version=0)
+    return sequence
     assert [t.advantage for t in found] == [0.5, -0.5, -0.5, 0.5]
     assert all(t.trained for t in estimates("dr_grpo").of_group(group))
 

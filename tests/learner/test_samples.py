@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlboost_jax.data.stop_strings import StopStrings
 from rlboost_jax.learner.episodes.samples import reward_parts, sample_rows, samples_due
 from rlboost_jax.sequences.sequence import Sequence
 
@@ -13,6 +14,7 @@ class Words:
     """Reads token 7 as "7"."""
 
     stop_ids = (STOP,)
+    stops = StopStrings(("xy",), (b"", b"", b"x", b"y")).table
 
     def text(self, tokens):
         return " ".join(map(str, np.asarray(tokens).tolist()))
@@ -45,13 +47,13 @@ def test_prompts_need_not_begin_with_0_nor_be_without_gaps(trajectories):
 
 
 def test_cut_off_is_what_did_not_end_by_itself(trajectories):
-    tokens = ([5, STOP], [STOP, 5], [STOP])
+    tokens = ([5, STOP], [2, 3], [3, 2])
     members = [
         replace(t, sequence=Sequence.of_response([1], sampled, np.zeros(len(sampled)), version=0))
         for t, sampled in zip(trajectories, tokens, strict=False)
     ]
     rows = sample_rows(0, members, task=Words(), num_prompts=1)
-    assert [row.cut_off for row in rows] == [False, True, False]
+    assert [row.cut_off for row in rows] == [False, False, True]
 
 
 def test_steps_that_are_shown(config):

@@ -261,6 +261,7 @@ def test_what_is_too_long_are_sampled_tokens():
 
 class Numbers:
     stop_ids = (3,)
+    stops = b""
 
     def text(self, tokens):
         return " ".join(map(str, np.asarray(tokens)))

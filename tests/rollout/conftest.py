@@ -55,6 +55,8 @@ class FakeEngine:
         self._launched: list[dict[int, range]] = []  # id → positions
         self.loaded: list[object] = []
         self.error: Exception | None = None
+        self.discarded = 0  # by each dispatch
+        self.stops: list[bytes] = []  # of what was submitted
 
     @property
     def running(self) -> int:
@@ -69,6 +71,7 @@ class FakeEngine:
         for r in requests:
             done = len(messages.unpack_tokens(r.response_tokens))
             self._left[r.request_id] = [r.work.sample, done, r.sampling.max_tokens]
+            self.stops.append(r.sampling.stops)
 
     def release(self, request_ids: list[int]) -> list[int]:
         assert not self._launched
@@ -116,6 +119,7 @@ class FakeEngine:
             leads=np.zeros(len(rows), np.uint32),
             routes=None,
             prefilled_again=0,
+            discarded=self.discarded,
         )
 
 

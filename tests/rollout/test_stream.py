@@ -110,6 +110,24 @@ def test_a_renewal_says_how_much_of_weights_has_come(fakes):
     asyncio.run(scenario())
 
 
+def test_stop_strings_reach_the_engine_and_a_renewal_says_what_was_discarded(fakes):
+    async def scenario():
+        engine = fakes.Engine(steps=4)
+        engine.discarded = 3
+        async with fakes.serving(engine, fakes.Weights()) as (manager, _, _):
+            stream = await fakes.ready(manager)
+            requests = (fakes.request(1, tokens=8), fakes.request(2, tokens=8))
+            stops = b"twelve bytes"
+            await stream.send(Generate(params_digest="d1", requests=requests, stops=stops))
+            found = 0
+            while found < 6:
+                found += (await stream.next_renew()).discarded
+            assert (found, (await stream.next_renew()).discarded) == (6, 0)
+            assert engine.stops == [stops] * 2
+
+    asyncio.run(scenario())
+
+
 def test_a_renewal_says_how_long_an_answer_took_without_what_the_manager_was_busy(fakes):
     async def scenario():
         async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, _):

@@ -161,6 +161,7 @@ WRONG = [
     ({"manager.renew_seconds": 0.5}, "three renewals", ["manager.lease_seconds"]),
     ({"manager.progress_seconds": 1.4}, "1.4", ["manager.progress_seconds", "lease_seconds"]),
     ({"sampling.top_k": 113}, "113", ["sampling.top_k", "model.vocab_size"]),
+    ({"data.stop_strings": ("</a>",)}, "('</a>',)", ["data.stop_strings", "task 'clock'"]),
     ({"evaluation.top_k": 113}, "113", ["evaluation.top_k", "model.vocab_size"]),
     ({"sampling.top_p": 0.0}, "0.0", ["sampling.top_p"]),
     ({"sampling.top_p": 1.1}, "1.1", ["sampling.top_p"]),

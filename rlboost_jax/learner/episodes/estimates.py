@@ -46,6 +46,7 @@ class Estimates:
     algorithm: AlgorithmConfig
     max_response_tokens: int
     stop_ids: tuple[int, ...]
+    stops: bytes = b""  # of the stop strings
 
     @property
     def by_rewards_alone(self) -> bool:
@@ -114,7 +115,7 @@ class Estimates:
         )
 
     def _trained(self, t: Trajectory) -> bool:
-        cut_off = not stopped(t.sequences[-1].sampled_tokens, self.stop_ids)
+        cut_off = not stopped(t.sequences[-1].newest_turn, self.stop_ids, self.stops)
         return not (t.left_out or (self.algorithm.overlong_filter and cut_off))
 
     def _estimated(

@@ -21,6 +21,9 @@ class Reader(Protocol):
     @property
     def stop_ids(self) -> abc.Sequence[int]: ...
 
+    @property
+    def stops(self) -> bytes: ...
+
     def text(self, tokens: ArrayLike, /) -> str: ...
 
 
@@ -50,7 +53,7 @@ def sample_rows(
             prompt_text=task.text(t.sequence.prompt),
             response_text=task.text(t.response),
             tokens=t.num_sampled,
-            cut_off=not stopped(t.sequences[-1].sampled_tokens, task.stop_ids),
+            cut_off=not stopped(t.sequences[-1].newest_turn, task.stop_ids, task.stops),
             reward=t.reward,
             advantage=float(t.advantage if t.advantages is None else t.advantages.mean()),
             rewards=_parts(t),

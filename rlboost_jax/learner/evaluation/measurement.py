@@ -90,6 +90,7 @@ class Measurement:
             max_tokens=max_tokens,
             turn_tokens=turn_tokens,
             stop_ids=tuple(exercises.stop_ids),
+            stops=exercises.stops,
         )
         self._judge = judge or by_response(exercises)
         self._episodes = Episodes()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlboost_jax import compile_cache
-from rlboost_jax.data.open import stop_ids_of
+from rlboost_jax.data.open import ends_of
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.episodes.trajectory import Trajectory
@@ -278,11 +278,13 @@ def _follow_session(
             ready.state.params,
             dtype=run.weights.rollout_dtype,
         )
+        stop_ids, stop_strings = ends_of(run)
         learner = learner_of(
             run,
             policy=ready.policy,
             critic=ready.critic,
             reference=ready.reference,
-            stop_ids=stop_ids_of(run),
+            stop_ids=stop_ids,
+            stops=stop_strings.table,
         )
         return leader.obey(learner, ready.state, checkpoints, Versions(kept))

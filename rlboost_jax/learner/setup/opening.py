@@ -171,6 +171,7 @@ class Opening:
                 critic=ready.critic,
                 reference=ready.reference,
                 stop_ids=exercises.stop_ids,
+                stops=exercises.stops,
             ),
             state=ready.state,
             until=next_change(workdir.changes, first),
@@ -315,8 +316,7 @@ class Opening:
 
     def _offer(self, programs: Sequence[str], manager: ManagerProcess) -> None:
         """Let servers of the same kind have the engine's programs; without, they compile."""
-        cache = compile_cache.place()
-        if not programs or cache is None:
+        if not programs or (cache := compile_cache.place()) is None:
             return
         try:
             folder, key = self._path / COMPILED, manager.seal_key()

@@ -146,6 +146,7 @@ def learner_of(
     critic: CriticPrograms | None,
     reference: Params | None,
     stop_ids: Sequence[int],
+    stops: bytes = b"",
 ) -> Learner:
     """What the updates of `run` are made with, on every process."""
     return Learner(
@@ -157,6 +158,7 @@ def learner_of(
             algorithm=run.algorithm,
             max_response_tokens=run.sampling.max_response_tokens,
             stop_ids=tuple(stop_ids),
+            stops=stops,
         ),
         tolerated_gap=tolerated_gap(run, policy.mesh.devices.flat[0].platform),
     )

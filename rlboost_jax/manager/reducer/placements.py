@@ -10,7 +10,7 @@ from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
-from rlboost_jax.messages import Generate, GenerateRequest, Release, Withdrawn, pack_ids
+from rlboost_jax.messages import GenerateRequest, Release, Withdrawn, pack_ids, saying_once
 
 GENERATE_BYTES = 8 * 2**20  # of tokens in one frame; more is split
 
@@ -56,8 +56,7 @@ class Placements:
             size += 4 * rollout.length
             if size >= GENERATE_BYTES or rollout is rollouts[-1]:
                 digest = batch.begin.params_digest
-                frame = Generate(params_digest=digest, requests=tuple(requests))
-                self._outbox.send(instance.stream, frame)
+                self._outbox.send(instance.stream, saying_once(digest, requests))
                 requests, size = [], 0
 
     def release(self, instance: Instance, rollouts: Iterable[Rollout], now: float) -> None:

@@ -9,6 +9,7 @@ class Renewals:
     def __init__(self, owners: Owners) -> None:
         self._outbox = owners.outbox
         self._roster = owners.roster
+        self._ledger = owners.ledger
 
     def renew(self, instance: Instance, message: Renew, now: float) -> str:
         """Answer a renewal. Returns why its server counts as lost instead; "" if it does not."""
@@ -17,6 +18,8 @@ class Renewals:
             instance.activity.compiled(compiled)
             self._outbox.record("compiled", instance.name, programs=compiled)
         instance.parameters.renewed(message.pulled_bytes, now)
+        if message.discarded:
+            self._ledger.books.wasted(message.discarded, reserved=instance.reserved)
         if reason := self._roster.unreachable(instance, message, now):
             return reason
         lease = self._roster.lease(instance)

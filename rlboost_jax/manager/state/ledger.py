@@ -4,9 +4,9 @@ Invariants:
 - a rollout is waiting, held by one instance, parked, finished, or its batch is cancelled;
 - each placement has a request id of its own, so tokens of an earlier placement are known
   as late, from any server;
-- a turn is over when its last token is a stop id or it has as many as it may (`endings.py`): that
-  is read off the tokens, and whatever follows is lost. A response is finished with its last turn,
-  or when the environment says so; until then it is parked;
+- a turn is over when its last token is a stop id or completes a stop string, or it has as many as
+  it may (`endings.py`): that is read off the tokens, and whatever follows is lost. A response is
+  finished with its last turn, or when the environment says so; until then it is parked;
 - a token is counted once as sampled, and once as lost unless its response is delivered.
 """
 
@@ -317,6 +317,8 @@ class Ledger:
             if sampling.stop_ids not in stops:
                 stops[sampling.stop_ids] = stop_positions(rows.tokens, sampling.stop_ids)
             own = kept(start, count, room=rollout.room, stops=stops[sampling.stop_ids])
+            if sampling.stops:
+                own = rollout.own(rows.raw[4 * start : 4 * (start + own)])
             books = self.books if batch.cancelled else batch.books
             books.sampled(count, reserved=reserved)
             if batch.cancelled:

@@ -7,10 +7,17 @@ what the policy samples until a stop id or a limit; what somebody gives after th
 import itertools
 from typing import Any
 
-from rlboost_jax.messages import Answer, FinishedRollout, RoutedRollout, Sampling
+from rlboost_jax.messages import (
+    Answer,
+    FinishedRollout,
+    RoutedRollout,
+    Sampling,
+    unpack_tokens,
+)
 from rlboost_jax.sequences.endings import finish_reason, most_of_turn
 from rlboost_jax.sequences.identities import Version, Work
 from rlboost_jax.sequences.sequence import Runs
+from rlboost_jax.sequences.stop_table import stop_table
 
 GIVEN = ""  # in the place of an instance's name: nobody sampled these
 
@@ -84,7 +91,25 @@ class Transcript:
             max_tokens=sampled + self.room,
             stop_ids=self.sampling.stop_ids,
         )
+        if reason is None and self.sampling.stops and sampled:
+            return self._turn_end(b"", 1) is not None
         return reason is not None
+
+    def own(self, tokens: bytes) -> int:
+        """How many of some new tokens belong to its turn: what follows a stop string does not."""
+        count = len(tokens) // 4
+        if not self.sampling.stops:
+            return count
+        end = self._turn_end(tokens, count)
+        return count if end is None else end - (self.num_sampled - self._sampled_before)
+
+    def _turn_end(self, tokens: bytes, new: int) -> int | None:
+        """See `StopTable.end`, of the turn with more tokens."""
+        table, before = stop_table(self.sampling.stops), self.num_sampled - self._sampled_before
+        tail = min(before, table.reach)  # what lies before it says nothing of a string
+        turn = bytes(self.tokens[len(self.tokens) - 4 * tail :]) + tokens
+        end = table.end(unpack_tokens(turn), new)
+        return None if end is None else end + before - tail
 
     @property
     def room(self) -> int:

@@ -1,4 +1,4 @@
-"""A checkpoint's `generation_config.json`: the ids that end a response. No JAX here.
+"""A checkpoint's `generation_config.json`: the ids and texts that end a response. No JAX here.
 
 How it would sample (temperature, penalties, beams) is passed over without a word: a run samples by
 its own settings. What else it says about the text is named in a warning.
@@ -12,6 +12,7 @@ from typing import Any, Final
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown
 from rlboost_jax.settings.huggingface.known_keys import HARMLESS
+from rlboost_jax.settings.validation.data import stop_string_mistakes
 
 GENERATION: Final = "generation_config.json"
 _KNOWN: Final = frozenset(
@@ -20,7 +21,7 @@ _KNOWN: Final = frozenset(
         *("max_new_tokens", "min_new_tokens", "min_p", "epsilon_cutoff", "eta_cutoff", "max_time"),
         *("penalty_alpha", "num_assistant_tokens", "num_assistant_tokens_schedule", "use_cache"),
         *("_from_model_config", "chat_format", "renormalize_logits", "disable_compile"),
-        *("output_logits", "trust_remote_code"),
+        *("output_logits", "trust_remote_code", "stop_strings"),
     )
 )
 
@@ -44,6 +45,18 @@ def end_ids(folder: Path) -> tuple[int, ...]:
     values = generation_values(folder)
     report_unknown(values, _KNOWN, str(folder / GENERATION))
     return ids_of(values, str(folder / GENERATION))
+
+
+def end_texts(folder: Path) -> tuple[str, ...]:
+    """`stop_strings` of the folder's file, one or several; raises ConfigError."""
+    said = generation_values(folder).get("stop_strings")
+    texts = [said] if isinstance(said, str) else said or []
+    where = f"stop_strings of {folder / GENERATION}"
+    if not isinstance(texts, list):
+        raise ConfigError(f"data.tokenizer: {where} is {said!r}; it must be a text or several")
+    for line in stop_string_mistakes(texts, where):
+        raise ConfigError(f"data.tokenizer: {line}")
+    return tuple(texts)
 
 
 def ids_of(values: Mapping[str, Any], where: str) -> tuple[int, ...]:

@@ -3,15 +3,17 @@
 import math
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rlboost_jax.settings.column_names import is_field, shown_as
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.data_presets import BUILT_IN_REWARDS, resolved
+from rlboost_jax.settings.limits import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS
 from rlboost_jax.settings.mixture import OF_ENTRIES, parts_of
 from rlboost_jax.settings.rewards import MOST_CONCURRENT, RewardConfig
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.task_sizes import ENVIRONMENT
 
 CHAT_ALONE: Final = ("chat_template", "chat_options")
 SET_BY_RUN: Final = (  # of a chat template
@@ -20,6 +22,7 @@ SET_BY_RUN: Final = (  # of a chat template
 )
 _NAME: Final = re.compile(r"[\w.-]+")
 GIVEN: Final = ("prompts", "completions", "completion_ids", "finished")  # to every reward
+_SURROGATE: Final = re.compile("[\\ud800-\\udfff]")
 
 
 def dataset_mistakes(config: RunConfig) -> Iterator[str]:
@@ -60,6 +63,7 @@ def dataset_mistakes(config: RunConfig) -> Iterator[str]:
     size = config.model.vocab_size
     if not all(0 <= token < size for token in data.stop_ids):
         yield f"data.stop_ids is {data.stop_ids}; ids go from 0 to {size - 1} (model.vocab_size)"
+    yield from stop_string_mistakes(data.stop_strings, "data.stop_strings")
     for name in ("tools_column", "chat_options"):
         if config.environment.name and (value := getattr(data, name)):
             yield (
@@ -138,6 +142,38 @@ def leftovers(config: RunConfig) -> Iterator[str]:
             yield (
                 f"{name} is {value!r}, and task {config.task.name!r} generates its own prompts and "
                 "rewards; set task.name to 'dataset', or leave it empty"
+            )
+    if config.task.name == ENVIRONMENT and resolved(config)[0].tokenizer:
+        yield from stop_string_mistakes(config.data.stop_strings, "data.stop_strings")
+        return
+    if config.data.stop_strings:
+        yield (
+            f"data.stop_strings is {config.data.stop_strings!r}, and task {config.task.name!r} "
+            "has no text without a tokenizer; leave it empty"
+            + ", or set data.tokenizer"
+            * (config.task.name == ENVIRONMENT)
+        )
+
+
+def stop_string_mistakes(strings: Sequence[object], name: str) -> Iterator[str]:
+    """A line per mistake in stop strings.
+
+    Args:
+        name: of the setting, or of where else they stand.
+    """
+    if len(strings) > MAX_STOP_STRINGS:
+        yield f"{name} has {len(strings)} strings; the limit is {MAX_STOP_STRINGS}, name fewer"
+    for text in strings:
+        if not isinstance(text, str):
+            yield f"{name} has {text!r}, which is no text; name texts, or set data.stop_ids"
+        elif not text:
+            yield f"{name} has '', which every response begins with; leave it out"
+        elif _SURROGATE.search(text):
+            yield f"{name} has {text!r}, half a character, which no token is; leave it out"
+        elif (size := len(text.encode())) > MAX_STOP_STRING_BYTES:
+            yield (
+                f"{name} has {text[:20]!r}… of {size} bytes; the limit is "
+                f"{MAX_STOP_STRING_BYTES}, name a shorter one"
             )
 
 
