@@ -18,7 +18,7 @@ SPEEDUPS: dict[str, dict[str, Any]] = {
         "group_size": 8,
         "max_response_tokens": 512,
         "lag": 0,
-        "speedups": (1.031, 1.036),
+        "speedups": (1.042, 1.048),
     },
     "qwen3_06b_gsm8k": {
         "num_params": 596_049_920,
@@ -30,7 +30,7 @@ SPEEDUPS: dict[str, dict[str, Any]] = {
         "group_size": 8,
         "max_response_tokens": 1536,
         "lag": 0,
-        "speedups": (1.243, 1.352),
+        "speedups": (1.244, 1.354),
     },
     "llama32_1b_lora": {
         "num_params": 1_235_814_400,
@@ -42,7 +42,7 @@ SPEEDUPS: dict[str, dict[str, Any]] = {
         "group_size": 8,
         "max_response_tokens": 512,
         "lag": 0,
-        "speedups": (1.113, 1.14),
+        "speedups": (1.141, 1.167),
     },
     "qwen3_8b_openr1": {
         "num_params": 8_190_735_360,
@@ -54,7 +54,7 @@ SPEEDUPS: dict[str, dict[str, Any]] = {
         "group_size": 8,
         "max_response_tokens": 14_336,
         "lag": 0,
-        "speedups": (1.106, 1.19, 1.248, 1.296, 1.326, 1.36, 1.382, 1.401),
+        "speedups": (1.107, 1.189, 1.247, 1.291, 1.33, 1.36, 1.378, 1.398),
     },
     "qwen3_14b_openr1": {
         "num_params": 14_768_307_200,
@@ -66,7 +66,7 @@ SPEEDUPS: dict[str, dict[str, Any]] = {
         "group_size": 8,
         "max_response_tokens": 14_336,
         "lag": 0,
-        "speedups": (1.171, 1.36, 1.499, 1.619, 1.705, 1.78),
+        "speedups": (1.177, 1.36, 1.509, 1.629, 1.722, 1.804),
     },
     "qwen3_32b_openr1": {
         "num_params": 32_762_123_264,
@@ -78,7 +78,7 @@ SPEEDUPS: dict[str, dict[str, Any]] = {
         "group_size": 8,
         "max_response_tokens": 14_336,
         "lag": 0,
-        "speedups": (1.147, 1.323, 1.456, 1.556, 1.644, 1.718),
+        "speedups": (1.167, 1.337, 1.471, 1.586, 1.681, 1.754),
     },
     "qwen3_30b_a3b_moe": {
         "num_params": 30_532_122_624,
@@ -90,6 +90,6 @@ SPEEDUPS: dict[str, dict[str, Any]] = {
         "group_size": 8,
         "max_response_tokens": 4096,
         "lag": 0,
-        "speedups": (1.101, 1.171, 1.218, 1.273),
+        "speedups": (1.116, 1.223, 1.307, 1.379),
     },
 }

@@ -95,12 +95,12 @@ def test_speedups_are_what_the_simulator_says() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({}, "a fleet of 6 that stays makes 1.78 times the tokens of the reserved devices alone"),
-        ({}, "pays up to $10.89 an hour for each, 48% off the reserved price; $5.32 pays"),
+        ({}, "a fleet of 6 that stays makes 1.80 times the tokens of the reserved devices alone"),
+        ({}, "pays up to $11.23 an hour for each, 46% off the reserved price; $5.32 pays"),
         ({"price_per_hour": 15.0}, "; $15.00 does not pay"),
-        ({"max_instances": 1}, "a fleet of 1 that stays makes 1.17 times"),
+        ({"max_instances": 1}, "a fleet of 1 that stays makes 1.18 times"),
         ({"max_instances": 7}, "not known for this run with 7 instances (simulated up to 6): ask"),
-        ({"reserved_price_per_hour": 0.0}, "and pays from 48% off the reserved price on"),
+        ({"reserved_price_per_hour": 0.0}, "and pays from 46% off the reserved price on"),
         ({"pools": (PoolConfig(name="a"),)}, "not known for pools: `rlboost plan`"),
     ],
 )
