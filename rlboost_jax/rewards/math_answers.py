@@ -18,6 +18,7 @@ from rlboost_jax.rewards.references import NUMBER, alternatives, number, written
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits switched off
 
+_COMMANDS, _OPENED = ("\\boxed", "\\fbox"), ("\\boxed{", "\\fbox{")
 _DELIMITER = re.compile(r"(?<!\\)\$")  # of mathematics; \$ is a dollar
 _TENS = re.compile(  # 6.02 × 10^{23}, in the ways that it is written
     r"(?P<factor>[+-]?[0-9]*\.?[0-9]+)\s*(?:\\times|\\cdot|×|\*)\s*10\s*(?:\^|\*\*)\s*"
@@ -93,7 +94,8 @@ def _right(completion: str, wanted: str, boxed_only: bool) -> bool:
 
 def _boxes_right(boxes: Sequence[str], text: str, wanted: str, boxed_only: bool) -> bool:
     """What is plain to see is seen at once: most answers, and a hundred times faster."""
-    only = text.count("\\boxed") + text.count("\\fbox") == 1
+    commands, opened = (sum(map(text.count, these)) for these in (_COMMANDS, _OPENED))
+    only = commands == opened == 1
     if len(boxes) == 1 and (boxed_only or not only):
         (content,) = boxes
         if content and content == wanted.strip():

@@ -112,6 +112,7 @@ def test_numbers_are_found_without_a_box():
         (r"$\boxed{2}$, $\boxed{3}$", "2,3", ["2", "3"]),
         (r"\boxed{1}, no: \boxed{2} or \(\boxed{3}\)", "2,3", ["2", "3"]),
         (r"\boxed{\boxed{5}}", "5", ["5"]),
+        (r"in \boxed form: \boxed {\frac{10}{2}}", "5", [r"\frac{10}{2}"]),
         ("no box", None, None),
     ],
 )
