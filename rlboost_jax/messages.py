@@ -412,7 +412,8 @@ class ExtendBatch(Message, frozen=True, kw_only=True):
 
 
 class Doubt(Message, frozen=True, kw_only=True):
-    """The learner's own log-probabilities contradict these finished responses.
+    """The learner's own numbers contradict these finished responses: other log-probabilities, or
+    other choices.
 
     The server that sampled the named tokens is not believed any more. Other servers continue the
     responses from before its first token. All sequences of such a response are then delivered
@@ -424,6 +425,7 @@ class Doubt(Message, frozen=True, kw_only=True):
     attempts: bytes  # uint32: of each sequence in doubt, as it was delivered
     positions: bytes  # uint32: among the tokens after the prompt, of the first one in doubt
     gap: float  # nats, the largest
+    choice_gap: float = 0.0  # probability between a token's interval and its noise, the largest
     sequences: bytes = b""  # uint32: in which of a response's sequences that is; b"": in the first
     # uint32: `checksum` of each sequence in doubt, since a manager that has lost a part of its
     # journal may make another of the same attempt; b"": not said.

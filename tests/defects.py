@@ -57,7 +57,7 @@ DEFECTS = (
         "liar",
         "the learner believes every log-probability",
         "rlboost_jax/learner/update/batch.py",
-        "dynamic_sampling or gap <= learner.tolerated_gap):",
+        "dynamic_sampling or gaps.within(learner.tolerated)):",
         "dynamic_sampling or gap >= 0):",
         "tests/system/test_liars.py::"
         "test_a_lying_server_is_quarantined_and_its_work_done_again[shift]",

@@ -6,7 +6,7 @@ from rlboost_kernels.grouped.api import grouped_matmul
 from rlboost_kernels.implementations import active, available_implementations
 from rlboost_kernels.kv_pages.copy import copy_kv_pages
 from rlboost_kernels.kv_pages.update import kv_pages_shape, update_kv_pages
-from rlboost_kernels.logprobs.api import selected_logprobs
+from rlboost_kernels.logprobs.api import choice_intervals, selected_logprobs
 from rlboost_kernels.matmul.api import matmul
 from rlboost_kernels.matmul.panels import fits_panels, pack_panels
 from rlboost_kernels.precision import product_precision
@@ -16,6 +16,7 @@ from rlboost_kernels.sampling.noise import noise_keys, uniforms
 __all__ = [
     "active",
     "available_implementations",
+    "choice_intervals",
     "copy_kv_pages",
     "fits_panels",
     "grouped_matmul",

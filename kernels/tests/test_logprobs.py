@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rlboost_kernels import selected_logprobs
+from rlboost_kernels import choice_intervals, selected_logprobs, tokens_from_noise
 
 IMPLEMENTATIONS = ("reference", "xla")
 CHUNKS = (None, (5, 7), (100, 13), (4, 1000))
@@ -110,6 +110,48 @@ def test_any_shape_and_chunk(N, E, V, chunk, options, dtype):
         np.testing.assert_allclose(np.asarray(x, np.float64), y, atol=limit)
 
 
+def below_by_hand(hidden, unembedding, tokens, *, temperature=1.0, soft_cap=None):
+    """Float64 probabilities of the ids smaller than each token."""
+    z = np.asarray(hidden, np.float64) @ np.asarray(unembedding, np.float64)
+    if soft_cap is not None:
+        z = soft_cap * np.tanh(z / soft_cap)
+    p = np.exp((z - z.max(axis=1, keepdims=True)) / temperature)
+    p /= p.sum(axis=1, keepdims=True)
+    return np.array([row[:token].sum() for row, token in zip(p, np.asarray(tokens), strict=True)])
+
+
+@pytest.mark.usefixtures("unoptimized")
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_probability_of_smaller_ids(implementation, options):
+    hidden, unembedding, tokens = problem()
+    tokens = tokens.at[0].set(0).at[1].set(unembedding.shape[1] - 1)
+    expected = below_by_hand(hidden, unembedding, tokens, **options)
+    for chunk in CHUNKS if implementation == "xla" else (None,):
+        *others, below = choice_intervals(
+            hidden, unembedding, tokens, **options, chunk=chunk, implementation=implementation
+        )
+        np.testing.assert_allclose(below, expected, atol=1e-6)
+        plain = selected_logprobs(
+            hidden, unembedding, tokens, **options, chunk=chunk, implementation=implementation
+        )
+        for one, other in zip(others, plain, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures("unoptimized")
+def test_the_noise_of_a_sampled_token_is_in_its_interval():
+    """Whatever `tokens_from_noise` yields, within rounding; and of another token it is not."""
+    hidden, unembedding, _ = problem(N=512, V=40)
+    noise = jnp.asarray(np.random.default_rng(1).uniform(size=512), jnp.float32)
+    ones, zeros = jnp.ones(512), jnp.zeros(512, jnp.int32)
+    sampled, _ = tokens_from_noise(hidden @ unembedding / 0.7, noise, ones, ones, zeros)
+    for tokens, right in ((sampled, True), ((sampled + 1) % 40, False)):
+        logprobs, _, below = choice_intervals(hidden, unembedding, tokens, temperature=0.7)
+        outside = np.maximum(below - noise, noise - below - np.exp(logprobs))
+        assert ((outside < 1e-6) == right).mean() > (0.999 if right else 0.99)
+
+
 @pytest.mark.usefixtures("unoptimized")
 def test_large_logits_stay_finite():
     """Only differences matter, within a block and between blocks."""
@@ -206,10 +248,11 @@ SHARDED = """
 import jax, jax.numpy as jnp, numpy as np, test_logprobs as t
 from functools import partial
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from rlboost_kernels import selected_logprobs
+from rlboost_kernels import choice_intervals, selected_logprobs, tokens_from_noise
 
 hidden, unembedding, tokens = arguments = t.problem(N=24, V=40)
 options = dict(temperature=0.7, soft_cap=4.0)
+below = t.below_by_hand(*arguments, **options)
 expected = t.by_hand(*arguments, **options)
 a, b = (jnp.asarray(x, jnp.float32) for x in t.weights(24))
 
@@ -232,6 +275,11 @@ for shape in ((1, 4), (2, 2)):
         op = partial(selected_logprobs, **options, axis_name="tensor", chunk=chunk,
                      implementation=name)
         check(jax.shard_map(op, **specs))
+        op = partial(choice_intervals, **options, axis_name="tensor", chunk=chunk,
+                     implementation=name)
+        thirds = {**specs, "out_specs": (P("data"),) * 3}
+        np.testing.assert_allclose(jax.shard_map(op, **thirds)(*arguments)[2], below, atol=1e-6)
+    op = partial(selected_logprobs, **options, axis_name="tensor")
     try:
         jax.jit(jax.shard_map(op, **specs, check_vma=False))(*arguments)
         raise SystemExit("no error without check_vma")

@@ -1,8 +1,15 @@
-"""How far a server's log-probabilities may be from the learner's own, in nats, and how those that
-are farther are reported to the manager."""
+"""How far what a server says may be from the learner's own numbers, and how what is farther is
+reported to the manager.
+
+Two things are compared of every sampled token: its log-probability with the learner's, and its
+choice with the one that its noise selects (`programs/choices.py`). A server that reports true
+log-probabilities of tokens that it likes better fails the second.
+"""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from rlboost_jax import messages
 from rlboost_jax.learner.stream.step_stream import Doubt
@@ -13,21 +20,50 @@ EXACT: Final = 1e-3  # float32 with the same sums, or nearly: honest gaps are 1e
 SINGLE: Final = 0.05  # float32 whose products may be rounded: TF32 on GPUs, passes of bfloat16
 ROUNDED: Final = 2.0  # 16-bit weights or caches: single tokens differ by tenths
 
+# Of a choice: how much probability rounding may move the edge of a token's interval by.
+EXACT_CHOICE: Final = 2e-5  # honest gaps are at most 2e-6
+SINGLE_CHOICE: Final = 0.01
+ROUNDED_CHOICE: Final = 0.25
 
-def tolerated_gap(run: RunConfig, platform: str) -> float:
-    """`learner.tolerated_gap`, or what follows from the precision of rollouts.
+
+class Gaps(NamedTuple):
+    """How far servers' tokens are from the learner's numbers, or may be."""
+
+    logprob: float  # |recomputed - behaviour|, nats
+    choice: float  # probability between a token's interval and its noise
+
+    def within(self, tolerated: "Gaps") -> bool:
+        """False also where one is no number."""
+        return self.logprob <= tolerated.logprob and self.choice <= tolerated.choice
+
+    def largest(self, other: "Gaps") -> "Gaps":
+        """The larger of each; NaN where one is no number."""
+        return Gaps(*(float(pair) for pair in np.maximum(self, other)))
+
+
+NO_GAPS: Final = Gaps(0.0, 0.0)
+
+
+def tolerated_gaps(run: RunConfig, platform: str) -> Gaps:
+    """The settings `learner.tolerated_…`, or what follows from the precision of rollouts.
 
     Even a small update moves the log-probability of some token of a response by tenths; what a
-    looser bound still sees are gross lies.
+    looser bound still sees are gross lies. A choice that rounding could have made passes: among
+    n likely tokens one in 1 / (2 n · bound) could be its neighbour by id.
 
     Args:
         platform: that the learner runs on, as JAX names it.
     """
-    if run.learner.tolerated_gap:
-        return run.learner.tolerated_gap
     if {run.weights.rollout_dtype, run.engine.kv_dtype} != {"float32"}:
-        return ROUNDED
-    return EXACT if platform == "cpu" else SINGLE
+        found = Gaps(ROUNDED, ROUNDED_CHOICE)
+    elif platform == "cpu":
+        found = Gaps(EXACT, EXACT_CHOICE)
+    else:
+        found = Gaps(SINGLE, SINGLE_CHOICE)
+    return Gaps(
+        logprob=run.learner.tolerated_gap or found.logprob,
+        choice=run.learner.tolerated_choice_gap or found.choice,
+    )
 
 
 def message_of(batch: Batch, doubts: Sequence[Doubt]) -> messages.Doubt:
@@ -41,4 +77,5 @@ def message_of(batch: Batch, doubts: Sequence[Doubt]) -> messages.Doubt:
         sequences=messages.pack_ids(sequences) if any(sequences) else b"",
         checksums=messages.pack_ids([doubt.checksum for doubt in doubts]),
         gap=max(doubt.gap for doubt in doubts),
+        choice_gap=max(doubt.choice_gap for doubt in doubts),
     )

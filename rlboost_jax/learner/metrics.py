@@ -53,6 +53,7 @@ def policy_metrics(
         "entropy": figures["entropy"],
         "clip_fraction": figures["clipped"],
         "max_logprob_gap": figures["max_logprob_gap"],
+        "max_choice_gap": figures["max_choice_gap"],
         "response_tokens": int(lengths.sum()),
         "response_length_mean": float(lengths.mean()),
         "response_length_max": int(lengths.max()),

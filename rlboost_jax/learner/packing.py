@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int, UInt
 
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.pytree import pytree
+from rlboost_jax.sequences.identities import noise_seed
 from rlboost_jax.sequences.sequence import Sequence as Tokens
 from rlboost_jax.settings.algorithm import LossAggregation
 from rlboost_jax.settings.errors import Mistake
@@ -45,6 +46,9 @@ class PackedBatch:
     samples: Int[np.ndarray, "R T"] | None = None  # of the target if it was sampled, or -1
     sequences: Int[np.ndarray, "R T"] | None = None  # its sequence, of the sample's; 0, 1, …
     response_tokens: Int[np.ndarray, "R T"] | None = None  # that were sampled in all of these
+    # What names the noise of a sampled target: seed, batch, sample, place after the prompt.
+    noise_names: UInt[np.ndarray, "R T 4"] | None = None
+    noise_known: Bool[np.ndarray, "R T"] | None = None
     # Zeros where the trajectories have none, which the algorithm then does not ask for.
     old_logprobs: Float[np.ndarray, "R T"] | None = None
     old_values: Float[np.ndarray, "R T"] | None = None
@@ -60,6 +64,7 @@ def pack(
     loss_aggregation: LossAggregation,
     row_lengths: int = 1,
     routing: Routing | None = None,
+    seed: int = 0,
 ) -> list[PackedBatch]:
     """Batches that hold each sequence of each trajectory once.
 
@@ -72,6 +77,7 @@ def pack(
         row_tokens: of the longest rows.
         row_lengths: how many lengths of rows there are.
         routing: of the routes that the trajectories have; None: none are packed.
+        seed: of the run, which names the noise.
 
     Raises:
         DoesNotFit: a sequence needs more than a row.
@@ -82,7 +88,7 @@ def pack(
         left.sort(key=lambda piece: _num_positions(piece, row_tokens), reverse=True)
     for shape, (_, next_tokens) in itertools.pairwise([*shapes, (0, 0)]):
         while left and _num_positions(left[0], row_tokens) > next_tokens:
-            batch, left = _filled(left, shape, loss_aggregation, routing)
+            batch, left = _filled(left, shape, loss_aggregation, routing, seed)
             batches.append(batch)
     return batches
 
@@ -214,6 +220,7 @@ def _filled(
     shape: tuple[int, int],
     loss_aggregation: LossAggregation,
     routing: Routing | None,
+    seed: int = 0,
 ) -> tuple[PackedBatch, list[_Piece]]:
     """One batch of so many rows and tokens of a row, and what found no room in it."""
     rows, row_tokens = shape
@@ -223,7 +230,7 @@ def _filled(
     places = first_fit(lengths, rows=rows, capacity=row_tokens)
     for piece, row in zip(pieces, places, strict=True):
         (left if row is None else members[row]).append(piece)
-    return _batch(members, row_tokens, loss_aggregation, routing), left
+    return _batch(members, row_tokens, loss_aggregation, routing, seed), left
 
 
 def _batch(
@@ -231,6 +238,7 @@ def _batch(
     row_tokens: int,
     loss_aggregation: LossAggregation,
     routing: Routing | None,
+    seed: int,
 ) -> PackedBatch:
     def zeros(dtype: type) -> np.ndarray:
         return np.zeros((len(members), row_tokens), dtype)
@@ -247,6 +255,8 @@ def _batch(
         samples=zeros(np.int32) - 1,
         sequences=zeros(np.int32),
         response_tokens=zeros(np.int32),
+        noise_names=np.zeros((len(members), row_tokens, 4), np.uint32),
+        noise_known=zeros(np.bool_),
         old_logprobs=zeros(np.float32),
         old_values=zeros(np.float32),
         returns=zeros(np.float32),
@@ -255,7 +265,7 @@ def _batch(
     for row, pieces in enumerate(members):
         start = 0
         for segment, piece in enumerate(pieces, start=1):
-            start = _place(batch, row, start, segment, piece, loss_aggregation)
+            start = _place(batch, row, start, segment, piece, loss_aggregation, seed)
     return batch
 
 
@@ -272,6 +282,7 @@ def _place(
     segment: int,
     piece: _Piece,
     loss_aggregation: LossAggregation,
+    seed: int,
 ) -> int:
     """Write one sequence into [start, end) of a row; returns end."""
     t, sequence = piece.trajectory, piece.sequence
@@ -289,6 +300,12 @@ def _place(
         batch.samples[sampled], batch.sequences[sampled] = t.sample, piece.place
     if batch.response_tokens is not None:
         batch.response_tokens[everything] = piece.num_sampled
+    if t.batch is not None and batch.noise_names is not None and batch.noise_known is not None:
+        names = np.zeros((sequence.num_sampled, 4), np.uint32)
+        names[:, :3] = noise_seed(seed, piece.place), t.batch, t.sample
+        names[:, 3] = sequence.sampled_positions - sequence.runs[0]
+        batch.noise_names[sampled] = names
+        batch.noise_known[sampled] = True
     batch.advantages[sampled] = t.advantage if t.advantages is None else t.advantages[own]
     if t.trained:
         batch.weights[sampled] = _token_weight(piece.num_sampled, loss_aggregation)

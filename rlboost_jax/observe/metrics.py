@@ -100,6 +100,8 @@ MEANINGS: Final = MappingProxyType(
         "instances_frozen_mean": "of these servers, those that grow again with the next step only",
         "rollouts_handed_back": "that they had no room for any more; they go on elsewhere",
         "learner_devices": "that the step was trained on: those of `learner.mesh`",
+        "max_choice_gap": "largest probability between a token's interval and the noise that "
+        "selected it; 0 where all tokens are those that the learner's numbers select",
     }
 )
 KEYS: Final = tuple(MEANINGS)

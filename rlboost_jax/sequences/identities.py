@@ -47,10 +47,15 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         The first sequence of an episode folds nothing in, so that the noise of a run without
         episodes is a function of (seed, batch, sample, position) alone.
         """
-        if self.sequence == 0:
-            return self.seed
-        named = hashlib.sha256(f"{self.seed} {self.sequence}".encode()).digest()
-        return int.from_bytes(named[:4], "little")
+        return noise_seed(self.seed, self.sequence)
+
+
+def noise_seed(seed: int, sequence: int) -> int:
+    """See `Work.noise_seed`."""
+    if sequence == 0:
+        return seed
+    named = hashlib.sha256(f"{seed} {sequence}".encode()).digest()
+    return int.from_bytes(named[:4], "little")
 
 
 def sample_number(prompt: int, place: int, *, group_size: int, purpose: Purpose) -> int:

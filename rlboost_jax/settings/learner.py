@@ -89,6 +89,14 @@ class LearnerConfig:
         at_least=0,
         may_change="at once",
     )
+    tolerated_choice_gap: float = setting(
+        0.0,
+        "most probability between a sampled token's interval and its noise; 0: by precision",
+        note="The learner recomputes which token the noise selects. 1 lets any token pass.",
+        at_least=0,
+        at_most=1,
+        may_change="at once",
+    )
     guard_gradient_norm: float = setting(
         0.0,
         "most norm before clipping, the policy's and the critic's; 0: no guard",

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from rlboost_jax.learner.doubts import Gaps
 from rlboost_jax.learner.episodes.estimates import Estimates
 from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, StepNotWhole
@@ -64,7 +65,7 @@ def build(config):
                 max_response_tokens=run.sampling.max_response_tokens,
                 stop_ids=(),
             ),
-            tolerated_gap=100.0,
+            tolerated=Gaps(100.0, 1.0),
         )
 
     return made
@@ -329,7 +330,10 @@ def test_what_is_disputed_leaves_no_trace(build, groups, name):
     """Whether responses are looked at first or with their gradients."""
     learners = build(name)
     updates = BatchUpdate(
-        replace(learners, tolerated_gap=2.0), fresh(learners), step=STEP, checkpoint=lambda: None
+        replace(learners, tolerated=Gaps(2.0, 1.0)),
+        fresh(learners),
+        step=STEP,
+        checkpoint=lambda: None,
     )
     batch = batch_of(learners, groups)
     lying, *others = batch[0].trajectories
@@ -359,7 +363,7 @@ def test_turns_are_updated_with_and_disputed_by_place(build, groups):
     logprobs = lying.sequence.logprobs.copy()
     logprobs[-1] = -0.001
     lie = replace(lying, sequence=replace(lying.sequence, logprobs=logprobs))
-    strict = replace(learners, tolerated_gap=2.0)
+    strict = replace(learners, tolerated=Gaps(2.0, 1.0))
     (doubt,) = strict.doubts(fresh(learners).params, [Group(prompt=0, trajectories=(lie,))])
     after_prompt = lying.sequence.mask[len(lying.sequence.prompt) :]
     assert doubt.position == np.flatnonzero(after_prompt)[-1] > len(logprobs) - 1

@@ -14,6 +14,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.algorithms.corrections import kept_weights
+from rlboost_jax.learner.doubts import Gaps
 from rlboost_jax.learner.episodes.assembly import Arrivals, Episode, Episodes
 from rlboost_jax.learner.episodes.collector import StepCollector, WrongTurns, sequence_of
 from rlboost_jax.learner.episodes.estimates import Estimates
@@ -337,7 +338,7 @@ def test_a_doubt_names_the_sequence_and_the_place_in_it(build, episodes):
     """The first that is wrong: those after it are made of it."""
     learners = build("grpo")
     params = fresh(learners).params
-    strict = replace(learners, tolerated_gap=2.0)
+    strict = replace(learners, tolerated=Gaps(2.0, 1.0))
     several = next(t for t in everything(episodes) if len(t.sequences) == 3)
 
     def lying(sequence):

@@ -198,7 +198,11 @@ def make(config, learner_step, tmp_path):
             checkpoint=replace(config.checkpoint, every_steps=1),
             weights=replace(config.weights, rollout_dtype=rollout_dtype),
             learner=replace(
-                config.learner, prompts_per_step=PROMPTS, micro_batch_prompts=1, tolerated_gap=gap
+                config.learner,
+                prompts_per_step=PROMPTS,
+                micro_batch_prompts=1,
+                tolerated_gap=gap,
+                tolerated_choice_gap=1.0,
             ),
         )
         exercises = Parity(run.task)

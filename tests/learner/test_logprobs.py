@@ -63,13 +63,17 @@ def test_they_are_those_of_the_sampler_and_of_sorting(factors, setting):
     sampling = settings(*setting)
     logits = np.float64(hidden) @ np.float64(unembedding)
     tokens, behaviour = samples(logits, sampling)
-    ours, entropies = sampled_logprobs(hidden, unembedding, tokens, sampling)
+    ours, entropies, below = sampled_logprobs(hidden, unembedding, tokens, sampling)
     probabilities = by_sorting(logits, sampling)
     expected = np.log(probabilities[np.arange(N), tokens])
     np.testing.assert_allclose(ours, expected, atol=5e-6)
     np.testing.assert_allclose(ours, behaviour, atol=5e-6)
     safe = np.where(probabilities > 0, probabilities, 1)
     np.testing.assert_allclose(entropies, -(safe * np.log(safe)).sum(1), atol=5e-6)
+    smaller = [
+        row[:token].sum() for row, token in zip(probabilities, np.asarray(tokens), strict=True)
+    ]
+    np.testing.assert_allclose(below, smaller, atol=5e-6)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -90,7 +94,7 @@ def test_a_model_s_soft_cap_comes_before_the_temperature(factors, setting):
     sampling, cap = settings(*setting), 3.0
     logits = cap * np.tanh(np.float64(hidden) @ np.float64(unembedding) / cap)
     tokens, behaviour = samples(logits, sampling)
-    ours, _ = sampled_logprobs(hidden, unembedding, tokens, sampling, soft_cap=cap)
+    ours, *_ = sampled_logprobs(hidden, unembedding, tokens, sampling, soft_cap=cap)
     expected = np.log(by_sorting(logits, sampling)[np.arange(N), tokens])
     np.testing.assert_allclose(ours, expected, atol=5e-6)
     np.testing.assert_allclose(ours, behaviour, atol=5e-6)
@@ -112,7 +116,7 @@ cut = SamplingConfig(temperature=1.0, top_p=0.8, top_k=12, max_response_tokens=8
 meshes = (1, 4, 2), (2, 2, 2), (1, 1, 8), (8, 1, 1)
 for V, sampling in itertools.product((48, 50), (plain, cut)):
     hidden, unembedding = (jnp.float32(rng.normal(size=size)) for size in ((N, E), (E, V)))
-    tokens, factors = jnp.int32(rng.integers(V, size=N)), jnp.float32(rng.normal(size=(2, N)))
+    tokens, factors = jnp.int32(rng.integers(V, size=N)), jnp.float32(rng.normal(size=(3, N)))
 
     def total(hidden, unembedding, mesh):
         found = logprobs.sampled_logprobs(
@@ -140,7 +144,7 @@ def test_on_a_mesh_they_and_their_gradients_are_those_of_one_device(run_with_dev
 def test_a_token_that_the_learner_would_cut_keeps_a_finite_logprob(factors):
     hidden, unembedding = factors
     tokens = jnp.asarray(np.argmin(np.asarray(hidden) @ unembedding, axis=1), jnp.int32)
-    ours, _ = sampled_logprobs(hidden, unembedding, tokens, settings(1.0, 0.5, 0))
+    ours, *_ = sampled_logprobs(hidden, unembedding, tokens, settings(1.0, 0.5, 0))
     assert np.isfinite(ours).all() and (np.asarray(ours) < -1).all()
 
 

@@ -205,7 +205,12 @@ def build(config, learner_step, world):
             checkpoint=replace(config.checkpoint, every_steps=2),
             learner=replace(
                 config.learner,
-                **{"prompts_per_step": 2, "micro_batch_prompts": 1, "tolerated_gap": 1.0}
+                **{
+                    "prompts_per_step": 2,
+                    "micro_batch_prompts": 1,
+                    "tolerated_gap": 1.0,
+                    "tolerated_choice_gap": 1.0,
+                }
                 | settings,
             ),
         )

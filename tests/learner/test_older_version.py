@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from rlboost_jax.learner.doubts import Gaps
 from rlboost_jax.learner.episodes.estimates import Estimates
 from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.packing import by_sample
@@ -50,7 +51,7 @@ def build(config):
                 max_response_tokens=run.sampling.max_response_tokens,
                 stop_ids=(),
             ),
-            tolerated_gap=1e-3,
+            tolerated=Gaps(1e-3, 1.0),
         )
 
     return made
@@ -94,8 +95,8 @@ def test_kl_in_the_reward_is_of_the_version_that_sampled(build, older, groups, o
     """And old log-probabilities, if any are recomputed, of the policy before its first update."""
     learner = build("reinforce_pp", mini_batches=2, old_policy=old_policy)
     state, said = state_of(learner), said_by(learner, older, groups)
-    members, gap, kl = learner.score(state, said, older)
-    assert gap <= 1e-6
+    members, gaps, kl = learner.score(state, said, older)
+    assert gaps.logprob <= 1e-6
     sampled = logprobs(learner, older, members, learner.reference)
     k1 = [sampled["whole"][t.sample] - sampled["reference"][t.sample] for t in members]
     np.testing.assert_allclose(kl, sum(each.sum() for each in k1), rtol=1e-5)

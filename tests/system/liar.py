@@ -4,6 +4,12 @@
 shift   every token id but one that ends a response is one higher than what was sampled
 invent  log-probabilities are made up
 stale   the first version is kept, whatever the server says that it has loaded
+
+Or it tells the truth about tokens that it was free to choose, with its true weights:
+
+constant   the noise of every token is 1/2
+shifted    the noise is that of the next position
+seldom     one token in twenty is chosen by noise 1/2, the others as they should be
 """
 
 import dataclasses
@@ -11,8 +17,10 @@ import os
 import sys
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from rlboost_jax.engine import programs
 from rlboost_jax.rollout import server, worker
 
 
@@ -55,6 +63,21 @@ def prepared_engine(config: Any, **options: Any) -> Any:
 honest_engine = server.prepared_engine
 
 
+def constant(keys: Any, positions: Any) -> Any:
+    return jnp.full(len(positions), 0.5, jnp.float32)
+
+
+def shifted(keys: Any, positions: Any) -> Any:
+    return honest_noise(keys, positions + 1)
+
+
+def seldom(keys: Any, positions: Any) -> Any:
+    return jnp.where(positions % 20 == 7, 0.5, honest_noise(keys, positions))
+
+
+honest_noise = programs.uniforms
+
+
 class Laggard(worker.Worker):
     """Loads the first parameters again and again, under new names."""
 
@@ -68,7 +91,9 @@ class Laggard(worker.Worker):
 
 def main(arguments: list[str]) -> int:
     kind, *rest = arguments
-    if kind == "stale":
+    if forged := {"constant": constant, "shifted": shifted, "seldom": seldom}.get(kind):
+        programs.uniforms = forged  # type: ignore[assignment]
+    elif kind == "stale":
         server.Worker = Laggard  # type: ignore[misc]
     else:
         Forger.forge = staticmethod({"shift": shift, "invent": invent}[kind])

@@ -7,11 +7,12 @@ import pytest
 from tests.system.harness import PATIENT, SHORT, STEADY, Run, prepared
 
 pytestmark = pytest.mark.system
+SOAKED = ("shift", "invent", "stale", "constant", "shifted")
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["shift", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("invent", "stale"))],
+    ["seldom", *(pytest.param(kind, marks=pytest.mark.soak) for kind in SOAKED)],
 )
 def test_a_lying_server_is_quarantined_and_its_work_done_again(
     short_and_calm: Run, tmp_path: Path, kind: str

@@ -14,7 +14,7 @@ from rlboost_kernels.implementations import choose_plain
 from rlboost_kernels.logprobs import reference, xla
 from rlboost_kernels.logprobs.shards import Options, varying, vocabulary_size
 
-_PROGRAMS: dict[str, Callable[..., tuple[Array, Array]]] = {
+_PROGRAMS: dict[str, Callable[..., tuple[Array, Array, Array]]] = {
     "reference": reference.select,
     "xla": xla.select,
 }
@@ -72,6 +72,41 @@ def selected_logprobs(
             split over an axis that is named, as with `shard_map(…, check_vma=False)`.
         NotImplementedError: the named implementation cannot run here.
     """
+    return choice_intervals(
+        hidden,
+        unembedding,
+        tokens,
+        temperature=temperature,
+        soft_cap=soft_cap,
+        axis_name=axis_name,
+        gather_axis=gather_axis,
+        chunk=chunk,
+        block_logits=block_logits,
+        products=products,
+        implementation=implementation,
+    )[:2]
+
+
+def choice_intervals(
+    hidden: Array,  # [N, E]
+    unembedding: Array,  # [E, V]
+    tokens: Array,  # i32[N]
+    *,
+    temperature: float = 1.0,
+    soft_cap: float | None = None,
+    axis_name: str | None = None,
+    gather_axis: str | None = None,
+    chunk: tuple[int, int] | None = None,
+    block_logits: int = _BLOCK_LOGITS,
+    products: str | None = "xla",
+    implementation: str | None = None,
+) -> tuple[Array, Array, Array]:  # f32[N], f32[N], f32[N]
+    """What `selected_logprobs` returns, and the probability of all ids smaller than the token.
+
+    Noise in [below, below + exp(logprob)) is what selects the token where a distribution is
+    inverted over ids (`tokens_from_noise`), so that a reader of both can check a choice. The third
+    result has no gradient. Arguments and errors are those of `selected_logprobs`.
+    """
     _check(hidden, unembedding, tokens, temperature, soft_cap, axis_name, gather_axis, chunk)
     rows, entries = chunk or _default_chunk(hidden.shape[0], unembedding.shape[1], block_logits)
     options = Options(
@@ -90,7 +125,7 @@ def selected_logprobs(
 @partial(jax.jit, static_argnames=("options", "name"))
 def _select(
     hidden: Array, unembedding: Array, tokens: Array, *, options: Options, name: str
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, Array]:
     return _PROGRAMS[name](hidden, unembedding, tokens, options)
 
 

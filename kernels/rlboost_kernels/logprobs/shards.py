@@ -34,6 +34,7 @@ class Sums(NamedTuple):
     total: Array  # of exp(z - maximum)
     moment: Array  # of exp(z - maximum) * (z - maximum)
     selected: Array  # z of the row's token; 0 where it lies elsewhere
+    below: Array  # of exp(z - maximum), over ids smaller than the row's token
 
 
 def vocabulary_size(unembedding: Any, axis_name: str | None) -> int:
@@ -74,8 +75,7 @@ def over_shards(sums: Sums, axis_name: str | None) -> Sums:
         return sums
     maximum = jax.lax.pmax(jax.lax.stop_gradient(sums.maximum), axis_name)
     lowered = lower(sums, maximum)
-    total, moment, selected = jax.lax.psum(lowered[1:], axis_name)
-    return Sums(maximum, total, moment, selected)
+    return Sums(maximum, *jax.lax.psum(lowered[1:], axis_name))
 
 
 def lower(sums: Sums, maximum: Array) -> Sums:
@@ -83,13 +83,18 @@ def lower(sums: Sums, maximum: Array) -> Sums:
     difference = sums.maximum - maximum
     ratio = jnp.exp(difference)
     moment = ratio * (sums.moment + difference * sums.total)
-    return Sums(maximum, ratio * sums.total, moment, sums.selected)
+    return Sums(maximum, ratio * sums.total, moment, sums.selected, ratio * sums.below)
 
 
-def results(sums: Sums) -> tuple[Array, Array]:
-    """Log-probability of the selected entry and entropy, from sums over all entries."""
+def results(sums: Sums) -> tuple[Array, Array, Array]:
+    """Log-probability of the selected entry, entropy, and the probability of all smaller ids, from
+    sums over all entries."""
     log_total = jnp.log(sums.total)
-    return sums.selected - sums.maximum - log_total, log_total - sums.moment / sums.total
+    return (
+        sums.selected - sums.maximum - log_total,
+        log_total - sums.moment / sums.total,
+        jax.lax.stop_gradient(sums.below / sums.total),
+    )
 
 
 def gathered(unembedding: Array, gather_axis: str | None) -> Array:

@@ -53,28 +53,28 @@ def select(
     unembedding: Array,  # [E, V]
     tokens: Array,  # i32[N]
     options: Options,
-) -> tuple[Array, Array]:  # f32[N], f32[N]
-    """Log-probabilities and entropies; see `api.selected_logprobs`."""
+) -> tuple[Array, Array, Array]:  # f32[N], f32[N], f32[N]
+    """Log-probabilities, entropies and masses below; see `api.selected_logprobs`."""
     return _forward(hidden, unembedding, tokens, options)[0]
 
 
 def _forward(
     hidden: Array, unembedding: Array, tokens: Array, options: Options
-) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
     whole = gathered(unembedding, options.gather_axis)
     own_hidden, own_whole, own_tokens = vary_alike(hidden, whole, tokens)
     sums = _sums(own_hidden, own_whole, own_tokens, options)
-    logprobs, entropy = results(sums)
+    logprobs, entropy, below = results(sums)
     kept = (hidden, unembedding, whole, tokens, sums.maximum, jnp.log(sums.total), entropy)
-    return (logprobs, entropy), kept
+    return (logprobs, entropy, below), kept
 
 
 def _backward(
-    options: Options, kept: tuple[Array, ...], cotangents: tuple[Array, Array]
+    options: Options, kept: tuple[Array, ...], cotangents: tuple[Array, Array, Array]
 ) -> tuple[Array, Array, None]:
     hidden, unembedding, whole, tokens, *of_rows = kept
     tokens = local_tokens(tokens, whole, options.axis_name)
-    own_hidden, own_whole, *of_rows = vary_alike(hidden, whole, tokens, *of_rows, *cotangents)
+    own_hidden, own_whole, *of_rows = vary_alike(hidden, whole, tokens, *of_rows, *cotangents[:2])
     by_hidden, by_whole = _gradients(own_hidden, own_whole, _Row(*of_rows), options)
     return (
         summed_like(by_hidden, hidden),
@@ -173,7 +173,8 @@ def _block_sums(
     here = (tokens >= skipped) & (tokens < entries)
     at = jnp.clip(tokens, 0, entries - 1)[:, None]
     selected = jnp.where(here, jnp.take_along_axis(z, at, axis=1)[:, 0], 0.0)
-    return Sums(maximum, e.sum(axis=-1), (e * d).sum(axis=-1), selected)
+    below = jnp.where(jnp.arange(entries)[None, :] < tokens[:, None], e, 0.0)
+    return Sums(maximum, e.sum(axis=-1), (e * d).sum(axis=-1), selected, below.sum(axis=-1))
 
 
 def _block_gradients(

@@ -128,6 +128,7 @@ class StepCollector:
             later=tuple(later),
             reward=0.0,
             advantage=0.0,
+            batch=work.batch,
             attempts=episode.attempts,
         )
         future = self._ask(episode)

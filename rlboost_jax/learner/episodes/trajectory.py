@@ -35,6 +35,7 @@ class Trajectory:
     old_logprobs: NDArray[np.float32] | None = None  # nats, of the learner before the first update
     old_values: NDArray[np.float32] | None = None  # of the critic before the first update
     returns: NDArray[np.float32] | None = None  # what the critic is to expect
+    batch: int | None = None  # whose noise sampled it; None: not known, and no choice is checked
     attempts: tuple[int, ...] = (0,)  # of each sequence, see `FinishedRollout`; in no digest
     # What each reward function returned, before its weight, and why those that failed did.
     reward_components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

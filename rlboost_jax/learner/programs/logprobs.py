@@ -16,14 +16,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
-from rlboost_kernels import kept_entries, selected_logprobs
+from rlboost_kernels import choice_intervals, kept_entries
 
 from rlboost_jax.models.products import float32_product
 from rlboost_jax.models.sharding import BATCH, unembedding_spec
 from rlboost_jax.settings.memory import LEAST_LOGIT_ROWS, LOGIT_BLOCKS, MOST_LOGITS
 from rlboost_jax.settings.sampling import SamplingConfig
 
-Logprobs = tuple[Float[Array, " N"], Float[Array, " N"]]
+# Of each token: log-probability, entropy of its distribution, and probability of smaller ids.
+Logprobs = tuple[Float[Array, " N"], Float[Array, " N"], Float[Array, " N"]]
 
 
 def sampled_logprobs(
@@ -37,7 +38,8 @@ def sampled_logprobs(
     by_row: bool = False,
     block_logits: int | None = None,
 ) -> Logprobs:
-    """Log-probability of each token and entropy of its distribution, in nats.
+    """Log-probability of each token and entropy of its distribution, in nats, and the probability
+    of all smaller ids in it.
 
     Where rounding leaves a token just outside of what the learner would keep, it is kept.
 
@@ -94,7 +96,7 @@ def whole_logprobs(
 ) -> Logprobs:
     """The same under the whole softmax, whether sampling cuts it or not."""
     of_device = partial(
-        selected_logprobs,
+        choice_intervals,
         temperature=sampling.temperature,
         soft_cap=soft_cap or None,
         block_logits=block_logits or _block_logits(),
@@ -127,7 +129,7 @@ def _on_mesh(
         shared = share_rows and len(tokens) % mesh.size == 0
         rows = PartitionSpec((*BATCH, "tensor") if shared else BATCH)
         run: Callable[..., Logprobs] = jax.shard_map(
-            of_device, mesh=mesh, in_specs=(rows, spec, rows), out_specs=(rows, rows)
+            of_device, mesh=mesh, in_specs=(rows, spec, rows), out_specs=(rows,) * 3
         )
         return run(hidden, unembedding, tokens)
 
@@ -162,8 +164,8 @@ def _truncated_blocks(
         jnp.pad(hidden, ((0, extra), (0, 0))).reshape(-1, rows, hidden.shape[1]),
         jnp.pad(tokens, (0, extra)).reshape(-1, rows),
     )
-    logprobs, entropies = jax.lax.map(block, parts)
-    return logprobs.ravel()[:N], entropies.ravel()[:N]
+    logprobs, entropies, below = (found.ravel()[:N] for found in jax.lax.map(block, parts))
+    return logprobs, entropies, below
 
 
 def _truncated(
@@ -185,10 +187,12 @@ def _truncated(
         jnp.full(N, sampling.top_p, jnp.float32),
         jnp.full(N, sampling.top_k, jnp.int32),
     )
-    keep |= jnp.arange(V)[None, :] == tokens[:, None]
+    ids = jnp.arange(V)[None, :]
+    keep |= ids == tokens[:, None]
     scaled = (logits - fixed.max(axis=-1, keepdims=True)) / sampling.temperature
     weights = jnp.where(keep, jnp.exp(scaled), 0.0)
     total = weights.sum(axis=-1)
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=1)[:, 0]
     entropies = jnp.log(total) - (weights * scaled).sum(axis=-1) / total
-    return chosen - jnp.log(total), entropies
+    below = jnp.where(ids < tokens[:, None], jax.lax.stop_gradient(weights), 0.0).sum(axis=-1)
+    return chosen - jnp.log(total), entropies, below / jax.lax.stop_gradient(total)

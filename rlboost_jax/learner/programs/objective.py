@@ -24,7 +24,8 @@ from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.settings.algorithm import AlgorithmConfig
 
 Sums = dict[str, Float[Array, ""]]
-MAXIMA = frozenset({"max_logprob_gap"})  # keys of Sums that are maxima over tokens
+# Keys of Sums that are maxima over tokens.
+MAXIMA = frozenset({"max_logprob_gap", "max_choice_gap"})
 
 
 def objective(
@@ -33,6 +34,7 @@ def objective(
     logprobs: Float[Array, " N"],
     entropy: Float[Array, " N"],
     *,
+    choice_gaps: Float[Array, " N"] | None = None,
     whole_logprobs: Float[Array, " N"] | None = None,
     reference_logprobs: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, ""], Sums]:
@@ -42,15 +44,16 @@ def objective(
         batch: R rows of T positions, N = R × T.
         logprobs: of the batch's targets under the policy being trained.
         entropy: of the distributions they are from; in the loss with an `entropy_coefficient`.
+        choice_gaps: of the targets, see `choices.py`; None: no choice is looked at.
         whole_logprobs, reference_logprobs: of the targets under the whole softmax of the policy
             and of the reference model; None leaves the KL out of the loss.
 
     Returns:
         The weighted sum, and: `loss` (the same), `kl`, `entropy`, `clipped` and `tokens`
-        (unweighted), and `max_logprob_gap`, the largest |recomputed - behaviour|
-        log-probability, which is a maximum. With a correction also `corrected`, the tokens
-        that a bound changed, and with "reject" the `divisor`, see `kept_weights`. With a lag
-        also `ratio` and `behaviour_kl`, of the policy being trained to the one that sampled.
+        (unweighted), and the maxima `max_logprob_gap`, the largest |recomputed - behaviour|
+        log-probability, and `max_choice_gap`. With a correction also `corrected`, the tokens that
+        a bound changed, and with "reject" the `divisor`, see `kept_weights`. With a lag also
+        `ratio` and `behaviour_kl`, of the policy being trained to the one that sampled.
     """
     behaviour, advantages, weights, mask = map(
         jnp.ravel,
@@ -94,6 +97,7 @@ def objective(
         "clipped": (stopped & (weights > 0)).sum().astype(jnp.float32),
         "tokens": counted.sum(),
         "max_logprob_gap": jnp.where(mask, jnp.abs(logprobs - behaviour), 0.0).max(),
+        "max_choice_gap": jnp.zeros(()) if choice_gaps is None else choice_gaps.max(),
         **extra,
     }
 

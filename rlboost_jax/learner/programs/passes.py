@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.learner.programs.choices import choice_gaps
 from rlboost_jax.learner.programs.logprobs import sampled_logprobs, whole_logprobs
 from rlboost_jax.learner.programs.objective import Sums, objective
 from rlboost_jax.models.adapters import joined
@@ -87,14 +88,16 @@ def _experts(batch: PackedBatch) -> Int[Array, "L N A"] | None:
 
 def gaps_of(
     model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
-) -> Callable[[Params | None, Params, PackedBatch], Float[Array, "R T"]]:
+) -> Callable[[Params | None, Params, PackedBatch], dict[str, Float[Array, "R T"]]]:
     """See `PolicyPrograms.gaps`; all functions here take the base of adapters first, or None."""
     factors_of = _factors(model, learner, mesh)
 
-    def gaps(base: Params | None, params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
+    def gaps(
+        base: Params | None, params: Params, batch: PackedBatch
+    ) -> dict[str, Float[Array, "R T"]]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets = jnp.ravel(batch.targets)
-        logprobs, _ = sampled_logprobs(
+        logprobs, _, below = sampled_logprobs(
             *factors_of(joined(base, params), batch),
             targets,
             sampling,
@@ -102,8 +105,12 @@ def gaps_of(
             soft_cap=model.final_soft_cap,
             by_row=by_row,
         )
-        gap = jnp.abs(logprobs.reshape(batch.tokens.shape) - batch.behaviour_logprobs)
-        return jnp.where(batch.response_mask, gap, 0.0)
+        found = {
+            "logprob": jnp.abs(logprobs - jnp.ravel(batch.behaviour_logprobs)),
+            "choice": choice_gaps(batch, logprobs, below),
+        }
+        shape, mask = batch.tokens.shape, batch.response_mask
+        return {name: jnp.where(mask, gap.reshape(shape), 0.0) for name, gap in found.items()}
 
     return gaps
 
@@ -120,10 +127,10 @@ def logprobs_of(
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets, factors = jnp.ravel(batch.targets), factors_of(joined(base, params), batch)
         soft_cap = model.final_soft_cap
-        logprobs, _ = sampled_logprobs(
+        logprobs, _, below = sampled_logprobs(
             *factors, targets, sampling, mesh=mesh, soft_cap=soft_cap, by_row=by_row
         )
-        found = {"policy": logprobs}
+        found = {"policy": logprobs, "choice": choice_gaps(batch, logprobs, below)}
         if reference is not None:
             whole_of = partial(
                 whole_logprobs,
@@ -133,7 +140,7 @@ def logprobs_of(
                 soft_cap=soft_cap,
                 by_row=by_row,
             )
-            found["reference"], _ = whole_of(*factors_of(joined(base, reference), batch))
+            found["reference"], *_ = whole_of(*factors_of(joined(base, reference), batch))
             found["whole"] = whole_of(*factors)[0] if sampling.truncated else found["policy"]
         return {name: values.reshape(batch.tokens.shape) for name, values in found.items()}
 
@@ -156,7 +163,7 @@ def gradients_of(
         targets = jnp.ravel(batch.targets)
         factors = factors_of(joined(base, params), batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
-        logprobs, entropy = sampled_logprobs(
+        logprobs, entropy, below = sampled_logprobs(
             *factors,
             targets,
             sampling,
@@ -175,13 +182,14 @@ def gradients_of(
                 soft_cap=model.final_soft_cap,
                 by_row=by_row,
             )
-            frozen, _ = whole_of(*factors_of(joined(base, reference), batch))
+            frozen, *_ = whole_of(*factors_of(joined(base, reference), batch))
             whole = whole_of(*factors)[0] if sampling.truncated else logprobs
         return objective(
             algorithm,
             batch,
             logprobs,
             entropy,
+            choice_gaps=choice_gaps(batch, jax.lax.stop_gradient(logprobs), below),
             whole_logprobs=whole,
             reference_logprobs=frozen,
         )

@@ -29,9 +29,10 @@ class PolicyPrograms:
         combine, apply: see `apply_programs`.
         logprobs: (params, reference params or None, packed batch) → log-probabilities of each
             target [R, T], without gradients: "policy", as sampled, and with a reference also
-            "whole" and "reference", under the whole softmax of either.
-        gaps: (params, packed batch) → |recomputed - behaviour| of each target, 0 outside
-            responses; to find out whose they are where `max_logprob_gap` is too large.
+            "whole" and "reference", under the whole softmax of either; and "choice", its gap.
+        gaps: (params, packed batch) → of each target, 0 outside responses: "logprob", |recomputed
+            - behaviour|, and "choice", see `choices.py`; to find out whose they are where the
+            largest is too large.
         shardings: of a TrainState.
         base: what the parameters of the state are added to, where they are adapters: gradients,
             logprobs and gaps take it along, see `over`. None where everything is trained.

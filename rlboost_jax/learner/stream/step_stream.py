@@ -45,6 +45,7 @@ class Doubt:
     checksum: int  # of that sequence as it was delivered, see `messages.Doubt`
     position: int  # of the first doubted token, among those after the prompt
     gap: float  # nats between the two log-probabilities, the largest in that sequence
+    choice_gap: float = 0.0  # probability between a token's interval and its noise, the largest
 
 
 @dataclass(frozen=True)

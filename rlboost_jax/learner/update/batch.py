@@ -15,13 +15,14 @@ What can be computed before the batch is whole is: gradients of the first update
 advantages are whitened or a critic's, and forward passes for the others.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
 import jax
-import numpy as np
 
+from rlboost_jax.learner.doubts import NO_GAPS, Gaps
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.guards import StepNotWhole, check_judged, check_whole
 from rlboost_jax.learner.state import TrainState
@@ -67,8 +68,8 @@ class BatchUpdate:
         self.micro_batches = micro_batches(learner.run)
         self._size = self.micro_batches.num_micro_batches // self._algorithm.mini_batches
         self._members: dict[int, Members] = {}  # by micro-batch
-        self._checked: dict[Attempt, float] = {}  # gap; with a lag
-        self._gaps: dict[int, float] = {}
+        self._checked: dict[Attempt, Gaps] = {}  # with a lag
+        self._gaps: dict[int, Gaps] = {}  # by micro-batch
         self._kl: dict[int, float] = {}
         self._policy = Accumulation(
             learner.policy_part,
@@ -89,7 +90,7 @@ class BatchUpdate:
         """What is disputed of groups before they count; a micro-batch may have them or not."""
         if self._sampler is None:
             return self._learner.check(self._state.params, groups)
-        if self._gap(groups) <= self._learner.tolerated_gap:
+        if self._older_gaps(groups).within(self._learner.tolerated):
             return []
         return self._learner.doubts(self._sampler, groups)
 
@@ -100,22 +101,24 @@ class BatchUpdate:
             The responses that were not sampled as their servers say. Then nothing of the
             micro-batch is kept, and it comes again.
         """
-        learner, part, gap, kl = self._learner, None, math.nan, 0.0
+        learner, part, gaps, kl = self._learner, None, Gaps(math.nan, math.nan), 0.0
         members = tuple(t for group in groups for t in group.trajectories)
         has_gap = self._algorithm.has_evaluation_pass or self._sampler is not None
         if self._algorithm.has_evaluation_pass:
-            members, gap, kl = learner.score(self._state, groups, self._sampler)
+            members, gaps, kl = learner.score(self._state, groups, self._sampler)
         elif self._sampler is not None:
-            gap = self._gap(groups)
+            gaps = self._older_gaps(groups)
         if self._policy.wants(index):
             part = self._policy.part(self._state.params, members)
-            gap = gap if has_gap else float(part[1]["max_logprob_gap"])
+            if not has_gap:
+                sums = part[1]
+                gaps = Gaps(float(sums["max_logprob_gap"]), float(sums["max_choice_gap"]))
         # Dynamic sampling has checked the group already. What is not a number is no small gap.
-        if not (self._algorithm.dynamic_sampling or gap <= learner.tolerated_gap):
+        if not (self._algorithm.dynamic_sampling or gaps.within(learner.tolerated)):
             doubts = learner.doubts(self._sampled_by, groups)
             if doubts:
                 return doubts
-        self._members[index], self._gaps[index], self._kl[index] = members, gap, kl
+        self._members[index], self._gaps[index], self._kl[index] = members, gaps, kl
         if part is not None:
             self._policy.add(index, part)
         if self._critic is not None and self._critic.wants(index):
@@ -188,7 +191,8 @@ class BatchUpdate:
         if self._critic is not None:  # which is not trained on all of them
             tokens = max(1.0, sum(figures["value_tokens"] for figures in made))
             figures["value_loss"] = sum(figures["value_loss"] for figures in made) / tokens
-        figures["max_logprob_gap"] = float(np.max(list(self._gaps.values())))
+        largest = functools.reduce(Gaps.largest, self._gaps.values())
+        figures["max_logprob_gap"], figures["max_choice_gap"] = largest
         return steps.state, figures
 
     def trajectories(self) -> list[Trajectory]:
@@ -200,14 +204,15 @@ class BatchUpdate:
     def _sampled_by(self) -> Params:
         return self._state.params if self._sampler is None else self._sampler
 
-    def _gap(self, groups: Sequence[Group]) -> float:
+    def _older_gaps(self, groups: Sequence[Group]) -> Gaps:
         """Of groups that an older version sampled. Each response is looked at once."""
         assert self._sampler is not None
         new = [group for group in groups if not self._checked.keys() >= _attempts(group)]
         if new:
-            gap = self._learner.gap(self._sampler, new)
-            self._checked |= {attempt: gap for group in new for attempt in _attempts(group)}
-        return float(np.max([self._checked[a] for group in groups for a in _attempts(group)]))
+            gaps = self._learner.gaps(self._sampler, new)
+            self._checked |= {attempt: gaps for group in new for attempt in _attempts(group)}
+        every = (self._checked[a] for group in groups for a in _attempts(group))
+        return functools.reduce(Gaps.largest, every, NO_GAPS)
 
     def _compare(self) -> None:
         """Give advantages what only the whole batch can tell."""

@@ -1,12 +1,12 @@
 """What makes the updates of a run, and checks trajectories before them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rlboost_jax.learner.doubts import tolerated_gap
+from rlboost_jax.learner.doubts import Gaps, tolerated_gaps
 from rlboost_jax.learner.episodes.estimates import ByToken, Estimates, Scores
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.packing import PackedBatch, by_sample, pack
@@ -29,7 +29,7 @@ class Learner:
     critic: CriticPrograms | None
     reference: Params | None
     estimates: Estimates
-    tolerated_gap: float  # nats
+    tolerated: Gaps
 
     def pack(self, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
         return pack(
@@ -39,6 +39,7 @@ class Learner:
             row_lengths=self.run.learner.row_lengths,
             loss_aggregation=self.run.algorithm.loss_aggregation,
             routing=self.policy.routing,
+            seed=self.run.seed,
         )
 
     def policy_part(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
@@ -53,23 +54,25 @@ class Learner:
 
     def score(
         self, state: TrainState, groups: Sequence[Group], sampler: Params | None = None
-    ) -> tuple[tuple[Trajectory, ...], float, float]:
+    ) -> tuple[tuple[Trajectory, ...], Gaps, float]:
         """Forward passes over a micro-batch, before the first update of its batch.
 
         Args:
             sampler: the parameters that sampled it; None: those of the state.
 
         Returns:
-            Its trajectories with all that follows, the largest |recomputed - behaviour|
-            log-probability, and the sum of the KL estimates that went into the reward. Both are of
-            the parameters that sampled.
+            Its trajectories with all that follows, the largest gaps, and the sum of the KL
+            estimates that went into the reward. Both are of the parameters that sampled.
         """
         everything = [t for group in groups for t in group.trajectories]
         batches = self.pack(everything)
         in_reward = self.reference if self.run.algorithm.kl_in_reward else None
         sampled = self._logprobs(state.params if sampler is None else sampler, in_reward, batches)
-        gaps = [np.abs(sampled["policy"][t.sample] - t.logprobs) for t in everything]
         found = dict(sampled)
+        gaps = Gaps(
+            logprob=_largest(np.abs(sampled["policy"][t.sample] - t.logprobs) for t in everything),
+            choice=_largest(found.pop("choice").values()),
+        )
         if sampler is not None:
             found["policy"] = {}
             if self.run.algorithm.old_policy == "recomputed":
@@ -82,17 +85,18 @@ class Learner:
             t for group in groups for t in self.estimates.evaluated(group.trajectories, scores)
         ]
         kl = math.fsum(self.estimates.kl_of(t, scores) for t in everything)
-        return tuple(members), float(np.concatenate(gaps).max()), kl
+        return tuple(members), gaps, kl
 
-    def gap(self, params: Params, groups: Sequence[Group]) -> float:
-        """The largest |recomputed - behaviour| log-probability. NaN where one is no number."""
+    def gaps(self, params: Params, groups: Sequence[Group]) -> Gaps:
+        """The largest of some groups. NaN where one is no number."""
         members = [t for group in groups for t in group.trajectories]
-        gaps = [self.policy.gaps(params, batch) for batch in self.pack(members)]
-        return float(np.max([np.asarray(gap).max() for gap in gaps]))
+        found = [self.policy.gaps(params, batch) for batch in self.pack(members)]
+        return Gaps(*(_largest(np.asarray(gaps[name]) for gaps in found) for name in Gaps._fields))
 
     def check(self, params: Params, groups: Sequence[Group]) -> list[Doubt]:
         """The same as `doubts`, and quick where there are none."""
-        return [] if self.gap(params, groups) <= self.tolerated_gap else self.doubts(params, groups)
+        fine = self.gaps(params, groups).within(self.tolerated)
+        return [] if fine else self.doubts(params, groups)
 
     def doubts(self, params: Params, groups: Sequence[Group]) -> list[Doubt]:
         """The responses of a micro-batch that were not sampled as their servers say.
@@ -106,14 +110,17 @@ class Learner:
 
     def _doubt(self, params: Params, t: Trajectory) -> Doubt | None:
         """About the first sequence of an episode that is wrong: what follows is made of it."""
+        batches = self.pack([t])
+        found = [self.policy.gaps(params, batch) for batch in batches]
+        gaps, choices = (
+            by_sample(batches, [np.asarray(each[name]) for each in found])[t.sample]
+            for name in Gaps._fields
+        )
+        wrong = ~((gaps <= self.tolerated.logprob) & (choices <= self.tolerated.choice))
+        start = 0
         for place, sequence in enumerate(t.sequences):
-            alone = Trajectory(
-                prompt=t.prompt, sample=t.sample, sequence=sequence, reward=0.0, advantage=0.0
-            )
-            (batch,) = self.pack([alone])
-            gaps = np.asarray(self.policy.gaps(params, batch))[batch.response_mask]
-            wrong = np.flatnonzero(~(gaps <= self.tolerated_gap))
-            if wrong.size:
+            own = slice(start, start := start + sequence.num_sampled)
+            if wrong[own].any():
                 after_prompt = sequence.sampled_positions - sequence.runs[0]
                 return Doubt(
                     prompt=t.prompt,
@@ -124,8 +131,9 @@ class Learner:
                         sequence.continuation.astype("<i4").tobytes(),
                         sequence.logprobs.astype("<f4").tobytes(),
                     ),
-                    position=int(after_prompt[wrong[0]]),
-                    gap=float(gaps.max()),
+                    position=int(after_prompt[np.argmax(wrong[own])]),
+                    gap=float(gaps[own].max()),
+                    choice_gap=float(choices[own].max()),
                 )
         return None
 
@@ -160,5 +168,10 @@ def learner_of(
             stop_ids=tuple(stop_ids),
             stops=stops,
         ),
-        tolerated_gap=tolerated_gap(run, policy.mesh.devices.flat[0].platform),
+        tolerated=tolerated_gaps(run, policy.mesh.devices.flat[0].platform),
     )
+
+
+def _largest(arrays: Iterable[np.ndarray]) -> float:
+    """NaN where one is no number."""
+    return float(np.max([array.max() for array in arrays]))

@@ -10,6 +10,7 @@ import numpy as np
 from rlboost_jax.learner.guards import NotFinite, check_counted, check_guards, kept
 from rlboost_jax.learner.packing import update_divisor
 from rlboost_jax.learner.programs.critic import CriticPrograms
+from rlboost_jax.learner.programs.objective import MAXIMA
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.accumulation import Accumulation, Members
@@ -60,7 +61,8 @@ class OptimizerSteps:
         members = [t for part in parts for t in part]
         sums = accumulated.total(self.state.params, parts)
         figures = {name: float(value) for name, value in sums.items()}
-        del figures["max_logprob_gap"]  # of this update's own policy: no longer the engine's
+        for name in MAXIMA:  # of this update's own policy: no longer the engine's
+            del figures[name]
         check_counted(members, figures["tokens"], step=self._step)
         if self._kl is not None:
             figures["kl"] = self._kl * figures["tokens"]

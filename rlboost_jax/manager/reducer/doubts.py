@@ -56,7 +56,10 @@ class Doubts:
         own = [name for name in blamed if name in self._roster.own]
         others = [name for name in blamed if name not in own]
         for name in others:
-            reason = f"its log-probabilities are {message.gap:.3g} nats from the learner's"
+            reason = (
+                f"its log-probabilities are {message.gap:.3g} nats from the learner's, its choices "
+                f"{message.choice_gap:.3g} from those of its noise"
+            )
             self._servers.quarantine(name, reason, now)
         if others:
             self._placements.redo(disputed, others, now)
@@ -66,5 +69,6 @@ class Doubts:
         if own:
             raise ProtocolError(
                 f"the trainer's own engine {own[0]!r} and its learner are {message.gap:.3g} nats "
-                "apart; raise learner.tolerated_gap, or look for a fault of this host"
+                f"and {message.choice_gap:.3g} of a choice apart; raise learner.tolerated_gap, or "
+                "look for a fault of this host"
             )

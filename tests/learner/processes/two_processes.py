@@ -81,7 +81,7 @@ def measure(world: World, folder: Path):
     chosen = agreed(own, world).learner
     (folder / f"chosen-{world.index}").write_text(f"{chosen.attention} {chosen.experts}")
     batches = random_batches()
-    trainer = Trainer(MESH, pack_rows=2, tolerated_gap=1.0)
+    trainer = Trainer(MESH, pack_rows=2, tolerated_gap=1.0, tolerated_choice_gap=1.0)
     check_mesh(trainer.step.mesh, world)
     state = trainer.update(batches)
     yield "bytes of params", bytes_per_device(state.params)

@@ -1,0 +1,32 @@
+"""Whether a sampled token is the one that its noise selects.
+
+A server holds the weights: it could choose any token and report its true log-probability. But the
+noise of a token is a function of its name, and the distribution follows from the learner's own
+logits, so the learner can tell which token had to be sampled: the one at whose interval of the
+cumulative distribution the noise lies. Only rounding may move the edges of an interval.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from rlboost_kernels import noise_keys, uniforms
+
+from rlboost_jax.learner.packing import PackedBatch
+
+
+def choice_gaps(
+    batch: PackedBatch, logprobs: Float[Array, " N"], below: Float[Array, " N"]
+) -> Float[Array, " N"]:
+    """Probability between a target's interval and its noise: 0 where the noise lies inside.
+
+    Args:
+        batch: R rows of T positions, N = R × T. Of targets without `noise_known` nothing is
+            known: their gaps are 0.
+        logprobs: of the targets, in the distribution that they are sampled from, nats.
+        below: probability of the ids smaller than the target, in the same distribution.
+    """
+    if batch.noise_names is None or batch.noise_known is None:
+        return jnp.zeros_like(below)
+    seed, number, sample, place = jnp.asarray(batch.noise_names).reshape(-1, 4).T
+    noise = uniforms(noise_keys(seed, number, sample), place.astype(jnp.int32))
+    outside = jnp.maximum(below - noise, noise - below - jnp.exp(logprobs))
+    return jnp.where(jnp.asarray(batch.noise_known).ravel(), jnp.maximum(outside, 0.0), 0.0)

@@ -1,0 +1,142 @@
+"""Whoever holds the weights may choose any token, but only one is the choice of its noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rlboost_kernels import noise_keys, tokens_from_noise, uniforms
+
+from rlboost_jax.learner.doubts import EXACT_CHOICE
+from rlboost_jax.learner.episodes.trajectory import Trajectory
+from rlboost_jax.learner.packing import pack
+from rlboost_jax.learner.programs.choices import choice_gaps
+from rlboost_jax.learner.programs.logprobs import sampled_logprobs
+from rlboost_jax.sequences.identities import Work
+from rlboost_jax.sequences.sequence import Sequence
+from rlboost_jax.settings.sampling import SamplingConfig
+
+N, E, V, SEED, BATCH, SAMPLE = 512, 8, 60, 7, 3, 11
+PLAIN = SamplingConfig(temperature=0.9, top_p=1.0, top_k=0, max_response_tokens=N)
+CUT = SamplingConfig(temperature=1.2, top_p=0.8, top_k=20, max_response_tokens=N)
+
+
+@pytest.fixture(scope="module")
+def factors():
+    rng = np.random.default_rng(0)
+    return jnp.float32(rng.normal(size=(N, E))), jnp.float32(rng.normal(size=(E, V)))
+
+
+def noise_of(sample=SAMPLE, sequence=0):
+    """By the identities that DESIGN names, through the engine's own functions."""
+    work = Work(seed=SEED, batch=BATCH, prompt=0, sample=sample, sequence=sequence)
+    names = (np.uint32(work.noise_seed), np.uint32(BATCH), np.uint32(sample))
+    keys = noise_keys(*(jnp.full(N, name) for name in names))
+    return np.asarray(uniforms(keys, jnp.arange(N, dtype=jnp.int32)))
+
+
+def drawn(logits, noise, sampling):
+    columns = (
+        jnp.full(N, sampling.temperature, jnp.float32),
+        jnp.full(N, sampling.top_p, jnp.float32),
+        jnp.full(N, sampling.top_k, jnp.int32),
+    )
+    return np.asarray(tokens_from_noise(logits, jnp.asarray(noise), *columns)[0])
+
+
+def gaps(factors, tokens, sampling, *, batch=BATCH, later=False):
+    """Those of a response of these tokens; `later`: as the second sequence of an episode."""
+
+    def sequence(tokens):
+        return Sequence.of_response([1, 2], tokens, np.zeros(len(tokens)), version=0)
+
+    first = [sequence([5])] if later else []
+    one, *others = [*first, sequence(tokens)]
+    response = Trajectory(
+        prompt=0,
+        sample=SAMPLE,
+        sequence=one,
+        later=tuple(others),
+        reward=0.0,
+        advantage=0.0,
+        batch=batch,
+        attempts=(0,) * (1 + later),
+    )
+    (packed,) = pack([response], rows=1, row_tokens=N + 4, loss_aggregation="token_mean", seed=SEED)
+    where = packed.response_mask & (packed.sequences == int(later))
+    hidden = np.zeros((packed.tokens.size, E), np.float32)
+    hidden[where.ravel()] = factors[0]
+    program = jax.jit(
+        lambda h, w, b: choice_gaps(b, *sampled_logprobs(h, w, b.targets.ravel(), sampling)[::2])
+    )
+    found = np.asarray(program(hidden, factors[1], packed)).reshape(where.shape)
+    assert (found[~packed.response_mask] == 0).all()
+    return found[where]
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, CUT], ids=["plain", "truncated"])
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_every_honest_choice_is_its_noise_s(factors, sampling, sequence):
+    logits = factors[0] @ factors[1]
+    tokens = drawn(logits, noise_of(sequence=sequence), sampling)
+    assert gaps(factors, tokens, sampling, later=bool(sequence)).max() <= EXACT_CHOICE / 10
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, CUT], ids=["plain", "truncated"])
+def test_a_gap_is_the_distance_of_the_noise_from_the_token_s_interval(factors, sampling):
+    """Against float64 sums over ids, for tokens that are chosen at random."""
+    logits = np.asarray(factors[0], np.float64) @ np.asarray(factors[1], np.float64)
+    weights = np.exp((logits - logits.max(1, keepdims=True)) / sampling.temperature)
+    for row in weights:
+        order = np.argsort(-row)
+        row[order[sampling.top_k or V :]] = 0
+        before = np.cumsum(row[order]) - row[order]
+        row[order[before >= sampling.top_p * row.sum()]] = 0
+    p = weights / weights.sum(1, keepdims=True)
+    rng = np.random.default_rng(2)
+    tokens = np.array([rng.choice(np.flatnonzero(row)) for row in p])
+    low = np.array([row[:token].sum() for row, token in zip(p, tokens, strict=True)])
+    high, noise = low + p[np.arange(N), tokens], noise_of()
+    expected = np.maximum(0, np.maximum(low - noise, noise - high))
+    np.testing.assert_allclose(gaps(factors, tokens, sampling), expected, atol=2e-6)
+
+
+def best_of(count, logits, sampling):
+    """For each token the likeliest of so many draws, each with its own noise."""
+    draws = np.stack([drawn(logits, noise_of(sample), sampling) for sample in range(count)])
+    return np.take_along_axis(draws, np.asarray(logits)[np.arange(N), draws].argmax(0)[None], 0)[0]
+
+
+FORGERS = {
+    "the likeliest token": lambda z: np.asarray(z.argmax(1)),
+    "constant noise": lambda z: drawn(z, np.full(N, 0.5, np.float32), PLAIN),
+    "noise of another sample": lambda z: drawn(z, noise_of(SAMPLE + 1), PLAIN),
+    "noise of the next position": lambda z: drawn(z, np.roll(noise_of(), 1), PLAIN),
+    "another temperature": lambda z: drawn(
+        z, noise_of(), SamplingConfig(temperature=0.6, top_p=1.0, top_k=0, max_response_tokens=N)
+    ),
+    "another truncation": lambda z: drawn(
+        z, noise_of(), SamplingConfig(temperature=0.9, top_p=0.9, top_k=0, max_response_tokens=N)
+    ),
+    "the best of four": lambda z: best_of(4, z, PLAIN),
+}
+
+
+@pytest.mark.parametrize("forger", FORGERS)
+def test_true_log_probabilities_of_forged_choices_are_seen(factors, forger):
+    logits = factors[0] @ factors[1]
+    forged, honest = FORGERS[forger](logits), drawn(logits, noise_of(), PLAIN)
+    seen = gaps(factors, forged, PLAIN) > EXACT_CHOICE
+    differs = forged != honest
+    assert differs.mean() > 0.02
+    assert seen[differs].mean() > 0.99 and not seen[~differs].any()
+
+
+def test_one_forged_token_is_seen(factors):
+    tokens = drawn(factors[0] @ factors[1], noise_of(), PLAIN).copy()
+    tokens[200] = (tokens[200] + V // 2) % V
+    assert np.flatnonzero(gaps(factors, tokens, PLAIN) > EXACT_CHOICE).tolist() == [200]
+
+
+def test_where_no_noise_is_known_nothing_is_said(factors):
+    tokens = np.zeros(N, np.int32)
+    assert gaps(factors, tokens, PLAIN, batch=None).max() == 0
