@@ -14,6 +14,7 @@ from rlboost_jax.engine.dispatches import Dispatch
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
+from rlboost_jax.sequences.stop_table import pack
 from rlboost_jax.settings.routing import Routing
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS, Oracle
 
@@ -122,6 +123,30 @@ def test_routes_are_those_of_every_position(
     requests = groups(request_of)
     engines[0].submit(requests)
     assert take(engines[0].run(), recorded) > 0
+    check(RoutedOracle(moe_params), requests, recorded)
+
+
+def test_what_is_sampled_behind_a_stop_string_has_no_routes(
+    engines: tuple[Engine, Engine], moe_params: Any, request_of: Requests
+) -> None:
+    """With free pages, so that the next dispatch is under way before the end is seen."""
+    stops = pack([(0, token, token % 2 - 1) for token in range(1, 37) if token % 3])
+    requests = [
+        msgspec.structs.replace(
+            request,
+            sampling=msgspec.structs.replace(request.sampling, stop_ids=(), stops=stops),
+        )
+        for request in groups(request_of)
+        if request.request_id % 4 == 0
+    ]
+    recorded: Recorded = {}
+    discarded = 0
+    for request in requests:
+        engines[0].submit([request])
+        dispatches = list(engines[0].run())
+        discarded += sum(dispatch.discarded for dispatch in dispatches)
+        take(dispatches, recorded)
+    assert discarded > 0
     check(RoutedOracle(moe_params), requests, recorded)
 
 
