@@ -21,7 +21,7 @@ from rlboost_jax.settings.huggingface.generation import (
     ids_of,
 )
 from rlboost_jax.settings.huggingface.sources import TOKENIZER, source_folder
-from rlboost_jax.settings.mixture import parts_of
+from rlboost_jax.settings.mixture_parts import parts_of
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
 

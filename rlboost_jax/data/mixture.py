@@ -17,7 +17,7 @@ from rlboost_jax.data.exercises import AskGroup, Mixed, Prompt, Source, Tokens, 
 from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.mixture import allotted, parts_of
+from rlboost_jax.settings.mixture_parts import allotted, parts_of
 from rlboost_jax.settings.rewards import RewardConfig
 from rlboost_jax.settings.run import RunConfig
 

@@ -13,7 +13,7 @@ from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.data.row import DataChanged
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config, write_run_config
-from rlboost_jax.settings.mixture import allotted
+from rlboost_jax.settings.mixture_parts import allotted
 from tests.patience import PATIENCE_SECONDS
 
 SUMS = [{"question": f"{n} + {n}?", "answer": f"so\n#### {2 * n}"} for n in range(40)]

@@ -10,7 +10,7 @@ from rlboost_jax.settings.column_names import is_field, shown_as
 from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.data_presets import BUILT_IN_REWARDS, resolved
 from rlboost_jax.settings.limits import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS
-from rlboost_jax.settings.mixture import OF_ENTRIES, parts_of
+from rlboost_jax.settings.mixture_parts import OF_ENTRIES, parts_of
 from rlboost_jax.settings.rewards import MOST_CONCURRENT, RewardConfig
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import ENVIRONMENT
