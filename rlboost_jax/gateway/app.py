@@ -1,6 +1,6 @@
 """The gateway's application: decode, ask, encode.
 
-GET    /v1/models                 what is served
+GET    /v1/models                 what is served; /v1/models/{name}, too
 POST   /v1/chat/completions       a turn, as OpenAI's protocol has it
 POST   /inference/v1/generate     a turn, token ids in and out, as verifiers has it
 POST   /sessions                  open a session; its answer has the token
@@ -38,6 +38,10 @@ KEY_HEADER: Final = "Idempotency-Key"
 BODY_SECONDS: Final = 60.0  # for a body to arrive
 WRITE_SECONDS: Final = 30.0  # a client that takes nothing for longer is hung up on
 BEAT_SECONDS: Final = 10.0  # between signs of life of a stream
+_SPOKEN: Final = (
+    "of OpenAI's protocol there are /v1/chat/completions and /v1/models, and a client's base URL "
+    "ends with /v1"
+)
 _NAME: Final = re.compile(r"[A-Za-z0-9._:-]{1,256}")
 
 
@@ -54,6 +58,7 @@ def make_app(
         middlewares=[_errors, _guard(gateway, admit)], client_max_size=MAX_BODY_BYTES
     )
     app.router.add_get("/v1/models", gateway.models)
+    app.router.add_get("/v1/models/{name:.+}", gateway.one_model)
     app.router.add_post("/v1/chat/completions", gateway.chat)
     app.router.add_post("/inference/v1/generate", gateway.generate)
     app.router.add_post("/sessions", gateway.open)
@@ -72,7 +77,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         refused = error
     except web.HTTPException as error:
         reason = f"{request.method} {request.path[:100]}: {error.reason}"
-        if isinstance(error, web.HTTPRequestEntityTooLarge):
+        if isinstance(error, web.HTTPNotFound):
+            reason = f"{reason}; {_SPOKEN}"
+        elif isinstance(error, web.HTTPRequestEntityTooLarge):
             reason = f"the body is too large; at most {MAX_BODY_BYTES:,} bytes are taken"
         refused = ApiError(error.status, error.reason.lower().replace(" ", "_"), reason)
     except (ConnectionError, asyncio.CancelledError):
@@ -111,6 +118,12 @@ class _Gateway:
 
     async def models(self, request: web.Request) -> web.Response:
         return _json(models(self.sessions.backend.model, self._created))
+
+    async def one_model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        self._check_model(name)
+        (card,) = models(self.sessions.backend.model, self._created)["data"]
+        return _json({**card, "id": name})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         call = chat_call(decode(await _body(request)))
@@ -221,7 +234,7 @@ class _Gateway:
 
 
 async def _body(request: web.Request) -> bytes:
-    if request.headers.get("Content-Encoding", "identity") != "identity":
+    if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
         raise ApiError(415, "unsupported_encoding", "bodies are taken as they are, not compressed")
     try:
         async with asyncio.timeout(BODY_SECONDS):

@@ -4,6 +4,7 @@ Three kinds of fields: those that are followed, those that would change what is 
 refused, and all others, which are ignored and named in the answer.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ from rlboost_jax.gateway.limits import MAX_DEPTH, MAX_STOP_CHARS, MAX_STOPS
 from rlboost_jax.gateway.messages import canonical_messages, canonical_tools
 from rlboost_jax.gateway.unread import UNSET, unread, unread_of_messages, unread_of_tools
 from rlboost_jax.settings.limits import MAX_STOP_IDS
+from rlboost_jax.settings.readable import unreadable_places
 
 # Of chat completions: what is followed. `top_logprobs` has the sampled token only.
 _TURN: Final = ("n", "max_tokens", "temperature", "top_p", "top_k", "stop", "stop_token_ids")
@@ -67,6 +69,10 @@ _FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("thinking_token_budget", "truncate_prompt_tokens", "prompt_embeds"), ()),
     **dict.fromkeys(("repeat_penalty", "length_penalty", "typical_p", "tfs_z"), (1, 1.0)),
     **dict.fromkeys(("top_a", "mirostat", "xtc_probability", "dry_multiplier"), (0, 0.0)),
+    **dict.fromkeys(("stop_sequences", "structural_tag", "format", "penalty_alpha"), ()),
+    **dict.fromkeys(("dynatemp_range", "smoothing_factor", "no_repeat_ngram_size"), (0, 0.0)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), (0, 0.0)),
+    **dict.fromkeys(("num_beams", "encoder_repetition_penalty"), (1, 1.0)),
     "include_stop_str_in_output": (False,),
 }
 
@@ -130,12 +136,20 @@ def decode(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"the body is no JSON: {str(error)[:200]}") from None
+        raise invalid(_half_of_a_pair(body) or f"the body is no JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
     if _deeper(value, MAX_DEPTH):
         raise invalid(f"the body has lists in lists deeper than {MAX_DEPTH}")
     return value
+
+
+def _half_of_a_pair(body: bytes) -> str:
+    """Which text of a body was cut within a character, as JavaScript cuts them; "": none is."""
+    with contextlib.suppress(ValueError, RecursionError):
+        for place in unreadable_places(json.loads(body)):
+            return f"{place[:200]} has half of a surrogate pair: it was cut within a character"
+    return ""
 
 
 def _deeper(value: Any, most: int) -> bool:
@@ -162,7 +176,7 @@ def chat_call(value: Mapping[str, Any]) -> ChatCall:
     choice = value.get("tool_choice")
     if choice == "none":
         tools = ()
-    elif choice not in (None, "auto"):
+    elif choice not in (*UNSET, "auto"):
         raise invalid(
             "tool_choice can be auto or none: what is sampled is not constrained", "tool_choice"
         )
@@ -222,7 +236,7 @@ def token_call(value: Mapping[str, Any]) -> TokenCall:
 
 def reward_of(value: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
     """Reward and metrics that are posted for a session. Raises ApiError."""
-    reward = _number(value, "reward", -1e9, 1e9)
+    reward = _worth(value.get("reward"), "reward", 1e9)
     if reward is None:
         raise invalid("reward must be a number", "reward")
     metrics = value.get("metrics") or {}
@@ -230,11 +244,18 @@ def reward_of(value: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
         raise invalid("metrics must be an object of at most 100 numbers", "metrics")
     found = {}
     for name in metrics:
-        number = _number(metrics, name, -1e12, 1e12)
+        place = f"metrics.{name[:100]}"
+        number = _worth(metrics[name], place, 1e12)
         if number is None or len(name) > 100:
-            raise invalid(f"metrics.{name[:100]} must be a number", "metrics")
+            raise invalid(f"{place} must be a number", "metrics")
         found[name] = number
     return reward, found
+
+
+def _worth(given: Any, place: str, most: float) -> float | None:
+    """A reward or a metric: a number, or whether something is so."""
+    given = float(given) if isinstance(given, bool) else given
+    return _number({place: given}, place, -most, most)
 
 
 def _refuse(value: Mapping[str, Any]) -> None:
@@ -261,7 +282,7 @@ def _sampling(value: Mapping[str, Any]) -> CallSampling:
         longest = _integer(value, "max_tokens", 1, 2**31 - 1)
     top_k = _integer(value, "top_k", -1, 2**31 - 1)
     stop = value.get("stop")
-    stops = [stop] if isinstance(stop, str) else ([] if stop is None else stop)
+    stops = [] if stop in UNSET else [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
         raise invalid("stop must be text or a list of texts", "stop")
     if len(stops) > MAX_STOPS or any(not 0 < len(each) <= MAX_STOP_CHARS for each in stops):
@@ -312,6 +333,8 @@ def _integer(value: Mapping[str, Any], name: str, least: int, most: int) -> int 
     given = value.get(name)
     if given is None:
         return None
+    if isinstance(given, float) and given.is_integer():  # JSON has one kind of numbers
+        given = int(given)
     if type(given) is not int or not least <= given <= most:
         raise invalid(
             f"{name} is {str(given)[:40]!r}; it must be a whole number from {least} to {most}", name

@@ -44,8 +44,8 @@ def unauthorized() -> ApiError:
     return ApiError(
         401,
         "invalid_api_key",
-        "no session or gateway has this key; OPENAI_API_KEY is the session's token, or the "
-        "gateway's own",
+        "no session or gateway has this key, or there is none in `Authorization: Bearer KEY`; "
+        "OPENAI_API_KEY is the session's token, or the gateway's own",
         kind="authentication_error",
     )
 

@@ -13,6 +13,7 @@ from rlboost_jax.gateway.errors import invalid
 from rlboost_jax.gateway.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from rlboost_jax.gateway.unread import THINKING, UNSET
 
+_TEXT_PARTS: Final = ("text", "input_text", "output_text")
 ROLES: Final = {
     "system": "system",
     "developer": "system",
@@ -122,7 +123,7 @@ def _content(value: Any, place: str) -> str:
 def _part(value: Any, place: str) -> str:
     if isinstance(value, str):
         return _text(value, place)
-    if not isinstance(value, dict) or value.get("type") not in ("text", "input_text"):
+    if not isinstance(value, dict) or value.get("type") not in _TEXT_PARTS:
         kind = value.get("type") if isinstance(value, dict) else value
         raise invalid(f"{place} has a part of type {_shown(kind)}; only text is taken", place)
     return _text(value.get("text"), f"{place}.text")

@@ -25,19 +25,27 @@ def check_text(value: str | Path, what: str, *, error: type[Exception] = ConfigE
 
 def check_texts(values: Mapping[str, Any]) -> None:
     """Raise ConfigError where a setting of nested dictionaries is no text, a line for each."""
-    if mistakes := [_mistake(text, name) for name, text in _texts(values, "config")]:
+    found = ((place, text) for place, text in _texts(values, "config") if not _is_text(text))
+    if mistakes := [_mistake(text, place) for place, text in found]:
         raise ConfigError("\n".join(mistakes))
 
 
+def unreadable_places(values: Any) -> Iterator[str]:
+    """Where decoded JSON has texts that are none, such as `messages[1].content`."""
+    for place, text in _texts(values, ""):
+        if not _is_text(text) or not _is_text(place):
+            yield place.removeprefix(".").encode(errors="backslashreplace").decode()
+
+
 def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Places and values of texts that are none."""
+    """Places and values of all texts within lists and mappings; keys are in the places."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _texts(inner, f"{place}.{name}")
     elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner, place)
-    elif isinstance(value, str) and not _is_text(value):
+        for number, inner in enumerate(value):
+            yield from _texts(inner, f"{place}[{number}]")
+    elif isinstance(value, str):
         yield place, value
 
 

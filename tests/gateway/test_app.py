@@ -138,6 +138,19 @@ def test_tool_calls_whole_and_in_chunks() -> None:
     with_gateway(story)
 
 
+def test_clients_that_ask_for_other_things_are_told_what_there_is() -> None:
+    async def story(client: Client) -> None:
+        for path in ("/v1/responses", "/v1/messages", "/v1/completions", "/chat/completions"):
+            status, said = await client.ask("POST", path, {})
+            assert status == 404 and "/v1/chat/completions" in said["error"]["message"]
+        assert (await client.ask("GET", "/v1/models/fake"))[1]["id"] == "fake"
+        assert (await client.ask("GET", "/v1/models/other/name"))[0] == 404
+        for encoding, status in (("Identity", 200), ("", 200), ("gzip", 415)):
+            assert (await client.chat(**{"Content-Encoding": encoding}))[0] == status
+
+    with_gateway(story)
+
+
 @pytest.mark.parametrize("token", ["", "wrong", "ownn", "a.b", "\xff"])
 def test_without_a_token_nothing_is_said(token: str) -> None:
     async def story(client: Client) -> None:

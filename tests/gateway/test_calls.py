@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.chat.formats.objects import arguments_of, call_of
-from rlboost_jax.gateway.calls import chat_call, decode, reward_of, token_call
+from rlboost_jax.gateway.calls import CallSampling, chat_call, decode, reward_of, token_call
 from rlboost_jax.gateway.errors import ApiError
 from rlboost_jax.gateway.limits import MAX_DEPTH
 from rlboost_jax.gateway.messages import canonical_messages, grown, same
@@ -197,6 +197,13 @@ def test_what_nothing_reads_of_a_token_call_is_listed() -> None:
         ("typical_p", 0.9),
         ("mirostat", 2),
         ("include_stop_str_in_output", True),
+        ("stop_sequences", ["a"]),
+        ("format", "json"),
+        ("structural_tag", "{}"),
+        ("dynatemp_range", 0.5),
+        ("no_repeat_ngram_size", 3),
+        ("num_beams", 4),
+        ("penalty_alpha", 0.6),
         ("documents", [{"text": "a"}]),
     ],
 )
@@ -220,8 +227,45 @@ def test_one_call_at_a_time_is_another_turn(given: bool | None) -> None:
         chat_call({"messages": [USER], "parallel_tool_calls": "no"})
 
 
-def test_parts_of_text_are_text() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        ({"max_tokens": 100.0}, {"max_tokens": 100}),  # JSON has one kind of numbers
+        ({"top_k": 50.0}, {"top_k": 50}),
+        ({"max_completion_tokens": None, "max_tokens": 5}, {"max_tokens": 5}),
+        ({"stop": ""}, {"stop": ()}),
+        ({"stop": []}, {"stop": ()}),
+        ({"stop": "a"}, {"stop": ("a",)}),
+        ({"tool_choice": ""}, {}),
+        ({"temperature": 0, "top_p": 1}, {"temperature": 0.0, "top_p": 1.0}),
+    ],
+)
+def test_what_clients_leave_open_is_no_mistake(body: dict[str, Any], read: dict[str, Any]) -> None:
+    call = chat_call({"messages": [USER], **body})
+    assert call.ignored == () and call.sampling == CallSampling(**read)
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"messages": [USER, {"role": "user", "content": "\ud83d"}]}, "messages[1].content"),
+        ({"messages": [history(arguments={"a": ["\udc00x"]})]}, "arguments.a[0]"),
+        ({"tools": [{"function": {"description": "a\ud800"}}]}, "tools[0].function.description"),
+        ({"stop": ["\ud800"]}, "stop[0]"),
+        ({"metadata": {"a": "\udbff"}}, "metadata.a"),
+        ({"messages": [{"\ud800": "a"}]}, "messages[0].\\ud800"),
+    ],
+)
+def test_a_text_that_was_cut_within_a_character_is_named(body: Any, place: str) -> None:
+    """Clients in JavaScript send half of a pair as it is; JSON has no such text."""
+    with pytest.raises(ApiError) as caught:
+        decode(json.dumps(body).encode())
+    assert f"{place} has half of a surrogate pair" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+def test_parts_of_text_are_text(kind: str) -> None:
+    parts = [{"type": kind, "text": "a"}, {"type": kind, "text": "b"}]
     one, two = canonical_messages(
         [{"role": "user", "content": "a\nb"}, {"role": "user", "content": parts}]
     )
@@ -249,6 +293,9 @@ def test_depth_is_limited() -> None:
 
 def test_rewards_are_numbers() -> None:
     assert reward_of({"reward": 1, "metrics": {"solved": 1}}) == (1.0, {"solved": 1.0})
+    assert reward_of({"reward": True, "metrics": {"solved": False}}) == (1.0, {"solved": 0.0})
+    with pytest.raises(ApiError, match=r"metrics\.solved is 'yes'"):
+        reward_of({"reward": 0, "metrics": {"solved": "yes"}})
     for bad in ({}, {"reward": "1"}, {"reward": 1e300}, {"reward": 0, "metrics": {"a": None}}):
         with pytest.raises(ApiError):
             reward_of(bad)

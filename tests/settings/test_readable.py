@@ -70,7 +70,7 @@ def test_a_setting_that_is_no_text_is_named(place: tuple[str, ...]) -> None:
         section = section[each]
     odd = os.fsdecode(b"/data/\xff")
     section[field] = (odd,) if isinstance(section[field], tuple) else odd
-    named = rf"^config\.{'.'.join(place)} is '/data/\\xff', which is no text in UTF-8"
+    named = rf"^config\.{'.'.join(place)}(\[0\])? is '/data/\\xff', which is no text in UTF-8"
     for read in (run_config, lambda config: run_config_from_dict(config.to_dict())):
         with pytest.raises(ConfigError, match=named):
             read(config)
