@@ -46,6 +46,16 @@ _OF_BITS: Final = (
     ("jax_pallas_use_mosaic_gpu", True),
     ("jax_softmax_custom_jvp", False),
     ("jax_use_direct_linearize", True),
+    ("jax_custom_vjp3", False),
+    ("jax_remat3", False),
+    ("jax_scan3", False),
+    ("jax_refs_to_pins", False),
+    ("jax_use_simplified_jaxpr_constants", False),
+    ("jax_embedded_constants_max_bytes", 32),
+    ("jax_ragged_dot_use_ragged_dot_instruction", True),
+    ("jax_ragged_dot_use_gpu_pallas_triton_lowering", False),
+    ("jax_cpu_collectives_implementation", "gloo"),
+    ("eager_constant_folding", False),
     ("jax_use_shardy_partitioner", True),
 )
 

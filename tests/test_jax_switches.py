@@ -51,6 +51,11 @@ OF_BITS = [
     ("jax_high_dynamic_range_gumbel", True),
     ("jax_softmax_custom_jvp", True),
     ("jax_use_direct_linearize", False),
+    ("jax_remat3", True),
+    ("jax_use_simplified_jaxpr_constants", True),
+    ("jax_ragged_dot_use_ragged_dot_instruction", False),
+    ("jax_cpu_collectives_implementation", "mpi"),
+    ("eager_constant_folding", True),
 ]
 HARMLESS = [
     ("jax_numpy_rank_promotion", "raise"),  # as in all of these tests

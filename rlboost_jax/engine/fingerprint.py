@@ -4,6 +4,7 @@ Engines with equal fingerprints give equal tokens and log-probabilities for equa
 weights. Different ones may differ in the last bits, and now and then in a token.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -85,8 +86,13 @@ def _libraries() -> dict[str, str]:
 
 
 def _xla_flags() -> str:
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    return " ".join(sorted(flag for flag in flags if not flag.startswith(_HARMLESS_FLAGS)))
+    """The last flag of each name, as XLA reads them; from a file where the variable names one."""
+    given = os.environ.get("XLA_FLAGS", "").strip()
+    if given and not given.startswith("-"):
+        with contextlib.suppress(OSError):  # XLA passes over a file that it cannot read
+            given = Path(given).read_text(errors="replace")
+    flags = {flag.partition("=")[0]: flag for flag in given.split()}
+    return " ".join(sorted(flag for flag in flags.values() if not flag.startswith(_HARMLESS_FLAGS)))
 
 
 def _cpu() -> str:

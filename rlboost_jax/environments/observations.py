@@ -59,9 +59,9 @@ def checked_step(value: Any) -> Step:
     return Step(
         observation=observation,
         reward=reward,
-        done=bool(value.done),
+        done=_flag("done", value.done),
         metrics=metrics,
-        anew=bool(value.anew),
+        anew=_flag("anew", value.anew),
     )
 
 
@@ -90,9 +90,18 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise BadObservation(f"{name} is {value!r}; it is a number") from None
+    except OverflowError:
+        raise BadObservation(f"{name} is an integer beyond all floats") from None
     if not math.isfinite(number):
         raise BadObservation(f"{name} is {number}; it is a finite number")
     return number
+
+
+def _flag(name: str, value: Any) -> bool:
+    """A text such as "False" would count as true."""
+    if isinstance(value, str | bytes) or np.ndim(value):
+        raise BadObservation(f"{name} is {value!r}; it is True or False")
+    return bool(value)
 
 
 def _message(value: Any, first: bool) -> Message:

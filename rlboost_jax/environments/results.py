@@ -10,8 +10,9 @@ import fractions
 import ipaddress
 import json
 import os
-from collections import UserList, deque
+from collections import UserList, UserString, deque
 from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
+from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ _KINDS: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
     (bytes, bytes),
 )
 _AS_LIST: Final = (deque, UserList, range, KeysView, ValuesView, ItemsView, memoryview)
+_SHOWN: Final = 200  # characters of what is wrong
 _PLAIN: Final = (str, bool, int, float, type(None))
 
 
@@ -54,8 +56,8 @@ def text_of(result: Any, tool: str) -> str:
             return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
     except RecursionError:
         problem = "lists or objects in one another without end"
-    except (TypeError, ValueError, OverflowError) as error:
-        problem = str(error)
+    except Exception as error:  # whatever the methods of its parts raise
+        problem = " ".join(str(error).split())[:_SHOWN]
     raise BadResult(
         f"tool {tool!r} returned {type(result).__name__}: {problem}; return a text, or numbers, "
         "lists, dicts, dataclasses and arrays"
@@ -81,6 +83,10 @@ def json_form(value: Any) -> Any:
         return list(value)
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, UserString):
+        return value.data
+    if isinstance(value, SimpleNamespace):
+        return vars(value)
     if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
         return dump(mode="json")  # pydantic
     dtype = str(getattr(value, "dtype", ""))

@@ -9,6 +9,8 @@ Name, description and arguments are those of the function. A parameter called `k
 own name and is none of the policy's arguments.
 """
 
+import copy
+import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Mapping
@@ -69,7 +71,9 @@ def tool(
     """
 
     def made(function: Callable[..., Any]) -> Tool:
-        called = name or function.__name__
+        called = name or getattr(function, "__name__", "")
+        if not called:
+            raise BadTool(f"{type(function).__name__} has no name; give tool(…, name=…) one")
         takes_key, wanted = _arguments(function, called)
         schema = _schema(wanted)
 
@@ -106,25 +110,45 @@ def toolbox(*tools: Tool | Callable[..., Any]) -> dict[str, Tool]:
 
 def _arguments(function: Callable[..., Any], called: str) -> tuple[bool, type[msgspec.Struct]]:
     """Whether it takes the key, and a record of all other arguments."""
-    signature = inspect.signature(function)
-    hints = typing.get_type_hints(function)
+    try:
+        signature = inspect.signature(function)
+        annotated = function.func if isinstance(function, functools.partial) else function
+        of_object = not (inspect.isroutine(annotated) or isinstance(annotated, type))
+        hints = typing.get_type_hints(type(annotated).__call__ if of_object else annotated)
+    except (NameError, ValueError, TypeError) as error:
+        raise BadTool(f"tool {called!r}: its arguments cannot be read: {error}") from None
     fields: list[Any] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise BadTool(f"tool {called!r}: argument {str(parameter)!r} has no name of its own")
         if name != KEY:
             kind = hints.get(name, Any)
-            default = parameter.default
-            given = () if default is inspect.Parameter.empty else (default,)
-            fields.append((name, kind, *given))
+            fields.append((name, kind, *_default(parameter.default)))
     try:
         record = msgspec.defstruct(
             "Arguments", fields, kw_only=True, forbid_unknown_fields=True, frozen=True
         )
         msgspec.json.schema(record)
     except TypeError as error:
-        raise BadTool(f"tool {called!r} has an argument that no JSON stands for: {error}") from None
+        raise BadTool(
+            f"tool {called!r} has an argument that no JSON stands for: {_last(error)}"
+        ) from None
     return KEY in signature.parameters, record
+
+
+def _default(value: Any) -> tuple[Any, ...]:
+    """() where there is none. Lists and the like are copied for each call, as msgspec asks."""
+    if value is inspect.Parameter.empty:
+        return ()
+    if isinstance(value, list | dict | set) and value:
+        return (msgspec.field(default_factory=lambda: copy.deepcopy(value)),)
+    return (value,)
+
+
+def _last(error: Exception) -> str:
+    """The last line of a message, which says what is wrong; those before say how msgspec's users
+    mend it."""
+    return str(error).splitlines()[-1]
 
 
 def _schema(record: type[msgspec.Struct]) -> dict[str, Any]:

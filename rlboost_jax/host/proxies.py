@@ -5,6 +5,7 @@ are within it. aiohttp asks no proxy by itself. Webhooks, hubs, trackers and clo
 """
 
 import contextlib
+import ipaddress
 import os
 import ssl
 import urllib.request
@@ -18,6 +19,7 @@ VARIABLES: Final = tuple(
     for lower in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
     for name in (lower, lower.upper())
 )
+SUFFIX: Final = "_proxy"  # of any spelling: urllib reads `Https_Proxy` and `ws_proxy`, too
 EXCEPTIONS: Final = ("no_proxy", "NO_PROXY")
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
@@ -40,7 +42,7 @@ def hidden(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]
     For gRPC, which `jax.distributed` dials with: it reads them as it makes a channel, and ends the
     process where they lead nowhere. No other thread may need the environment meanwhile.
     """
-    kept = {name: environment.pop(name) for name in VARIABLES if name in environment}
+    kept = {name: environment.pop(name) for name in _named(environment)}
     try:
         yield
     finally:
@@ -49,16 +51,31 @@ def hidden(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]
 
 def is_loopback(url: str) -> bool:
     """Whether an address is of this host, by its name or number."""
-    host = urlsplit(url).hostname or ""
-    return host in LOOPBACK or host.startswith("127.")
+    host = (urlsplit(url).hostname or "").removesuffix(".")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a name; RFC 6761, section 6.3, gives `.localhost` to this host
+        return host == "localhost" or host.endswith(".localhost")
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def direct_on_loopback(environment: Mapping[str, str]) -> dict[str, str]:
     """What to add to a child's environment so that its clients of servers on this host ask no
-    proxy; {} where none is named."""
-    if not any(environment.get(name) for name in VARIABLES):
+    proxy; {} where none is named, or where nothing goes by one (`*`)."""
+    if not any(environment[name] for name in _named(environment)):
         return {}
     given = next((environment[name] for name in EXCEPTIONS if environment.get(name)), "")
+    if given.strip() == "*":  # which counts only where it stands alone
+        return dict.fromkeys(EXCEPTIONS, "*")
     listed = [part.strip() for part in given.split(",") if part.strip()]
     both = ",".join((*listed, *(host for host in LOOPBACK if host not in listed)))
     return dict.fromkeys(EXCEPTIONS, both)
+
+
+def _named(environment: Mapping[str, str]) -> list[str]:
+    """Names of the variables that name proxies."""
+    return [
+        name
+        for name in environment
+        if name.lower().endswith(SUFFIX) and name.lower() not in EXCEPTIONS
+    ]

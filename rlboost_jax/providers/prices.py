@@ -49,7 +49,8 @@ def prices_in(text: str) -> Mapping[str, float]:
     Raises:
         ValueError: a line is none, or a price cannot be.
     """
-    if text.lstrip().startswith("{"):
+    text = text.removeprefix("\ufeff").strip()
+    if text.startswith("{"):
         try:
             pairs = json.loads(text, parse_int=float).items()
         except RecursionError:

@@ -23,7 +23,7 @@ def read_trace(path: str | Path, *, setting: str = "fleet.trace") -> tuple[Trace
     Raises ConfigError, naming the line, where the file cannot be read or understood.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{setting}: cannot read {str(path)!r} ({_reason(error)}); "

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -110,6 +111,27 @@ def test_flags_that_change_programs_count(
     assert fingerprint_of() == plain
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     assert fingerprint_of() != plain
+
+
+def test_flags_count_as_xla_reads_them(
+    fingerprint_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last of a name wins, and what begins with no dash names a file of flags."""
+
+    def of(flags: str) -> str:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        return fingerprint_of()
+
+    on, off = "--xla_cpu_enable_fast_math=true", "--xla_cpu_enable_fast_math=false"
+    assert of(f"{off} {on}") == of(on) != of(f"{on} {off}") == of(off)
+    assert of(f" {on}\n") == of(on)
+    file = tmp_path / "flags"
+    file.write_text(f"{off}\n{on}\n")
+    assert of(str(file)) == of(on)
+    file.write_text(off)
+    assert of(str(file)) == of(off)
+    file.write_text("--xla_force_host_platform_device_count=8")
+    assert of(str(file)) == of("")
 
 
 def test_instruction_sets_count() -> None:

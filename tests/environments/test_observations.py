@@ -3,10 +3,16 @@
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlboost_jax.environments.adapters.verifiers_answers import NotText, _message
-from rlboost_jax.environments.observations import BadObservation, checked_observation
+from rlboost_jax.environments.observations import (
+    BadObservation,
+    checked_observation,
+    checked_step,
+)
+from rlboost_jax.environments.protocol import Step
 
 QUESTION = {"role": "user", "content": "and now?"}
 
@@ -62,3 +68,27 @@ def test_messages_of_verifiers_lose_nothing(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING):
         _message({**QUESTION, "odd_of_verifiers": 1}, {})
     assert "messages of verifiers: passed over: odd_of_verifiers" in caplog.text
+
+
+@pytest.mark.parametrize("given", [True, False, None, 1, 0, np.True_, np.array(False)])
+def test_the_end_of_an_episode_is_a_truth_value(given: Any) -> None:
+    assert checked_step(Step(observation="a", done=given)).done is bool(given)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("done", "False", "done is 'False'; it is True or False"),
+        ("done", "no", "done is 'no'"),
+        ("done", np.array([True, False]), r"done is array\(\[ True, False\]\)"),
+        ("anew", b"0", "anew is b'0'"),
+        ("done", [], r"done is \[\]"),
+        ("reward", 10**400, "reward is an integer beyond all floats"),
+        ("reward", [1], r"reward is \[1\]"),
+        ("metrics", {"a": 10**5000}, "is an integer beyond all floats"),
+    ],
+)
+def test_what_a_step_cannot_say_is_refused_by_name(field: str, value: Any, why: str) -> None:
+    """A text that says no would end the episode."""
+    with pytest.raises(BadObservation, match=why):
+        checked_step(Step(**{"observation": "a", field: value}))

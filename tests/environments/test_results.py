@@ -8,6 +8,7 @@ import fractions
 import json
 import pathlib
 import re
+import types
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +97,8 @@ MANY = list(range(1200))
         (collections.deque([1, np.int64(2)]), [1, 2]),
         ({"a": 1}.keys(), ["a"]),
         (range(3), [0, 1, 2]),
+        (collections.UserString("a"), "a"),
+        (types.SimpleNamespace(a=np.int64(1)), {"a": 1}),
         (b"\x00\xff", "AP8="),  # RFC 4648
         (datetime.datetime(2024, 2, 29, 1, 2, 3), "2024-02-29T01:02:03"),  # RFC 3339
         (datetime.date(2024, 2, 29), "2024-02-29"),
@@ -127,6 +130,11 @@ class Loop:
     inner: Any = None
 
 
+class Broken:
+    def model_dump(self, mode: str) -> Any:
+        raise RuntimeError("model_dump\nfails of itself")
+
+
 def endless() -> Any:
     found: list[Any] = []
     found.append(found)
@@ -149,6 +157,7 @@ def endless() -> Any:
         ({object(): 1}, "builtins.object"),
         (ValueError("x"), "builtins.ValueError"),
         (endless(), "without end"),
+        (Broken(), "model_dump fails of itself"),
     ],
 )
 def test_what_has_no_json_form_is_refused_by_name(result: Any, kind: str) -> None:

@@ -1,6 +1,7 @@
 """A tool's schema and checks are those of the function that it is made of."""
 
 import asyncio
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -99,9 +100,44 @@ def test_what_no_json_stands_for_is_refused_when_the_tool_is_made() -> None:
 
     def many(*args: int) -> None: ...
 
-    for function in (odd, many):
-        with pytest.raises(BadTool, match=function.__name__):
+    def unknown(a: "Nobody") -> None: ...  # type: ignore[name-defined]
+
+    for function in (odd, many, unknown, max):
+        with pytest.raises(BadTool, match=function.__name__) as caught:
             tool(function)
+        assert "\n" not in str(caught.value)
+    for nameless in (Doubled(), functools.partial(max, 1)):
+        with pytest.raises(BadTool, match="has no name; give tool"):
+            tool(nameless)
+
+
+class Doubled:
+    def __call__(self, x: int) -> int:
+        return 2 * x
+
+
+def test_what_is_called_like_a_function_is_a_tool() -> None:
+    def add(x: int, y: int = 0) -> int:
+        return x + y
+
+    for made, read in (
+        (tool(Doubled(), name="double"), "6"),
+        (tool(functools.partial(add, y=1), name="next"), "4"),
+        (tool(functools.wraps(add)(lambda *args, **named: add(*args, **named))), "3"),
+    ):
+        assert made.run({"x": 3}, "k") == read
+        with pytest.raises(BadArguments, match="Expected `int`"):
+            made.run({"x": "3"}, "k")
+
+
+def test_lists_by_default_are_each_calls_own() -> None:
+    def more(of: list[int] = [1, 2]) -> list[int]:  # noqa: B006
+        of.append(3)
+        return of
+
+    made = tool(more)
+    assert [made.run({}, "k") for _ in range(2)] == ["[1,2,3]"] * 2
+    assert made.run({"of": [0]}, "k") == "[0,3]"
 
 
 class threading_lock:

@@ -74,7 +74,8 @@ def test_only_a_webhook_goes_by_the_environments_proxies() -> None:
 
 
 def test_they_are_hidden_for_a_while_only() -> None:
-    given = {**dict.fromkeys(proxies.VARIABLES, DEAD), "no_proxy": "a", "PATH": "/bin"}
+    named = dict.fromkeys((*proxies.VARIABLES, "Https_Proxy", "ws_proxy"), DEAD)
+    given = {**named, "no_proxy": "a", "PATH": "/bin"}
     environment = dict(given)
     with pytest.raises(ValueError, match="within"), hidden(environment):
         assert environment == {"no_proxy": "a", "PATH": "/bin"}
@@ -91,6 +92,11 @@ def test_they_are_hidden_for_a_while_only() -> None:
         ("https://127.9.9.9", True),
         ("https://10.0.0.1:6443", False),
         ("https://localhost.example.com", False),
+        ("https://LOCALHOST.:6443", True),
+        ("https://cluster.localhost:6443", True),
+        ("https://[::ffff:127.0.0.1]:6443", True),
+        ("https://127.0.0.1.example.com", False),
+        ("https://127.example.com", False),
         ("", False),
     ],
 )
@@ -104,6 +110,15 @@ def test_an_address_of_this_host_is_told_from_others(url: str, here: bool) -> No
         ({}, None),
         ({"no_proxy": "a"}, None),
         ({"https_proxy": ""}, None),
+        ({"No_Proxy": "a", "PATH": "/bin"}, None),
+        *(
+            ({name: "socks5h://127.0.0.1:9"}, "localhost,127.0.0.1,::1")
+            for name in ("Https_Proxy", "socks_proxy", "ws_proxy", "WSS_PROXY", "ftp_proxy")
+        ),
+        # Alone it means every address; in a list urllib and curl take it for a name.
+        ({"https_proxy": DEAD, "no_proxy": "*"}, "*"),
+        ({"https_proxy": DEAD, "NO_PROXY": " * "}, "*"),
+        ({"https_proxy": DEAD, "no_proxy": "*.corp,.lan"}, "*.corp,.lan,localhost,127.0.0.1,::1"),
         ({"https_proxy": DEAD}, "localhost,127.0.0.1,::1"),
         ({"ALL_PROXY": DEAD, "NO_PROXY": "a, 127.0.0.1"}, "a,127.0.0.1,localhost,::1"),
         # Clients look at the small letters first.

@@ -87,7 +87,17 @@ def test_without_a_token_only_by_a_name_of_this_host(workdir: Path, run: Run) ->
 
     async def story() -> None:
         async with served(workdir, None) as url, aiohttp.ClientSession() as session:
-            for host, status in (("localhost:8080", 200), ("elsewhere.example:8080", 403)):
+            for host, status in (
+                ("localhost:8080", 200),
+                ("LOCALHOST", 200),
+                ("127.0.0.1", 200),
+                ("[::1]:8080", 200),
+                ("[::1]", 200),
+                ("elsewhere.example:8080", 403),
+                ("elsewhere.example", 403),
+                ("localhost.elsewhere.example", 403),
+                ("127.0.0.1.elsewhere.example:80", 403),
+            ):
                 async with session.get(url + "/data/log", headers={"Host": host}) as answer:
                     assert answer.status == status
 

@@ -325,6 +325,16 @@ def test_of_another_runs_pods_nothing_is_read_or_removed(tmp_path: Path) -> None
     play(story)
 
 
+FAR = """\
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://192.0.2.1:6443"}}]
+users: [{name: u, user: {token: t}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+"""
+
+
 def test_no_cluster_and_no_credentials_are_refusals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +351,12 @@ def test_no_cluster_and_no_credentials_are_refusals(
         assert error.value.sure
         with pytest.raises(LaunchFailed, match="cannot list pods: "):
             await bench.launcher().list()  # nobody listens there any more
+        (tmp_path / "far").write_text(FAR)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "far"))
+        monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:9")
+        with pytest.raises(LaunchFailed, match=r"no cluster to ask: .*SOCKS proxy") as error:
+            await KubernetesApi("", "rlboost", timeout_seconds=1.0).pods()
+        assert error.value.sure
 
     play(story)
 

@@ -213,7 +213,9 @@ def test_pools_of_one_cloud_leave_each_others_jobs_alone(tmp_path: Path) -> None
 
 def test_prices() -> None:
     assert prices_in("a 1.5\nb,2\n\n# c 3\na 1.25\n") == {"a": 1.25, "b": 2.0}
-    assert prices_in('{"a": 1.5, "b": 2}') == {"a": 1.5, "b": 2.0}
+    for json in ('{"a": 1.5, "b": 2}', '\ufeff{"a": 1.5, "b": 2}'):
+        assert prices_in(json) == {"a": 1.5, "b": 2.0}
+    assert prices_in("\ufeffa 1") == {"a": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,15 @@ def counts(rows: tuple[TraceRow, ...]) -> list[tuple[float, int]]:
         ("parcae", PARCAE, [(0, 2), (60, 1), (180, 3)]),
         ("gcp", GCP, [(0, 2), (60, 1), (180, 3)]),  # put in order
         ("skypilot", SKYPILOT, [(0, 2), (60, 1), (180, 3)]),
+        # As spreadsheets and editors of Windows write them.
+        ("bamboo", f"\ufeff{BAMBOO}", [(0, 2), (60, 1), (120, 1)]),
+        ("parcae", f"\ufeff{PARCAE}", [(0, 2), (60, 1), (180, 3)]),
+        ("skypilot", f"\ufeff{SKYPILOT}", [(0, 2), (60, 1), (180, 3)]),
     ],
 )
 def test_each_format(tmp_path, form, name, text, expected):
     path = tmp_path / "trace"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     assert counts(read_availability(path, name if form == "named" else form)) == expected
 
 
@@ -49,6 +53,7 @@ def test_each_format(tmp_path, form, name, text, expected):
         ("skypilot", '{"data": [1]}', "no count trace .KeyError"),
         ("skypilot", '{"metadata": {"gap_seconds": 0}, "data": [1]}', "no count trace"),
         ("skypilot", "[1, 2]", "no count trace"),
+        ("skypilot", '{"metadata": ' + "[" * 100_000, "no count trace .RecursionError"),
         ("parcae", "0,0\n9,0\n", "no machine at any time"),
     ],
 )

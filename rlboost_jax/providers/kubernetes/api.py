@@ -144,7 +144,8 @@ class KubernetesApi:
                     namespace=self._namespace,
                     timeout=httpx2.Timeout(self._timeout_seconds),
                 )
-            except (errors.ConfigError, OSError, KeyError, ValueError) as error:
+            except (errors.ConfigError, OSError, KeyError, ValueError, ImportError) as error:
+                # ImportError: the environment names a SOCKS proxy, which needs a package more.
                 raise LaunchFailed(f"no cluster to ask: {_line(error)}", sure=True) from None
         return self._client
 

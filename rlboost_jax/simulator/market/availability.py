@@ -34,7 +34,7 @@ def read_availability(path: str | Path, form: str = "auto") -> tuple[TraceRow, .
     Raises ConfigError, naming the line, where the file cannot be read or understood.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(
@@ -149,7 +149,7 @@ def _json_counts(text: str, path: str | Path) -> list[tuple[float, int]]:
         if not 0 < gap < math.inf or not counts:
             raise ValueError(f"{len(counts)} counts, {gap} s apart")
         points = [_point(i * gap * 1000, count) for i, count in enumerate(counts)]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{SETTING}: {str(path)!r} is no count trace ({type(error).__name__}: {error}); it "
             'must be {"metadata": {"gap_seconds": seconds}, "data": [counts]}'

@@ -72,7 +72,7 @@ class PriceList:
 def read_prices(path: str | Path) -> PriceList:
     """A checked price list. Raises ConfigError, a line per mistake."""
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"--prices={path}: {error.strerror}; name a price list") from None
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are

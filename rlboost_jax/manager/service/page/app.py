@@ -6,6 +6,7 @@ Everything is read from the work directory; nothing can be changed, and the mana
 import asyncio
 import json
 import os
+import re
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ WRITE_SECONDS: Final = 30.0  # a page that takes nothing for longer is hung up o
 MAX_PAGES: Final = 32  # that watch at a time
 LOG_BYTES: Final = 2**16  # of the end of a log
 MAX_LOGS: Final = 200
+_PORT: Final = re.compile(r":\d*$")
 LOCAL_HOSTS: Final = frozenset(("localhost", "127.0.0.1", "[::1]"))
 
 HEADERS: Final = {
@@ -68,7 +70,7 @@ def _guard(token: str | None, admit: Callable[[Any], None]) -> Any:
         open_to_all = request.path == "/" or request.path.startswith("/static/")
         try:
             if token is None:
-                if request.host.rpartition(":")[0] not in LOCAL_HOSTS | {""}:
+                if _PORT.sub("", request.host).lower() not in LOCAL_HOSTS:
                     raise web.HTTPForbidden(text="this socket is for localhost\n")
             elif not open_to_all and not bears(request.headers, token):
                 raise web.HTTPUnauthorized(text="wrong token; open the address in page/url again\n")
