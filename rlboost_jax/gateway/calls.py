@@ -18,6 +18,7 @@ from rlboost_jax.environments.protocol import Message
 from rlboost_jax.gateway.errors import invalid
 from rlboost_jax.gateway.limits import MAX_DEPTH, MAX_STOP_CHARS, MAX_STOPS
 from rlboost_jax.gateway.messages import canonical_messages, canonical_tools
+from rlboost_jax.gateway.refused_fields import FIXED, refuse
 from rlboost_jax.gateway.unread import UNSET, unread, unread_of_messages, unread_of_tools
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 from rlboost_jax.settings.readable import unreadable_places
@@ -35,46 +36,6 @@ _CHAT: Final = frozenset(
 _SAMPLING: Final = frozenset(
     (*_TURN, "logprobs", "skip_special_tokens", "routed_experts_prompt_start")
 )
-# What would change what is sampled, with the only values that it may have.
-_FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logit_bias": (),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "min_p": (0, 0.0),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "use_beam_search": (False,),
-    "functions": (),
-    "function_call": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "prompt_logprobs": (0,),
-    "echo": (False,),
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
-    "chat_template": (),
-    "chat_template_kwargs": (),
-    "features": (),
-    "content_parts": (),
-    "structured_outputs": (),
-    "bad_words": (),
-    "allowed_token_ids": (),
-    # Other servers' names of the same.
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
-    **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar", "stop_regex", "documents"), ()),
-    **dict.fromkeys(("logits_processors", "custom_logit_processor", "lora_path"), ()),
-    **dict.fromkeys(("thinking_token_budget", "truncate_prompt_tokens", "prompt_embeds"), ()),
-    **dict.fromkeys(("repeat_penalty", "length_penalty", "typical_p", "tfs_z"), (1, 1.0)),
-    **dict.fromkeys(("top_a", "mirostat", "xtc_probability", "dry_multiplier"), (0, 0.0)),
-    **dict.fromkeys(("stop_sequences", "structural_tag", "format", "penalty_alpha"), ()),
-    **dict.fromkeys(("dynatemp_range", "smoothing_factor", "no_repeat_ngram_size"), (0, 0.0)),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), (0, 0.0)),
-    **dict.fromkeys(("num_beams", "encoder_repetition_penalty"), (1, 1.0)),
-    "include_stop_str_in_output": (False,),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +129,7 @@ def _deeper(value: Any, most: int) -> bool:
 
 def chat_call(value: Mapping[str, Any]) -> ChatCall:
     """Raises ApiError."""
-    _refuse(value)
+    refuse(value)
     kind = value.get("response_format")
     if kind is not None and (not isinstance(kind, dict) or kind.get("type") != "text"):
         raise invalid("response_format can be text only", "response_format")
@@ -216,15 +177,15 @@ def token_call(value: Mapping[str, Any]) -> TokenCall:
     sampling = value.get("sampling_params") or {}
     if not isinstance(sampling, dict):
         raise invalid("sampling_params must be an object", "sampling_params")
-    _refuse(value)
-    _refuse(sampling)
+    refuse(value)
+    refuse(sampling)
     if _flag(value, "stream"):
         raise invalid("token calls are not streamed; leave stream out", "stream")
     tokens = value.get("token_ids")
     if not isinstance(tokens, list) or not tokens:
         raise invalid("token_ids must be a list of at least one id", "token_ids")
     known = ("token_ids", "sampling_params", "model", "stream", "return_token_ids")
-    unknown = unread(sampling, (*_SAMPLING, *_FIXED), "sampling_params.")
+    unknown = unread(sampling, (*_SAMPLING, *FIXED), "sampling_params.")
     return TokenCall(
         tokens=_ids(tokens, "token_ids"),
         sampling=_sampling(sampling),
@@ -258,17 +219,8 @@ def _worth(given: Any, place: str, most: float) -> float | None:
     return _number({place: given}, place, -most, most)
 
 
-def _refuse(value: Mapping[str, Any]) -> None:
-    for name, allowed in _FIXED.items():
-        given = value.get(name)
-        if given in UNSET or any(given == each for each in allowed):
-            continue
-        only = f"only {allowed[0]!r} is taken" if allowed else "leave it out"
-        raise invalid(f"{name} is not supported; {only}", name, code="unsupported_parameter")
-
-
 def _ignored(value: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
-    return unread(value, (*known, *_FIXED))
+    return unread(value, (*known, *FIXED))
 
 
 def _differ(value: Mapping[str, Any], one: str, other: str) -> bool:
