@@ -18,20 +18,23 @@ Message = Mapping[str, Any]
 Tools = tuple[Mapping[str, Any], ...]
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-LEGACY: Final = {"function": "tool"}  # of OpenAI's protocol before it had tools
-SHAREGPT: Final = {
-    "human": "user",
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant"),
-    "function_call": "assistant",
-    "observation": "tool",
+# What others call them, in any case: ShareGPT's tags and those of trainers that read it, and of
+# OpenAI's protocol before it had tools.
+TAGS: Final[Mapping[str, str]] = {
     **{role: role for role in ROLES},
+    "human": "user",
+    **dict.fromkeys(("gpt", "model", "chatgpt", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("observation", "tool_response", "function", "ipython"), "tool"),
 }
+CALL_TAGS: Final = ("function_call", "tool_call")  # what such a turn says are calls
 TEXT_PARTS: Final = ("text", "input_text", "output_text")
 PICTURES: Final = ("image", "images", "audio", "audios", "video", "videos")
 READ: Final = ("role", "content", "tool_call_id")  # of a message, whether its template does or not
 
 _CALL: Final = ("id", "type", "index", "function")
 _FUNCTION: Final = ("name", "description", "parameters", "strict", "return", "returns")
+_SCHEMAS: Final = ("input_schema", "inputSchema")  # parameters, as Anthropic and MCP call them
 
 
 def conversation_in(value: Any, place: str, *, table: bool = False) -> list[Message]:
@@ -60,6 +63,8 @@ def tools_in(value: Any, place: str, *, table: bool = False) -> Tools:
         BrokenRow: something else than functions.
     """
     if value is None or value == "":
+        return ()
+    if isinstance(value, str) and (value := decoded(value, place)) is None:
         return ()
     tools = _list(value, place, table=table)
     return tuple(_tool(tool, f"{place}[{index}]") for index, tool in enumerate(tools))
@@ -116,32 +121,27 @@ def _transposed(lists: Mapping[str, Any], place: str) -> list[Any]:
 def _role(turn: Any, place: str) -> str:
     if not isinstance(turn, Mapping):
         raise BrokenRow(f"{place} is {_shown(turn)}, and no message")
-    known: tuple[str, ...] = (*ROLES, *LEGACY)
-    name = "role"
-    if turn.get("role") is None:
-        name, known = "from", tuple(SHAREGPT)
-    role = turn.get(name)
-    if role is None:
+    name = "role" if turn.get("role") is not None else "from"
+    if (tag := turn.get(name)) is None:
         raise BrokenRow(f"{place} has neither 'role' nor 'from'")
-    if role not in known:
-        raise BrokenRow(f"{place}.{name} is {_shown(role)}; known: {', '.join(known)}")
-    return LEGACY.get(role) or SHAREGPT[role]
+    role = TAGS.get(tag.lower()) if isinstance(tag, str) else None
+    if role is None:
+        raise BrokenRow(f"{place}.{name} is {_shown(tag)}; known: {', '.join(TAGS)}")
+    return role
 
 
 def _message(turn: Mapping[str, Any], role: str, place: str) -> Message:
     said = {key: value for key, value in turn.items() if value is not None and value != []}
     if pictures := [name for name in PICTURES if name in said]:
         raise BrokenRow(f"{place}.{pictures[0]} is no text, and prompts are text alone")
-    name = "content" if turn.get("role") is not None else "value"
-    if name == "value":
-        kind = said.pop("from")
-        content = said.pop("value", None)
-        if kind == "function_call":
-            calls = decoded(content, f"{place}.value") if isinstance(content, str) else content
-            said["tool_calls"], content = calls if isinstance(calls, list) else [calls], ""
-    else:
-        said.pop("role")
-        content = said.pop("content", None)
+    by = "role" if "role" in said else "from"
+    tag = said.pop(by).lower()
+    usual, other = ("content", "value") if by == "role" else ("value", "content")
+    name = other if usual not in said and other in said else usual
+    content = said.pop(name, None)
+    if tag in CALL_TAGS:
+        calls = decoded(content, f"{place}.{name}") if isinstance(content, str) else content
+        said["tool_calls"], content = calls if isinstance(calls, list) else [calls], ""
     if "function_call" in said:  # of the protocol before it had tools
         said.setdefault("tool_calls", [said.pop("function_call")])
     if "tool_calls" in said:
@@ -217,6 +217,8 @@ def _in_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tool(tool: Any, place: str) -> Mapping[str, Any]:
+    if isinstance(tool, str):  # as tables have them whose columns are of one type
+        tool = decoded(tool, place)
     if not isinstance(tool, Mapping):
         raise BrokenRow(f"{place} is {_shown(tool)}, and no function")
     if isinstance(tool.get("function"), Mapping):
@@ -228,6 +230,8 @@ def _tool(tool: Any, place: str) -> Mapping[str, Any]:
         function = tool
     if not isinstance(function.get("name"), str):
         raise BrokenRow(f"{place}.name is {_shown(function.get('name'))}, and no name")
+    if name := next((name for name in _SCHEMAS if isinstance(function.get(name), Mapping)), ""):
+        function = {"parameters" if key == name else key: v for key, v in function.items()}
     report_unknown(function, (*_FUNCTION, "type"), "functions of rows")
     return {"type": "function", "function": function}
 

@@ -20,6 +20,7 @@ from rlboost_jax.data.conversations import (
 from rlboost_jax.data.row import BrokenRow, Row, TableRow
 from rlboost_jax.data.tokenizers import ChatRefused, Tokenizer
 from rlboost_jax.rewards.answers import FORMATS
+from rlboost_jax.rewards.references import absent
 from rlboost_jax.settings.column_names import path_of, shown_as
 from rlboost_jax.settings.data import DataConfig, FilterConfig
 
@@ -180,7 +181,7 @@ def answer_in(value: Any, answer_format: str) -> Any:
     `boxed`: what the last `\\boxed{…}` of a solution holds, as in MATH.
     """
     if not answer_format:
-        if value == "":
+        if value == [] or (isinstance(value, str) and not value.strip()):
             raise BrokenRow("empty answer")
         return value
     answer = FORMATS[answer_format](str(value))
@@ -203,7 +204,7 @@ def _text(row: Row, data: DataConfig) -> str:
 
 def _value(row: Row, column: str) -> Any:
     value = value_at(row, column)
-    if value is None:
+    if absent(value):
         raise BrokenRow(f"no value in column {column!r}")
     check_text(value, column)
     return value

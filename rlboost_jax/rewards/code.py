@@ -41,16 +41,16 @@ def code(
         tests: per response, one of: Python that raises where the program is wrong, such as
             asserts (a text, or a list of texts that are a test each); a list of
             {"input": …, "output": …} for standard input and output; {"inputs": […],
-            "outputs": […]}; or one of these as JSON. None: the row has none.
+            "outputs": […]}; or one of these as JSON. None, "" and an empty list: the row has none.
         seconds: for all tests of a response together.
         partial: the share of tests passed, in place of all or nothing.
     """
     if not (seconds > 0 and memory_mb > 0):
         raise ValueError(f"seconds is {seconds} and memory_mb {memory_mb}; choose more than 0")
     return [
-        None
-        if absent(given)
-        else judged(completion, cases(given), seconds=seconds, memory_mb=memory_mb, partial=partial)
+        judged(completion, asked, seconds=seconds, memory_mb=memory_mb, partial=partial)
+        if (asked := cases(given))
+        else None
         for completion, given in zip(completions, tests, strict=True)
     ]
 
@@ -87,19 +87,21 @@ def cases(tests: Any) -> list[str | tuple[str, str]]:
 
     Raises ValueError.
     """
+    if absent(tests) or (isinstance(tests, str) and not tests.strip()):
+        return []
     if isinstance(tests, str):
         try:
             parsed = json.loads(tests)
         except ValueError:
             return [tests]
-        return cases(parsed) if isinstance(parsed, list | dict) else [tests]
+        return cases(parsed) if isinstance(parsed, list | dict | None) else [tests]
     if isinstance(tests, bytes):
         return cases(tests.decode())
     if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
         _check_keys(tests, ("inputs", "outputs"))
         pairs = zip(tests["inputs"], tests["outputs"], strict=True)
         tests = [{"input": i, "output": o} for i, o in pairs]
-    if not isinstance(tests, list) or not tests:
+    if not isinstance(tests, list):
         raise ValueError(
             f"tests are {str(tests)[:40]!r}; see docs/how-to/rewards.md for their forms"
         )
@@ -107,7 +109,7 @@ def cases(tests: Any) -> list[str | tuple[str, str]]:
 
 
 def _case(test: Any) -> str | tuple[str, str]:
-    if isinstance(test, str):
+    if isinstance(test, str) and test.strip():
         return test
     if isinstance(test, dict) and {"input", "output"} <= test.keys():
         _check_keys(test, ("input", "output"))

@@ -14,12 +14,20 @@ from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
 from rlboost_jax.rewards.answers import after_thinking, last_boxes
-from rlboost_jax.rewards.references import NUMBER, alternatives, number, written_out
+from rlboost_jax.rewards.as_latex import as_latex
+from rlboost_jax.rewards.references import (
+    MOST_EXPONENT,
+    NUMBER,
+    alternatives,
+    number,
+    written_out,
+)
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits switched off
 
 _COMMANDS, _OPENED = ("\\boxed", "\\fbox"), ("\\boxed{", "\\fbox{")
 _DELIMITER = re.compile(r"(?<!\\)\$")  # of mathematics; \$ is a dollar
+_WITH_WORDS = re.compile(r"[\sA-Za-z$€£¥₹°%:=]*[+-]?[0-9][0-9,]*(?:\.[0-9]*)?[\sA-Za-z$€£¥₹°%.]*")
 _TENS = re.compile(  # 6.02 × 10^{23}, in the ways that it is written
     r"(?P<factor>[+-]?[0-9]*\.?[0-9]+)\s*(?:\\times|\\cdot|×|\*)\s*10\s*(?:\^|\*\*)\s*"
     r"(?:\{\s*(?P<braced>[+-]?[0-9]{1,3})\s*\}|(?P<bare>[+-]?[0-9]{1,3}))"
@@ -29,8 +37,8 @@ _SCIENTIFIC = re.compile(
 )
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
 _BOXED = (LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),)
-# Numbers are equal to nine digits, or to the six places that math-verify compares where these say
-# something of the number at all.
+# Whole numbers are equal in all digits. Others to nine, or to the six places that math-verify
+# compares where these say something of the number at all.
 _SAME_SHARE, _SAME_PLACES, _LEAST_SHARE = Decimal("1e-9"), Decimal("5e-7"), Decimal("1e-3")
 _TINY = Decimal("1e-3")  # below it six places tell little
 
@@ -96,26 +104,39 @@ def _boxes_right(boxes: Sequence[str], text: str, wanted: str, boxed_only: bool)
     """What is plain to see is seen at once: most answers, and a hundred times faster."""
     commands, opened = (sum(map(text.count, these)) for these in (_COMMANDS, _OPENED))
     only = commands == opened == 1
-    if len(boxes) == 1 and (boxed_only or not only):
+    if len(boxes) == 1:
         (content,) = boxes
         if content and content == wanted.strip():
             return True
         given, right = _number(content), number(wanted)
         if given is not None and right is not None:
-            return _close(given, right)
+            close = _close(given, right)
+            if close or boxed_only or not only:
+                return close
     if not only:
         text = ", ".join(f"\\boxed{{{content}}}" for content in boxes)
     return _equal(_reference(wanted), _parsed(text, wanted, boxed_only), wanted)
 
 
 def _reference(answer: str) -> Any:
-    parsed = parse(answer if _DELIMITER.search(answer) else f"${answer}$", parsing_timeout=None)
+    text = as_latex(answer)
+    written = text if _DELIMITER.search(text) else f"${text}$"
+    parsed = parse(written, parsing_timeout=None)
+    if not _WITH_WORDS.fullmatch(text) and not _expressions(
+        parse(written, extraction_config=_ANYWHERE[:1], parsing_timeout=None)
+    ):
+        parsed = [each for each in parsed if isinstance(each, str)]  # a number found in it
     if not parsed:
         raise ValueError(f"the reference answer {answer[:40]!r} is no mathematics")
     return parsed
 
 
+def _expressions(parsed: Sequence[Any]) -> list[Any]:
+    return [each for each in parsed if not isinstance(each, str)]
+
+
 def _parsed(text: str, wanted: str, boxed_only: bool) -> Any:
+    text = as_latex(text)
     if number(wanted) is not None:  # 1e-5 is a number then, and not a multiple of e
         text = _SCIENTIFIC.sub(lambda found: _written_out(found[0]), text)
     extraction = _BOXED if boxed_only else _ANYWHERE
@@ -137,11 +158,16 @@ def _value(expression: Any) -> Decimal | None:
     if not getattr(expression, "is_number", False) or not expression.is_real:
         return None
     text = str(expression.evalf(30))
-    return Decimal(text) if NUMBER.fullmatch(text) else None
+    value = Decimal(text) if NUMBER.fullmatch(text) else None
+    if value and expression.is_integer and value.adjusted() <= MOST_EXPONENT:
+        return Decimal(int(expression))
+    return value
 
 
 def _close(given: Decimal, right: Decimal) -> bool:
     off = abs(given - right)
+    if not off or (given == given.to_integral_value() and right == right.to_integral_value()):
+        return not off
     return off <= _SAME_SHARE * abs(right) or (
         off <= _SAME_PLACES and off <= _LEAST_SHARE * abs(right)
     )

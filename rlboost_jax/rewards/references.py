@@ -4,6 +4,7 @@ Data sets hold answers as what their authors had: 5, 1e-05, "5", ["5", "6"], nul
 compares texts or numbers, and a reference that is neither is an error rather than never right.
 """
 
+import ast
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_QUOTED: Final = re.compile(r"\s*\[\s*'")
 MOST_EXPONENT: Final = 400  # of ten, beyond any float; more digits would cost memory, not tell more
 
 
@@ -21,7 +23,7 @@ def alternatives(reference: Any) -> tuple[str, ...]:
 
     None and NaN, as tables have them, are no reference. Numbers are written out, and as Python
     writes them too: 1e-05 is "0.00001" and "1e-05". A list accepts any of its members, as does a
-    text that is a JSON list of texts.
+    text that is a list of texts, by JSON or by Python.
 
     Raises:
         ValueError: it is a record, or bytes that are no UTF-8.
@@ -104,14 +106,26 @@ def _texts(reference: Any) -> Iterator[str]:
 
 
 def _members(text: str) -> list[str]:
-    """Those of a JSON list of texts; [] for any other text, such as the interval [1, 2]."""
+    """Those of a list of texts, by JSON or by Python; [] for any other text, as for [1, 2]."""
     if not text.lstrip().startswith("["):
         return []
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
+    except RecursionError:
         return []
+    except ValueError:
+        found = _in_python(text)
     return found if isinstance(found, list) and all(isinstance(m, str) for m in found) else []
+
+
+def _in_python(text: str) -> Any:
+    """A list as Python writes it, which is how CSV files have it."""
+    if not _QUOTED.match(text):
+        return None
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def _plain(value: Any) -> Any:

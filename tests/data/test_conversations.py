@@ -48,6 +48,17 @@ FORMS_OF_ONE = {
     "empty fields": [{**m, "reasoning_content": None, "images": []} for m in SAID],
     "ShareGPT": SHAREGPT,
     "ShareGPT, object": [SHAREGPT[0], {"from": "function_call", "value": [CALL]}, *SHAREGPT[2:]],
+    "tags of other trainers": [
+        {"from": "Human", "value": SHAREGPT[0]["value"]},
+        {"from": "tool_call", "value": json.dumps(CALL)},
+        {"from": "tool_response", "value": "7"},
+        {"from": "GPT", "value": "It is 7."},
+    ],
+    "tags with contents, roles with values": [
+        {"from": "human", "content": "What is 3 + 4?"},
+        {"role": "model", "value": None, "content": None, "tool_calls": [CALL]},
+        {"role": "ipython", "value": "7"},
+    ],
     "before there were tools": [
         SAID[0],
         {"role": "assistant", "content": None, "function_call": TEXT_CALL},
@@ -62,7 +73,13 @@ FORMS_OF_ONE = {
     "ShareGPT as text": json.dumps(SHAREGPT),
 }
 BARE = ADD["function"]
-TOOLS_OF_ONE = [[ADD], [BARE], json.dumps([ADD]), json.dumps([BARE])]
+TOOLS_OF_ONE = [
+    *([ADD], [BARE], json.dumps([ADD]), json.dumps([BARE]), [json.dumps(ADD)], [json.dumps(BARE)]),
+    *(
+        [{name if key == "parameters" else key: said for key, said in BARE.items()}]
+        for name in ("input_schema", "inputSchema")
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +141,9 @@ def test_a_table_fills_in_what_was_never_said(chatml, prompts):
 
 
 def test_no_tools_are_none(chatml, prompts):
-    rows = [{"messages": SAID[:1], "tools": none} for none in (None, [], "", "[]")]
+    rows = [{"messages": SAID[:1], "tools": none} for none in (None, [], "", "[]", "null")]
     found = prompts(rows, tokenizer=str(chatml), tools_column="tools")
-    assert found == [theirs(chatml, SAID[:1])] * 4
+    assert found == [theirs(chatml, SAID[:1])] * 5
 
 
 def test_a_template_that_wants_arguments_as_text_gets_it(tmp_path, prompts):
@@ -179,7 +196,7 @@ def test_options_and_thinking_reach_the_template(tmp_path, prompts):
         ({"role": "critic", "content": "x"}, "m[1].role is 'critic'; known: system, developer, "),
         ({"role": ["user"], "content": "x"}, "m[1].role is ['user']"),
         ({"content": "x"}, "m[1] has neither 'role' nor 'from'"),
-        ({"from": "narrator", "value": "x"}, "m[1].from is 'narrator'; known: human, gpt, "),
+        ({"from": "narrator", "value": "x"}, "m[1].from is 'narrator'; known: system, developer, "),
         ({"from": "human", "text": "x"}, "m[1].value is None"),
         (
             {"from": "function_call", "value": "add(3)"},
@@ -232,7 +249,7 @@ def test_no_arguments_are_an_empty_object(arguments):
     [
         ("add", "'t' is text and no JSON: 'add'"),
         ({"name": "add"}, "'t' is {'name': 'add'}, and no list"),
-        (["add"], "t[0] is 'add', and no function"),
+        (["add"], "'t[0]' is text and no JSON: 'add'"),
         ([ADD, {"type": "web_search", "function": {}}], "t[1].type is 'web_search'"),
         ([{"type": "web_search"}], "t[0].name is None"),
         ([{"type": "function", "function": {"name": 3}}], "t[0].function.name is 3"),

@@ -141,6 +141,7 @@ BAD = [
     {"question": ["no", "text"], "answer": "2"},
     {"question": "half \ud83d", "answer": "2"},
     {"question": "What is 1 + 1?", "answer": ["\udc00"]},
+    *({"question": "What is 1 + 1?", "answer": none} for none in (float("nan"), " \n", [])),
     {"question": "What is 2 + 2? " * 40, "answer": "4"},
     {"question": "What is 3 + 3?", "answer": "6"},
 ]
@@ -150,18 +151,18 @@ def test_what_cannot_be_used_is_left_out_and_counted(dataset, write_lines, tmp_p
     data = dataset(write_lines(BAD), heldout_share=0.0, **PLAIN)
     assert all_of(data) == ["What is 1 + 1?", "What is 3 + 3?"]
     left_out = data.record["left_out"]
-    assert left_out["unusable"]["rows"] == 7
+    assert left_out["unusable"]["rows"] == 10
     assert left_out["unusable"]["first"].startswith("rows.jsonl, line 2: no JSON")
     assert left_out["too long"]["rows"] == 1
-    assert left_out["too long"]["first"] == "rows.jsonl, line 9: 601 tokens, 256 allowed"
+    assert left_out["too long"]["first"] == "rows.jsonl, line 12: 601 tokens, 256 allowed"
     lines = list(record_lines(data.record))
-    assert "10 rows of" in lines[0] and "2 to train on, 0 held out" in lines[0]
+    assert "13 rows of" in lines[0] and "2 to train on, 0 held out" in lines[0]
     assert any(
-        line.startswith("  7 rows left out, unusable (first: rows.jsonl, line 2") for line in lines
+        line.startswith("  10 rows left out, unusable (first: rows.jsonl, line 2") for line in lines
     )
 
 
-@pytest.mark.parametrize("index", range(1, 8))
+@pytest.mark.parametrize("index", range(1, 11))
 def test_or_ends_the_run_before_it_begins(index, dataset, write_lines):
     with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: .*data.bad_rows"):
         dataset(write_lines([BAD[0], BAD[index]]), bad_rows="error", **PLAIN)

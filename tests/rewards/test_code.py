@@ -462,10 +462,18 @@ def test_a_program_that_could_have_started_and_did_not_is_a_fault(happening):
         slow_tests(*happening, partial=True)
 
 
-@pytest.mark.parametrize("tests", [[], 7, [7], {"inputs": []}, [{"input": "1"}]])
+@pytest.mark.parametrize("tests", [7, [7], {"inputs": []}, [{"input": "1"}], [""]])
 def test_tests_in_no_known_form_are_a_fault(tests):
     with pytest.raises(ValueError, match=r"docs/how-to/rewards.md"):
         code_module.cases(tests)
+
+
+@pytest.mark.parametrize(
+    "none", [None, float("nan"), "", " \n", [], "[]", "null", {"inputs": [], "outputs": []}]
+)
+def test_without_tests_nothing_is_said(none):
+    assert code_module.cases(none) == []
+    assert code_module.code(["p"], ["print(1)"], tests=[none]) == [None]
 
 
 @pytest.mark.parametrize(
@@ -497,7 +505,3 @@ def test_tests_as_data_sets_have_them(tests, expected):
 def test_what_a_test_says_and_nothing_does_is_named(tests, named):
     with pytest.raises(ValueError, match=named):
         code_module.cases(tests)
-
-
-def test_without_tests_nothing_is_said():
-    assert code_module.code(["p"] * 2, ["x", "x"], tests=[None, float("nan")]) == [None, None]

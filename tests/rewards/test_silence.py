@@ -1,6 +1,5 @@
 """Responses about which reward functions say nothing: absence is no value."""
 
-import contextlib
 from concurrent.futures import Future
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from rlboost_jax.learner.episodes.collector import StepCollector
 from rlboost_jax.rewards.frames import Job, Response
 from rlboost_jax.rewards.judge import SILENT, Judge
-from rlboost_jax.rewards.service import RewardService
+from rlboost_jax.rewards.service import _found_in
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
 from tests.learner.test_episodes import rollout
@@ -97,12 +96,10 @@ def test_a_service_says_nothing_by_null_alone(said, value, failed):
         responses=(Response(completion="c", completion_ids=(), finished=True),),
         columns={},
     )
-    service = RewardService(RewardConfig(name="http", options={"url": "http://127.0.0.1:1/"}))
-    with contextlib.closing(service):
-        (outcome,) = service._found_in(f'{{"rewards": [{said}]}}'.encode(), job)
-        assert (outcome.value, bool(outcome.fault)) == (value, failed)
-        (outcome,) = service._found_in(b'{"rewards": []}', job)
-        assert outcome.fault
+    (outcome,) = _found_in(f'{{"rewards": [{said}]}}'.encode(), job)
+    assert (outcome.value, bool(outcome.fault)) == (value, failed)
+    (outcome,) = _found_in(b'{"rewards": []}', job)
+    assert outcome.fault
 
 
 def test_its_group_is_compared_without_it_and_a_line_says_so():
