@@ -23,7 +23,8 @@ from rlboost_jax.chat.formats import hermes
 from rlboost_jax.chat.formats.choice import CallFormat, parser_of
 from rlboost_jax.chat.thinking import THINK
 from rlboost_jax.chat.turn_reader import TurnReader
-from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused
+from rlboost_jax.data.chat_rendering import ChatRefused
+from rlboost_jax.data.tokenizers import ByteTokenizer
 from rlboost_jax.environments.protocol import Message
 
 ROLES: Final = {

@@ -9,7 +9,7 @@ from what was sampled, never from a template.
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
-from rlboost_jax.data.tokenizers import ChatRefused
+from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.environments.protocol import Message
 
 STAND_IN: Final = "Zq0turn"  # letters and digits: no template trims, escapes or splits it

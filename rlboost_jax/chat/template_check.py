@@ -24,7 +24,7 @@ from rlboost_jax.chat.rendering import uncut
 from rlboost_jax.chat.samples import Sample, samples
 from rlboost_jax.chat.skeleton import LostTurn, difference
 from rlboost_jax.chat.template_conversation import TemplateConversation, unstable_template
-from rlboost_jax.data.tokenizers import ChatRefused
+from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.settings.errors import ConfigError
 

@@ -27,7 +27,7 @@ from rlboost_jax.chat.skeleton import LostTurn, difference, stand_ins, stop_afte
 from rlboost_jax.chat.template_probe import Template
 from rlboost_jax.chat.thinking import Marks, Thinking
 from rlboost_jax.chat.turn_reader import TurnReader
-from rlboost_jax.data.tokenizers import ChatRefused
+from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.settings import environment
 

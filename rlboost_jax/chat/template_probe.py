@@ -8,7 +8,7 @@ from rlboost_jax.chat.conversation import Tools
 from rlboost_jax.chat.rendering import Renderer
 from rlboost_jax.chat.skeleton import Habits, parts_of, shared, stand_ins
 from rlboost_jax.chat.thinking import Marks
-from rlboost_jax.data.tokenizers import ChatRefused
+from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.environments.protocol import Message
 
 SAYS: Final = "Zq1says"

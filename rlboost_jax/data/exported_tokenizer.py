@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax.data.chat_rendering import DATE
 from rlboost_jax.data.open import ends_of
-from rlboost_jax.data.tokenizers import BYTES, DATE, asks_for_today
+from rlboost_jax.data.tokenizers import BYTES, asks_for_today
 from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface.generation import (

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.data.columns import filled, value_at
 from rlboost_jax.data.conversations import (
     Message,
@@ -18,7 +19,7 @@ from rlboost_jax.data.conversations import (
     with_text_arguments,
 )
 from rlboost_jax.data.row import BrokenRow, Row, TableRow
-from rlboost_jax.data.tokenizers import ChatRefused, Tokenizer
+from rlboost_jax.data.tokenizers import Tokenizer
 from rlboost_jax.rewards.answers import FORMATS
 from rlboost_jax.rewards.references import absent
 from rlboost_jax.settings.column_names import path_of, shown_as

@@ -1,6 +1,5 @@
 """Text to token ids and back: bytes without any dependency, or a Hugging Face tokenizer."""
 
-import datetime
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rlboost_jax.data.chat_rendering import DATE, ChatRefused, rendered
 from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings, strings_in
 from rlboost_jax.data.token_bytes import bytes_of_tokens
 from rlboost_jax.settings.data import DataConfig
@@ -19,13 +19,8 @@ from rlboost_jax.settings.huggingface.generation import end_ids, end_texts
 from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_folder
 
 BYTES: Final = "bytes"
-DATE: Final = datetime.date(2024, 7, 26)  # what Llama's templates take where they have no clock
 _TODAY: Final = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<form>[^'\"]*)(?P=quote)\s*\)")
 Message = Mapping[str, Any]  # role, content, and what else a template takes
-
-
-class ChatRefused(ValueError):
-    """A chat template does not take these messages; it says why."""
 
 
 class Tokenizer(Protocol):
@@ -136,7 +131,8 @@ class ByteTokenizer:
                 "the tokenizer 'bytes' has none; set data.chat_template"
             )
         given = {"tools": list(tools)} if tools else {}
-        return _rendered(self._template, {"messages": messages, **given, **options})
+        said = {"messages": [dict(message) for message in messages], **given, **options}
+        return rendered(self._template, said)
 
     def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
         return [[self.BEGIN, *text.encode()] for text in texts]
@@ -160,31 +156,6 @@ class ByteTokenizer:
         if 0 <= token < 256:
             return bytes([token])
         return self.MARKS[token].encode() if token in self.MARKS else None
-
-
-@functools.cache
-def _template(text: str) -> Any:
-    """Compiled as transformers does: sandboxed, since a template comes with somebody's model."""
-    try:
-        from jinja2 import TemplateSyntaxError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise ConfigError(f"chat templates need Jinja; {install('hf')}") from None
-    try:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        return environment.from_string(text)
-    except TemplateSyntaxError as error:
-        raise ConfigError(
-            f"data.chat_template is no Jinja template: line {error.lineno}: {error.message}"
-        ) from None
-
-
-def _rendered(template: str, values: Mapping[str, Any]) -> str:
-    compiled = _template(template)
-    try:
-        return str(compiled.render(**values, add_generation_prompt=True))
-    except Exception as error:  # templates raise what they like
-        raise ChatRefused(f"{type(error).__name__}: {error}") from None
 
 
 class HuggingFaceTokenizer:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from rlboost_jax.chat.conversation import Conversation, Given, answers, described
 from rlboost_jax.chat.opening import conversation_of
 from rlboost_jax.data import vocabulary
+from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.data.id_range import about_ids, ids_without_row
-from rlboost_jax.data.tokenizers import ChatRefused, open_tokenizer
+from rlboost_jax.data.tokenizers import open_tokenizer
 from rlboost_jax.environments.frames import ToolSpec
 from rlboost_jax.environments.observations import is_empty
 from rlboost_jax.environments.protocol import Message, Observation, ToolCall, ToolResult

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlboost_jax.chat.conversation import ParsedTurn
-from rlboost_jax.data.tokenizers import ChatRefused, Tokenizer
+from rlboost_jax.data.chat_rendering import ChatRefused
+from rlboost_jax.data.tokenizers import Tokenizer
 from rlboost_jax.engine.requests import RequestRejected
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.gateway.backend import Model, Piece

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from configs import base
 from rlboost_jax.chat.opening import conversation_of
-from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, open_tokenizer
+from rlboost_jax.data.chat_rendering import ChatRefused
+from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
 

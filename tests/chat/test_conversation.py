@@ -7,8 +7,8 @@ import pytest
 
 from rlboost_jax.chat.conversation import Given, NewSequence, UnstableTemplate
 from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.data.stop_strings import strings_in
-from rlboost_jax.data.tokenizers import ChatRefused
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.errors import ConfigError
 from tests.chat.conftest import ADD, BEGIN, opened, saved

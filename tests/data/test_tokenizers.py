@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
+from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.stop_strings import NO_STRINGS
 from rlboost_jax.data.tokenizer_check import check_belongs
-from rlboost_jax.data.tokenizers import ByteTokenizer, ChatRefused, open_tokenizer
+from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
 from rlboost_jax.rewards.special_tokens import kept_ids, unseen_lines
 from rlboost_jax.sequences.stop_table import stop_table
 from rlboost_jax.settings.errors import ConfigError
@@ -91,6 +92,39 @@ def test_bytes_take_a_template_of_the_run():
     assert tokenizer.has_chat and tokenizer.chat(MESSAGES) == CHAT
     with pytest.raises(ConfigError, match=r"data.chat_template is no Jinja .* line 1: "):
         open_tokenizer(data(chat_template="{% for %}")).chat(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages | tojson }}",
+        "{{ tools[0] | tojson(indent=2) }}{{ messages[0] | tojson(sort_keys=true) }}",
+        "{% if tools is not none %}tools{% endif %}{% if documents is defined %}none{% endif %}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}\n"
+        "{% endfor %}",
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+        "{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}{{ messages[0]['content'][:3] }}",
+        "{{ dict(a=1) }}{{ enable_thinking }}{{ messages | map(attribute='role') | join(',') }}",
+        "Today: {{ strftime_now('%d %b %Y') }}",
+    ],
+)
+@pytest.mark.parametrize("tools", [(), ({"type": "function", "function": {"name": "<f>"}},)])
+def test_bytes_render_a_template_as_transformers_does(template, tools, folder):
+    messages = [{"role": "user", "content": "<a> & 'b' ü"}, {"role": "assistant", "content": "c"}]
+    if "tools[0]" in template and not tools:
+        return
+    ours, theirs = (
+        open_tokenizer(data(tokenizer=str(name), chat_template=template))
+        for name in ("bytes", folder)
+    )
+    given = {"tools": tools, "options": {"enable_thinking": False}}
+    assert ours.chat(messages, **given) == theirs.chat(messages, **given)
+
+
+def test_bytes_give_a_template_s_own_reason():
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ChatRefused, match="TemplateError: roles must alternate"):
+        open_tokenizer(data(chat_template=template)).chat(MESSAGES)
 
 
 def test_a_hugging_face_folder(folder):
