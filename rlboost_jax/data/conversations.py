@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlboost_jax.data.columns import decoded
 from rlboost_jax.data.row import BrokenRow
-from rlboost_jax.settings.foreign_keys import report_unknown, unknown_keys
+from rlboost_jax.settings.foreign_keys import report_unknown, unknown_keys, warn_once
 
 Message = Mapping[str, Any]
 Tools = tuple[Mapping[str, Any], ...]
@@ -32,7 +32,11 @@ TEXT_PARTS: Final = ("text", "input_text", "output_text")
 PICTURES: Final = ("image", "images", "audio", "audios", "video", "videos")
 READ: Final = ("role", "content", "tool_call_id")  # of a message, whether its template does or not
 
+# Columns that belong to the conversations of other trainers' rows.
+BESIDE: Final = ("tools", "functions", "system", *PICTURES)
+
 _CALL: Final = ("id", "type", "index", "function")
+_ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # of a call, as others have them
 _FUNCTION: Final = ("name", "description", "parameters", "strict", "return", "returns")
 _SCHEMAS: Final = ("input_schema", "inputSchema")  # parameters, as Anthropic and MCP call them
 
@@ -91,6 +95,19 @@ def fields_unread(messages: Iterable[Message], tools: Tools, template: str) -> s
     """What of a conversation the text of a chat template does not name, so that nobody reads it."""
     names = {key for message in messages for key in unknown_keys(message, READ)}
     return {name for name in names | ({"tools"} if tools else set()) if not reads(template, name)}
+
+
+def report_beside(unused: Iterable[str]) -> None:
+    """Log one warning where nothing reads columns that belong to conversations.
+
+    Args:
+        unused: columns of the rows.
+    """
+    if names := [repr(name) for name in unused if name in BESIDE]:
+        warn_once(
+            f"data.source has {', '.join(names)}, and no prompt has what is in there; "
+            "data.tools_column names tools, and all else must stand in the prompt itself"
+        )
 
 
 def reads(template: str, name: str) -> bool:
@@ -175,6 +192,8 @@ def _part(part: Any, place: str) -> str:
 
 def _calls(value: Any, place: str) -> list[Mapping[str, Any]]:
     calls = decoded(value, place) if isinstance(value, str) else value
+    if isinstance(calls, Mapping) and ("function" in calls or "name" in calls):
+        calls = [calls]
     if not isinstance(calls, list | tuple):
         raise BrokenRow(f"{place} is {_shown(calls)}, and no list of calls")
     return [_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
@@ -190,8 +209,9 @@ def _call(call: Any, place: str) -> Mapping[str, Any]:
         function, rest = call, {}
     if not isinstance(function.get("name"), str):
         raise BrokenRow(f"{place}.name is {_shown(function.get('name'))}, and no name")
-    report_unknown(function, ("name", "arguments", *(() if rest else _CALL)), "calls of messages")
-    arguments = _arguments(function.get("arguments"), f"{place}.arguments")
+    named = next((name for name in _ARGUMENTS if function.get(name) is not None), "arguments")
+    report_unknown(function, ("name", named, *(() if rest else _CALL)), "calls of messages")
+    arguments = _arguments(function.get(named), f"{place}.{named}")
     made = {key: value for key, value in rest.items() if value is not None}
     return {
         **made,

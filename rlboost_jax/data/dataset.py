@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.data.columns import unused_columns, value_at
-from rlboost_jax.data.conversations import reads
+from rlboost_jax.data.conversations import reads, report_beside
 from rlboost_jax.data.exercises import AskGroup, Prompt, Source, Tokens, Verdicts
 from rlboost_jax.data.id_range import about_ids, ids_without_row
 from rlboost_jax.data.questions import (
@@ -127,6 +127,8 @@ class Dataset:
         self._train, self._heldout = indices(train), indices(heldout)
         self._train_keys = np.array([entry.key for entry in train], np.uint64)
         self.heldout_keys = frozenset(entry.key for entry in heldout)
+        unused = unused_columns(needed_columns(data), self._rows.names())
+        report_beside(unused)
         self.record: Mapping[str, Any] = {
             "source": data.source,
             "rows": len(self._rows),
@@ -134,7 +136,7 @@ class Dataset:
             "heldout": len(heldout),
             "left_out": _left_out(selection),
             "heldout_left_out": _left_out(aside),
-            "columns_unused": unused_columns(needed_columns(data), self._rows.names()),
+            "columns_unused": unused,
             "prompt_tokens_max": max((e.num_tokens for e in (*train, *heldout)), default=0),
             "stop_ids": list(self.stop_ids),
             "stop_strings": list(self.tokenizer.stop_strings.strings),

@@ -44,6 +44,14 @@ FORMS_OF_ONE = {
     ],
     "arguments as text": [SAID[0], {**SAID[1], "tool_calls": [{"function": TEXT_CALL}]}, SAID[2]],
     "a call alone": [SAID[0], {**SAID[1], "tool_calls": [CALL]}, SAID[2]],
+    **{
+        f"arguments called {name}": [
+            SAID[0],
+            {**SAID[1], "tool_calls": {"name": "add", name: CALL["arguments"]}},
+            SAID[2],
+        ]
+        for name in ("parameters", "args", "input")
+    },
     "calls as text": [SAID[0], {**SAID[1], "tool_calls": json.dumps([CALL])}, SAID[2]],
     "empty fields": [{**m, "reasoning_content": None, "images": []} for m in SAID],
     "ShareGPT": SHAREGPT,
@@ -138,6 +146,15 @@ def test_a_table_fills_in_what_was_never_said(chatml, prompts):
     rows = [{"messages": messages} for messages in conversations]
     found = prompts(rows, table=True, tokenizer=str(chatml))
     assert found == [theirs(chatml, messages) for messages in conversations]
+
+
+@pytest.mark.parametrize("name", ["tools", "functions", "system", "images", "videos"])
+def test_columns_of_conversations_that_nothing_reads_are_named(chatml, prompts, caplog, name):
+    foreign_keys.warn_once.cache_clear()
+    rows = [{"messages": SAID[:1], name: "x", "split": "train"}]
+    assert prompts(rows, tokenizer=str(chatml)) == [theirs(chatml, SAID[:1])]
+    (line,) = caplog.messages
+    assert line.startswith(f"data.source has {name!r}, and no prompt has what is in there")
 
 
 def test_no_tools_are_none(chatml, prompts):

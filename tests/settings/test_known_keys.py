@@ -66,6 +66,7 @@ REST: dict[str, dict[str, Any]] = {
         "architectures": ["Gemma2ForCausalLM"],
         "hidden_act": "gelu_pytorch_tanh",
         "max_position_embeddings": 8192,
+        "sliding_window_size": 4096,
     },
     "gemma-3-1b-it": {
         **GEMMA,

@@ -24,14 +24,20 @@ _TENSOR: Final = re.compile(
     r"(?P<prefix>base_model\.model\.(?:[\w.]+\.)?)layers\.\d+\.(?:self_attn|mlp)\."
     r"(?P<target>\w+)\.lora_[AB]\.weight"
 )
-# `target_modules` says what tensors say better; the others are about how it was made and loaded.
+# `target_modules` and `exclude_modules` say what tensors say better; the others are about how the
+# adapter was made and loaded.
 _KNOWN: Final = frozenset(
     (
         *("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "lora_dropout"),
         *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
         *("peft_version", "megatron_core", "qalora_group_size", "runtime_config", "loftq_config"),
         *("init_lora_weights", "layers_pattern", "rank_pattern", "alpha_pattern", "bias"),
+        *("exclude_modules", "eva_config"),
     )
+)
+_NOT_DONE: Final = (  # each changes what an adapter adds, or where
+    *("use_dora", "lora_bias", "fan_in_fan_out", "modules_to_save", "layers_to_transform"),
+    *("layer_replication", "trainable_token_indices", "target_parameters", "use_qalora"),
 )
 _DRAWN: Final = (True, False, None, "gaussian", "eva", "orthogonal")  # starts that leave the base
 
@@ -143,6 +149,11 @@ def _check(values: Mapping[str, Any], where: str) -> None:
         pattern = values.get(name) or {}
         if not isinstance(pattern, Mapping) or any(v != values.get(own) for v in pattern.values()):
             raise ConfigError(f"{where}: {name} is {pattern!r}; all must have one {own}")
+    for name in _NOT_DONE:
+        if values.get(name) not in (None, False, [], {}):
+            raise ConfigError(
+                f"{where}: {name} is {values[name]!r}; adapters with it are not supported"
+            )
     says_something = {k: v for k, v in values.items() if v not in (None, False, "", [], {}, ())}
     refuse_unknown(says_something, _KNOWN, where)
     if values.get("lora_dropout"):

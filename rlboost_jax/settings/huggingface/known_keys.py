@@ -28,6 +28,7 @@ HARMLESS: Final = frozenset(
         # who wrote it, with what, and how it is loaded
         *("architectures", "transformers_version", "_name_or_path", "name_or_path", "dtype"),
         *("torch_dtype", "tokenizer_class", "unsloth_version", "unsloth_fixed", "model_name"),
+        "sliding_window_size",  # of Gemma 2's first files: transformers reads sliding_window
         *("is_llama_config", "transformers.js_config", "use_flash_attn", "max_sequence_length"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
         *("torchscript", "use_bfloat16", "tf_legacy_loss", "return_dict", "pretraining_tp"),
