@@ -22,7 +22,7 @@ class AlertsConfig:
     )
     reward_share: float = setting(
         0.0,
-        "of the best mean reward of ten steps; ten steps below it are an alert; 0: never",
+        "share of the best mean reward of ten steps; ten steps below it are an alert; 0: never",
         at_least=0.0,
         at_most=1.0,
     )

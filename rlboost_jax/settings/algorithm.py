@@ -54,7 +54,8 @@ class AlgorithmConfig:
     group_size: int = setting(FROM_PRESET, "responses per prompt", at_least=1)
     advantage: Advantage = setting(FROM_PRESET, "what a response's reward is compared with")
     deviation: Deviation = setting(
-        FROM_PRESET, "of group_std: divides squares by the size of the group, or by one less"
+        FROM_PRESET,
+        "what group_std divides the sum of squares by: the size of the group, or one less",
     )
     turn_advantages: TurnAdvantages = setting(
         "episode",
@@ -104,12 +105,12 @@ class AlgorithmConfig:
         at_least=0,
         may_change="from its step",
     )
-    kl_estimator: KlEstimator = setting(FROM_PRESET, "of the KL to the starting model")
+    kl_estimator: KlEstimator = setting(FROM_PRESET, "estimator of the KL to the starting model")
     kl_placement: KlPlacement = setting(FROM_PRESET, "what the KL is a term of")
-    kl_gradient: KlGradient = setting(FROM_PRESET, "of the KL in the loss")
+    kl_gradient: KlGradient = setting(FROM_PRESET, "gradient of the KL in the loss")
     entropy_coefficient: float = setting(
         0.0,
-        "of the policy's entropy in the loss, which it lowers: per token, as the loss is added up",
+        "weight of the policy's entropy, which lowers the loss: per token, added up as the loss is",
         at_least=0,
         may_change="from its step",
     )
@@ -151,7 +152,7 @@ class AlgorithmConfig:
         FROM_PRESET, "most prompts of a batch, over learner.prompts_per_step", at_least=1
     )
     mini_batches: int = setting(
-        FROM_PRESET, "that a batch is divided into", unit="updates", at_least=1
+        FROM_PRESET, "updates that a batch is divided into", unit="updates", at_least=1
     )
     epochs: int = setting(FROM_PRESET, "passes over a batch", at_least=1)
     lag: int = setting(

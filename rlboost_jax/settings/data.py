@@ -77,9 +77,9 @@ class DataConfig:
     source: str = setting(
         "", "file, folder, pattern such as data/*.jsonl, or name on the hub", may_change="at once"
     )
-    format: DataFormat = setting("auto", 'of the source; "auto": by the ending')
+    format: DataFormat = setting("auto", 'format of the source; "auto": by the ending')
     subset: str = setting("", "configuration of a Hugging Face data set")
-    split: str = setting("", 'of a Hugging Face data set; "": train')
+    split: str = setting("", 'split of a Hugging Face data set; "": train')
     heldout_source: str = setting(
         "", 'rows for evaluation; "": heldout_split, or heldout_share', may_change="at once"
     )
@@ -102,7 +102,8 @@ class DataConfig:
     )
     template: str = setting(
         "",
-        'of the prompt, such as "{question} Answer in \\\\boxed{{}}."; "": prompt_column as it is',
+        'template of the prompt, such as "{question} Answer in \\\\boxed{{}}."; '
+        '"": prompt_column as it is',
     )
     answer_column: str = setting("", 'what rewards get as `answer`; "": none')
     answer_format: AnswerFormat = setting(
@@ -131,7 +132,7 @@ class DataConfig:
     chat: Chat = setting("auto", 'whether to use the chat template; "auto": where there is one')
     chat_template: str = setting("", "Jinja, in place of the tokenizer's")
     chat_options: dict[str, Any] = setting(
-        {}, 'of the chat template, such as {"enable_thinking": False}'
+        {}, 'options of the chat template, such as {"enable_thinking": False}'
     )
     system_prompt: str = setting("", "first message of each chat")
     stop_ids: tuple[int, ...] = setting(

@@ -28,10 +28,12 @@ class Ec2Config:
 
     image: str = setting(
         "",
-        "with the server's program: an AMI, or resolve:ssm: and the parameter that names it",
+        "image with the server's program: an AMI, or resolve:ssm: and the parameter that names it",
         note='"": that of launch_template.',
     )
-    types: str = setting("", "that will do, with commas between them: g6.xlarge,g5.xlarge")
+    types: str = setting(
+        "", "instance types that will do, with commas between them: g6.xlarge,g5.xlarge"
+    )
     places: str = setting(
         "",
         "subnets or availability zones, with commas between them",
@@ -41,7 +43,7 @@ class Ec2Config:
     max_price: float = setting(
         0.0, "per hour, for a spot instance; 0: the on-demand price", unit="$/h", at_least=0
     )
-    region: str = setting("", 'of all of it; "": that of AWS\'s own configuration')
+    region: str = setting("", 'region of all instances; "": that of AWS\'s own configuration')
     security_groups: str = setting("", "by id, with commas between them")
     key: str = setting("", "name of a key pair, to log in with")
     profile: str = setting(
@@ -63,8 +65,8 @@ class Ec2Config:
         at_least=1,
     )
     setup: str = setting("", "shell lines before the server starts, as root on its machine")
-    program: str = setting("rlboost rollout", "that is the server, on that image")
-    timeout_seconds: float = setting(30.0, "that one answer of AWS may take", above=0)
+    program: str = setting("rlboost rollout", "program of the server, on that image")
+    timeout_seconds: float = setting(30.0, "time that one answer of AWS may take", above=0)
     poll_seconds: float = setting(
         5.0, "from one list to the next, while there are instances", above=0
     )

@@ -15,7 +15,7 @@ class EngineConfig:
     """One engine, of a rollout server or of the trainer's own."""
 
     slots: int = setting(64, "rollouts that are decoded together", at_least=1)
-    page_size: int = setting(16, "of a page", unit="tokens", at_least=1)
+    page_size: int = setting(16, "tokens of a page", unit="tokens", at_least=1)
     num_pages: int = setting(
         0,
         "in the pool; 0: the longest rollout of every slot, if that fits",
@@ -37,7 +37,7 @@ class EngineConfig:
     )
     token_rows: int = setting(
         64,
-        "of a step with prefill; of deterministic runs a multiple of 16, at least 64",
+        "rows of a step with prefill; of deterministic runs a multiple of 16, at least 64",
         unit="rows",
         note="Decode steps of deterministic runs on a GPU have as many rows; those of other runs "
         "only as many as there are slots.",
@@ -51,10 +51,10 @@ class EngineConfig:
     )
     kv_dtype: KvDtype = setting(
         "float32",
-        "of cached keys and values",
+        "type of cached keys and values",
         note="float8_e4m3fn takes half of bfloat16's memory and widens the gap to the learner's "
         "log-probabilities: keys and values are stored with scale 1 and cut off at 448.",
     )
     tensor_parallel: int = setting(
-        1, "that weights and pages are split over", unit="devices", at_least=1
+        1, "devices that weights and pages are split over", unit="devices", at_least=1
     )

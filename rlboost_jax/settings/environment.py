@@ -40,7 +40,9 @@ class EnvironmentConfig:
         "what shares a process: episodes, or nothing",
         note='"episode" is for libraries that draw from a random state of the whole process.',
     )
-    max_turns: int = setting(8, "of an episode; with the last it is over", unit="turns", at_least=1)
+    max_turns: int = setting(
+        8, "turns of an episode; after the last it is over", unit="turns", at_least=1
+    )
     turn_tokens: int = setting(
         0,
         "most tokens sampled in one turn; 0: what sampling.max_response_tokens leaves",
@@ -53,7 +55,10 @@ class EnvironmentConfig:
         at_least=0,
     )
     time_limit_seconds: float = setting(
-        60.0, "of one step or reset; tools have limits of their own", above=0, may_change="at once"
+        60.0,
+        "time limit of one step or reset; tools have limits of their own",
+        above=0,
+        may_change="at once",
     )
     episode_seconds: float = setting(
         0.0,
@@ -62,7 +67,10 @@ class EnvironmentConfig:
         may_change="from its step",
     )
     attempts: int = setting(
-        3, "of an episode whose environment fails or is lost", at_least=1, may_change="at once"
+        3,
+        "attempts at an episode whose environment fails or is lost",
+        at_least=1,
+        may_change="at once",
     )
     on_failure: OnFailure = setting(
         "leave_out",
@@ -79,7 +87,7 @@ class EnvironmentConfig:
         "auto", 'how a turn calls tools; "auto": as the chat template has it'
     )
     template_options: dict[str, Any] = setting(
-        {}, 'of the chat template, such as {"enable_thinking": False}'
+        {}, 'options of the chat template, such as {"enable_thinking": False}'
     )
     thinking: Thinking = setting("keep", "thinking of earlier turns stays in the prompt, or goes")
     unstable_template: UnstableTemplate = setting(
@@ -89,7 +97,7 @@ class EnvironmentConfig:
     )
     memory_mb: int = setting(
         1024,
-        "that a worker may allocate beyond what its modules take",
+        "memory that a worker may allocate beyond what its modules take",
         at_least=1,
         may_change="from its step",
     )

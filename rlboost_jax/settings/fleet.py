@@ -22,7 +22,7 @@ class ChaosConfig:
     """Servers that are taken away and given back at random times."""
 
     enabled: bool = setting(False, "take servers away and give them back")
-    seed: int = setting(0, "of the times", at_least=0)
+    seed: int = setting(0, "seed of the times of losses", at_least=0)
     kills_per_minute: float = setting(8.0, "SIGKILL of a working server", at_least=0)
     terms_per_minute: float = setting(2.0, "SIGTERM of a server", at_least=0)
     joins_per_minute: float = setting(20.0, "return of lost capacity", at_least=0)
@@ -79,10 +79,12 @@ class FleetConfig:
     synthetic_gap_seconds: float = setting(
         300.0, "mean time until lost capacity returns, in trace time", above=0
     )
-    price_per_hour: float = setting(2.66, "of one preemptible instance", at_least=0)
-    reserved_price_per_hour: float = setting(10.47, "of all reserved devices", at_least=0)
+    price_per_hour: float = setting(2.66, "price of one preemptible instance", at_least=0)
+    reserved_price_per_hour: float = setting(
+        10.47, "price of all reserved devices together", at_least=0
+    )
     egress_dollars_per_gb: float = setting(
-        0.0, "of 1e9 bytes of weights that an instance pulls", at_least=0
+        0.0, "price of 1e9 bytes of weights that an instance pulls", at_least=0
     )
     orphan_seconds: float = setting(
         60.0, "servers and manager wait this long for a lost trainer", at_least=0
@@ -112,7 +114,7 @@ class FleetConfig:
     )
     max_dollars: float = setting(
         0.0,
-        "that the run may cost, reserved devices included; 0: no limit",
+        "dollars that the run may cost, reserved devices included; 0: no limit",
         note="From there on no preemptible instance is started, and those there are let go: the "
         "run goes on with its reserved devices, which cost what they cost.",
         unit="$",

@@ -27,36 +27,38 @@ _QUANTITY: Final = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 class KubernetesConfig:
     """One pod for each server. docs/how-to/fleet-kubernetes.md has the page."""
 
-    image: str = setting("", "that has rlboost: registry/name@sha256:…, or with a tag")
+    image: str = setting("", "image that has rlboost: registry/name@sha256:…, or with a tag")
     pull_policy: PullPolicy = setting("IfNotPresent", "when a node pulls the image anew")
     pull_secret: str = setting("", 'name of a Secret with the registry\'s password; "": none')
     context: str = setting(
         "",
-        'of the kubeconfig; "": its current one',
+        'context of the kubeconfig; "": its current one',
         note="Within a cluster the service account of the trainer's pod is used.",
     )
-    namespace: str = setting("rlboost", "that pods and their Secrets are made in")
+    namespace: str = setting("rlboost", "namespace that pods and their Secrets are made in")
     service_account: str = setting(
-        "rlboost-server", "that pods run as; they get no token of it, so it needs no rights"
+        "rlboost-server", "account that pods run as; they get no token of it, so it needs no rights"
     )
     pools: str = setting(
         "",
         'kinds of nodes by their labels: "l4: KEY=VALUE, KEY=VALUE; t4: KEY=VALUE"',
         note="Each is a pool. Where any will do, a pod may go to a node of each of them.",
     )
-    node_labels: str = setting("", 'that nodes of all pools have: "KEY=VALUE, KEY=VALUE"')
+    node_labels: str = setting("", 'labels that nodes of all pools have: "KEY=VALUE, KEY=VALUE"')
     spot: Spot = setting(
         "none", "whose label and taint of spot nodes pods ask for and tolerate, besides"
     )
-    tolerations: str = setting("", 'of taints: "KEY=VALUE:EFFECT, KEY:EFFECT"')
-    gpus: int = setting(1, "of a pod, nvidia.com/gpu", at_least=0)
+    tolerations: str = setting("", 'tolerations of taints: "KEY=VALUE:EFFECT, KEY:EFFECT"')
+    gpus: int = setting(1, "GPUs of a pod, nvidia.com/gpu", at_least=0)
     resources: str = setting(
-        "", 'of a pod, besides: "cpu=8, memory=64Gi"', note="Requests, and limits save for cpu."
+        "",
+        'further resources of a pod: "cpu=8, memory=64Gi"',
+        note="Requests, and limits save for cpu.",
     )
     queue: str = setting("", 'LocalQueue of Kueue that admits pods; "": no Kueue')
-    priority_class: str = setting("", 'of pods; "": the cluster\'s default')
+    priority_class: str = setting("", 'priority class of pods; "": the cluster\'s default')
     user: int = setting(1000, "user id that a server runs as; root is not allowed", at_least=1)
-    program: str = setting("rlboost rollout", "that is the server, in its image")
+    program: str = setting("rlboost rollout", "program of the server, in its image")
     environment: str = setting(
         "",
         'variables of a server: "NAME=VALUE NAME=VALUE", quoted as in a shell',
@@ -70,15 +72,15 @@ class KubernetesConfig:
         at_least=1,
     )
     pending_seconds: float = setting(
-        900.0, "that a pod may wait for a node, then it is taken back; 0: for ever", at_least=0
+        900.0, "time that a pod may wait for a node; then it is taken back; 0: for ever", at_least=0
     )
     pull_seconds: float = setting(
         120.0,
-        "that a container may fail to begin, then its pod is taken back",
+        "time that a container may fail to begin; then its pod is taken back",
         note="A wrong image's name, a registry that refuses. Pulling itself may take any time.",
         above=0,
     )
-    timeout_seconds: float = setting(30.0, "that a call of the API server may take", above=0)
+    timeout_seconds: float = setting(30.0, "time that a call of the API server may take", above=0)
     poll_seconds: float = setting(
         5.0, "from one list of pods to the next, while there are any", above=0
     )

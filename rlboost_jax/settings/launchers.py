@@ -28,7 +28,7 @@ class CommandConfig:
         "", "prints the last lines of a server's log, also of one that has ended; '': nobody can"
     )
     pools: str = setting("", "names of pools for {pool}, with commas between them")
-    timeout_seconds: float = setting(60.0, "that a command may take", above=0)
+    timeout_seconds: float = setting(60.0, "time that a command may take", above=0)
     poll_seconds: float = setting(
         5.0, "from one list to the next, while there are servers", above=0
     )
@@ -43,7 +43,7 @@ class SlurmConfig:
 
     partitions: str = setting(
         "",
-        "that jobs may go to, with commas between them",
+        "partitions that jobs may go to, with commas between them",
         note='Each is a pool. Where any will do, Slurm takes whichever starts first. "": the '
         "cluster's default.",
     )
@@ -54,12 +54,12 @@ class SlurmConfig:
         note="The manager asks for another one then. It bounds what a forgotten job costs.",
         at_least=1,
     )
-    options: str = setting("", 'of sbatch, besides: "--gpus=1 --cpus-per-task=8 --mem=64G"')
+    options: str = setting("", 'further options of sbatch: "--gpus=1 --cpus-per-task=8 --mem=64G"')
     setup: str = setting(
         "", 'shell lines before the server starts, on its node: "module load cuda"'
     )
     program: str = setting(
-        "", 'that is the server: "rlboost rollout"; "": this installation, by its path'
+        "", 'program of the server: "rlboost rollout"; "": this installation, by its path'
     )
     export: str = setting(
         "PATH,HOME,LANG,PYTHONPATH",
@@ -71,7 +71,7 @@ class SlurmConfig:
         note='"file": reads <workdir>/join, on a file system that nodes share. "environment": in '
         "the job's environment, which Slurm keeps for its administrators and the job's user.",
     )
-    timeout_seconds: float = setting(60.0, "that sbatch, squeue or scancel may take", above=0)
+    timeout_seconds: float = setting(60.0, "time that sbatch, squeue or scancel may take", above=0)
     poll_seconds: float = setting(
         10.0, "from one squeue to the next, while there are jobs", above=0
     )

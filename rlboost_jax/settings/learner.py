@@ -18,19 +18,21 @@ class LearnerConfig:
     """How updates are made; see docs/explanation/learner.md."""
 
     prompts_per_step: int = setting(
-        24, "of an update; a multiple of micro_batch_prompts", unit="prompts", at_least=1
+        24, "prompts of an update; a multiple of micro_batch_prompts", unit="prompts", at_least=1
     )
     micro_batch_prompts: int = setting(
-        6, "of a micro-batch, each with its whole group", unit="prompts", at_least=1
+        6, "prompts of a micro-batch, each with its whole group", unit="prompts", at_least=1
     )
     pack_rows: int = setting(
         4,
-        "of a packed batch; divisible by data * fsdp",
+        "rows of a packed batch; divisible by data * fsdp",
         unit="rows",
         at_least=1,
         may_change="from its step",
     )
-    row_tokens: int = setting(0, "of a packed row; 0: the longest prompt plus response", at_least=0)
+    row_tokens: int = setting(
+        0, "tokens of a packed row; 0: the longest prompt plus response", at_least=0
+    )
     row_lengths: int = setting(
         1,
         "lengths of rows to choose from: row_tokens, half of it, …",
@@ -42,7 +44,7 @@ class LearnerConfig:
     )
     pack_tokens: int = setting(
         0,
-        "of a packed batch on each device, at least row_tokens, in place of pack_rows; 0: off",
+        "tokens of a packed batch on a device, at least row_tokens, in place of pack_rows; 0: off",
         note="A micro-batch becomes as many packed batches of this size as it needs.",
         at_least=0,
         may_change="from its step",
@@ -51,7 +53,9 @@ class LearnerConfig:
         3e-4, "AdamW's, highest of the schedule", above=0, may_change="from its step"
     )
     schedule: Schedule = setting(
-        "constant", "of the learning rate; the others end with 0", may_change="from its step"
+        "constant",
+        "shape of the learning rate over the steps; the others end with 0",
+        may_change="from its step",
     )
     schedule_warmup_steps: int = setting(
         0,
@@ -136,7 +140,7 @@ class LearnerConfig:
         may_change="from its step",
     )
     moment_dtype: MomentDtype = setting(
-        "float32", "of AdamW's moments in memory; arithmetic is float32"
+        "float32", "type of AdamW's moments in memory; arithmetic is float32"
     )
     moment_memory: MomentMemory = setting(
         "device",

@@ -18,7 +18,7 @@ class ManagerConfig:
     port: int = setting(0, "to listen on; 0: a free one", at_least=0, at_most=65535)
     weights_port: int = setting(
         0,
-        "that weights are served on; 0: a free one",
+        "port that weights are served on; 0: a free one",
         note="Servers dial it at the host where they reach the manager: with a firewall or "
         "forwarded ports, fix both ports. No server needs it that sees the learner's disk.",
         at_least=0,

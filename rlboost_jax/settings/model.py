@@ -28,7 +28,7 @@ class LoraConfig:
         note="rank, alpha and targets are then the adapter's.",
     )
     rank: int = setting(
-        0, "of an adapter, 8 to 64 are usual; 0: all parameters are trained", at_least=0
+        0, "rank of the adapters; 8 to 64 are usual; 0: all parameters are trained", at_least=0
     )
     alpha: float = setting(32.0, "an adapter's product counts alpha / rank", above=0)
     targets: tuple[str, ...] = setting(LORA_TARGETS, "matrices of each layer that have an adapter")
@@ -99,7 +99,7 @@ class ModelConfig:
     norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0)
     norm_offset: bool = setting(False, "norms multiply by 1 + scale (Gemma)")
     post_norms: bool = setting(False, "norms also after attention and feed-forward layer (Gemma)")
-    activation: Activation = setting("silu", "of the gate")
+    activation: Activation = setting("silu", "activation function of the feed-forward gate")
     scale_embeddings: bool = setting(
         False, "embeddings are multiplied by the root of embed_dim (Gemma)"
     )
@@ -112,7 +112,7 @@ class ModelConfig:
     normalize_experts: bool = setting(True, "weights of a token's experts add up to 1")
     dtype: Dtype = setting(
         "float32",
-        "of activations in learner and engine",
+        "type of activations in learner and engine",
         note="What is trained is float32 in the learner.",
     )
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -17,7 +17,7 @@ class WandbConfig:
 
     project: str = setting("rlboost-jax", "made there where it does not exist")
     entity: str = setting("", 'team or user; "": the account\'s own')
-    name: str = setting("", 'of the run; "": the workdir\'s')
+    name: str = setting("", 'name of the run; "": the workdir\'s')
     mode: WandbMode = setting("online", "offline needs no network; `wandb sync` uploads later")
 
 
@@ -27,11 +27,11 @@ class MlflowConfig:
 
     uri: str = setting(
         "",
-        'of the tracking server; "": MLFLOW_TRACKING_URI, or else a file in <workdir>/mlflow',
+        'address of the tracking server; "": MLFLOW_TRACKING_URI, or a file in <workdir>/mlflow',
         note="Names and passwords belong in MLFLOW_TRACKING_USERNAME and _PASSWORD or _TOKEN.",
     )
     experiment: str = setting("rlboost-jax", "made there where it does not exist")
-    name: str = setting("", 'of the run; "": the workdir\'s')
+    name: str = setting("", 'name of the run; "": the workdir\'s')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class ObserveConfig:
         10, "between steps that leave prompts and responses in samples.jsonl; 0: never", at_least=0
     )
     samples_prompts: int = setting(
-        2, "of such a step, each with its whole group", unit="prompts", at_least=1
+        2, "prompts of such a step, each with its whole group", unit="prompts", at_least=1
     )
     profile_step: int = setting(
         0,

@@ -42,16 +42,20 @@ class RewardsConfig:
         '"max_concurrent": 32 lets so many calls wait side by side (an `async def` needs it).',
     )
     workers: int = setting(
-        2, "that reward functions run in", unit="processes", at_least=1, may_change="at once"
+        2,
+        "processes that reward functions run in",
+        unit="processes",
+        at_least=1,
+        may_change="at once",
     )
     time_limit_seconds: float = setting(
         10.0,
-        'of one call of a function: for one response, or with its per="group" for a group',
+        'limit of one call of a function: for one response, or with its per="group" for a group',
         above=0,
         may_change="from its step",
     )
     memory_mb: int = setting(
-        1024, "that one call may allocate", at_least=1, may_change="from its step"
+        1024, "memory that one call may allocate", at_least=1, may_change="from its step"
     )
     fallback: float = setting(0.0, "what a function that failed is taken to have returned")
     tolerated_failures: float = setting(

@@ -31,7 +31,7 @@ class RunConfig:
     deterministic: bool = setting(True, "same bits whatever the fleet does")
     num_steps: int = setting(
         100,
-        "of the run, each with one batch",
+        "steps of the run, each with one batch",
         unit="steps",
         at_least=1,
         at_most=MAX_STEPS,

@@ -31,7 +31,7 @@ class EvaluationConfig:
         at_least=0,
     )
     num_prompts: int = setting(
-        128, "of an evaluation; of a generated task at most task.num_heldout", at_least=1
+        128, "prompts of an evaluation; of a generated task at most task.num_heldout", at_least=1
     )
     samples: int = setting(1, "responses to each prompt: the k of mean@k and pass@k", at_least=1)
     temperature: float = setting(0.0, "divides the logits; 0: greedy", at_least=0)

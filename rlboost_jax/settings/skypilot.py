@@ -30,7 +30,7 @@ class SkyPilotConfig:
         "clouds, regions or zones, with commas between them: aws,gcp/us-central1,kubernetes",
         note='Each is a pool. "": what the task says, or any that is enabled.',
     )
-    program: str = setting("rlboost rollout", "that is the server, once setup has run")
+    program: str = setting("rlboost rollout", "program of the server, once setup has run")
     minutes: int = setting(
         1440,
         "after which a server ends, whatever the run does, and its cluster with it",
@@ -44,7 +44,9 @@ class SkyPilotConfig:
     start_seconds: float = setting(
         900.0, "for a cluster to be up, setup included; then it is taken down", above=0
     )
-    timeout_seconds: float = setting(60.0, "that one answer of the API server may take", above=0)
+    timeout_seconds: float = setting(
+        60.0, "time that one answer of the API server may take", above=0
+    )
     poll_seconds: float = setting(
         10.0, "from one list to the next, while there are clusters", above=0
     )

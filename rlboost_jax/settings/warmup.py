@@ -12,11 +12,13 @@ class WarmupConfig:
     A skill phase, with worked answers; then a habit phase, in which guesses prevail.
     """
 
-    max_updates: int = setting(250, "of the skill phase; 0: no warm-up", unit="updates", at_least=0)
+    max_updates: int = setting(
+        250, "updates of the skill phase; 0: no warm-up", unit="updates", at_least=0
+    )
     target_loss: float = setting(
         0.13, "moving average that ends the skill phase", unit="nats/token", at_least=0
     )
-    habit_updates: int = setting(32, "of the habit phase", unit="updates", at_least=0)
+    habit_updates: int = setting(32, "updates of the habit phase", unit="updates", at_least=0)
     worked_fraction: float = setting(
         0.75,
         "share of worked answers in the skill phase; the rest are guesses",

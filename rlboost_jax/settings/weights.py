@@ -13,7 +13,7 @@ WeightsSource = Literal["auto", "directory", "http"]
 class WeightsConfig:
     """Snapshots that the learner publishes and servers pull."""
 
-    rollout_dtype: Dtype = setting("float32", "of snapshots and engines")
+    rollout_dtype: Dtype = setting("float32", "type of the weights in snapshots and engines")
     keep_versions: int = setting(
         2, "snapshots kept besides those in use", at_least=1, may_change="at once"
     )
