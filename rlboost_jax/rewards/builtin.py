@@ -93,7 +93,7 @@ def layout(
 def _in_blocks(text: str, names: Sequence[str]) -> bool:
     rest = text.strip()
     first = f"<{names[0]}>"
-    rest = rest if rest.startswith(first) else first + rest
+    rest = rest if first in text else first + rest
     for name in names:
         opening, closing = f"<{name}>", f"</{name}>"
         if text.count(opening) > 1 or text.count(closing) != 1 or not rest.startswith(opening):

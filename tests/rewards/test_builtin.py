@@ -60,6 +60,9 @@ def test_regex():
         ("<think>hm</think><answer>4</answer>", 1.0),
         (" <think>\nhm\n</think>\n\n<answer>4</answer>\n", 1.0),
         ("hm</think> <answer>4</answer>", 1.0),  # opened by the prompt
+        ("Sure! <think>hm</think><answer>4</answer>", 0.0),
+        ("4. <think>\nhm</think>\n<answer>4</answer>", 0.0),
+        ("hm<think></think><answer>4</answer>", 0.0),
         ("<think>hm</think> so <answer>4</answer>", 0.0),
         ("<think>hm</think> <answer>4</answer> done", 0.0),
         ("<answer>4</answer><think>hm</think>", 0.0),
