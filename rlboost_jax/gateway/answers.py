@@ -5,11 +5,11 @@ that reads back as the same, so a client has them bit for bit.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from rlboost_jax.gateway.backend import Model, Piece
-from rlboost_jax.gateway.calls import ChatCall, TokenCall
+from rlboost_jax.gateway.calls import Call, ChatCall, TokenCall
 from rlboost_jax.gateway.session import AnsweredTurn, SampledTurn
 
 TokenText = Callable[[int], str | None]
@@ -38,6 +38,7 @@ class ChatAnswer:
         bytes_of: TokenBytes,
     ) -> None:
         self._call, self._text_of, self._bytes_of = call, text_of, bytes_of
+        self._model = model
         self._head = {
             "id": f"chatcmpl-{session}-{turn}",
             "created": created,
@@ -67,7 +68,7 @@ class ChatAnswer:
         if self._call.return_token_ids:
             choice["token_ids"] = list(turn.tokens)
             body["prompt_token_ids"] = _listed(turn.prompt)
-        return {**body, "usage": usage_of(turn), "rlboost": note(answered, self._call.ignored)}
+        return {**body, "usage": usage_of(turn), "rlboost": note(answered, self._call, self._model)}
 
     def first(self) -> bytes:
         """The chunk that a stream begins with."""
@@ -106,7 +107,7 @@ class ChatAnswer:
             arguments = {"index": index, "function": {"arguments": function["arguments"]}}
             yield self._chunk({"tool_calls": [arguments]})
         yield self._chunk(
-            {}, finish=finish_of(turn), note=note(answered, self._call.ignored), turn=turn
+            {}, finish=finish_of(turn), note=note(answered, self._call, self._model), turn=turn
         )
         if self._call.include_usage:
             usage = {**self._head, "object": "chat.completion.chunk", "choices": []}
@@ -183,7 +184,7 @@ def generated(
             }
         ],
         "usage": usage_of(turn),
-        "rlboost": note(answered, call.ignored),
+        "rlboost": note(answered, call, model),
     }
     if call.return_token_ids:
         body["prompt_token_ids"] = list(call.tokens)
@@ -226,14 +227,15 @@ def usage_of(turn: SampledTurn) -> dict[str, Any] | None:
     }
 
 
-def note(answered: AnsweredTurn, ignored: Iterable[str]) -> dict[str, Any]:
+def note(answered: AnsweredTurn, call: Call, model: Model) -> dict[str, Any]:
     """What OpenAI's protocol has no field for."""
     turn = answered.sampled
+    passed_over = call.sampled_with if model.own_sampling else ()
     return {
         "turn": answered.turn,
         "sequence": turn.sequence,
         "version": turn.version,
-        "ignored": list(ignored),
+        "ignored": list(dict.fromkeys((*call.ignored, *passed_over))),
     }
 
 

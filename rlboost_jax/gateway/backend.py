@@ -24,11 +24,13 @@ class Model:
         name: that calls name; "" in a call is taken for it.
         max_tokens: of prompt and response together; 0: not known.
         any_name: calls may name any other, and get this one.
+        own_sampling: a run's settings sample; what calls say of it is listed as ignored.
     """
 
     name: str
     max_tokens: int
     any_name: bool = False
+    own_sampling: bool = False
 
 
 class Backend(Protocol):

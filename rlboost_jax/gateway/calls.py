@@ -66,6 +66,7 @@ class ChatCall:
     tokens_as_ids: bool = False  # "token_id:5" in place of text
     parallel_tool_calls: bool = True  # False: its client gets the first call of a turn alone
     ignored: tuple[str, ...] = ()
+    sampled_with: tuple[str, ...] = ()  # fields that say something of its sampling
 
     @property
     def key(self) -> str:
@@ -83,6 +84,7 @@ class TokenCall:
     model: str = ""
     return_token_ids: bool = False
     ignored: tuple[str, ...] = ()
+    sampled_with: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -169,6 +171,7 @@ def chat_call(value: Mapping[str, Any]) -> ChatCall:
         tokens_as_ids=_flag(value, "return_tokens_as_token_ids"),
         parallel_tool_calls=parallel is None or _flag(value, "parallel_tool_calls"),
         ignored=ignored,
+        sampled_with=_sampled_with(value),
     )
 
 
@@ -192,6 +195,7 @@ def token_call(value: Mapping[str, Any]) -> TokenCall:
         model=_word(value, "model"),
         return_token_ids=_flag(value, "return_token_ids"),
         ignored=_ignored(value, known) + unknown,
+        sampled_with=_sampled_with(sampling, "sampling_params."),
     )
 
 
@@ -221,6 +225,11 @@ def _worth(given: Any, place: str, most: float) -> float | None:
 
 def _ignored(value: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
     return unread(value, (*known, *FIXED))
+
+
+def _sampled_with(value: Mapping[str, Any], place: str = "") -> tuple[str, ...]:
+    names = (*_TURN, "max_completion_tokens")
+    return tuple(f"{place}{name}" for name in names if name != "n" and value.get(name) not in UNSET)
 
 
 def _differ(value: Mapping[str, Any], one: str, other: str) -> bool:

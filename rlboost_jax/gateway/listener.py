@@ -64,7 +64,7 @@ async def listener_of(host: str, port: int, folder: str, *, model: str, outside:
 
 
 async def _listener(host: str, port: int, folder: str, model: str, outside: bool) -> Listener:
-    channels = Channels(Model(name=model, max_tokens=0, any_name=True))
+    channels = Channels(Model(name=model, max_tokens=0, any_name=True, own_sampling=True))
     sessions = Sessions(channels, _LIMITS)
     opened = contextlib.AsyncExitStack()
     if not outside:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -354,3 +355,23 @@ async def test_models_say_how_long_a_conversation_may_be() -> None:
             (card,) = (await answer.json())["data"]
         assert (card["id"], card["max_model_len"]) == ("fake", 100)
     assert isinstance(client.session, aiohttp.ClientSession)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_sampling_that_a_run_does_not_follow_is_listed(own: bool) -> None:
+    async def story(client: Client) -> None:
+        client.backend.model = replace(Fake.model, own_sampling=own)
+        asked = {"max_completion_tokens": 5, "temperature": 0, "top_p": 0.9, "top_k": 5, "n": 1}
+        body = {"messages": [USER], "stop": "x", "seed": 3, "max_tokens": None, **asked}
+        of_sampling = ["temperature", "top_p", "top_k", "stop", "max_completion_tokens"]
+        expected = ["seed", *(of_sampling if own else [])]
+        _, said = await client.chat(body)
+        assert said["rlboost"]["ignored"] == expected
+        _, events = await client.chat({**body, "stream": True})
+        last = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+        assert last[-1]["rlboost"]["ignored"] == expected
+        ids = {"token_ids": [1], "sampling_params": {"temperature": 0.5, "stop": []}}
+        _, said = await client.ask("POST", "/inference/v1/generate", ids)
+        assert said["rlboost"]["ignored"] == (["sampling_params.temperature"] if own else [])
+
+    with_gateway(story)

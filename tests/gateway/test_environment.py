@@ -245,7 +245,7 @@ async def test_a_harness_ends_with_its_episode(
 
 async def test_a_session_without_an_episode_is_refused_for_good() -> None:
     """A client would repeat a call that failed with 503 for ever."""
-    channels = Channels(Model(name="policy", max_tokens=0, any_name=True))
+    channels = Channels(Model(name="policy", max_tokens=0, any_name=True, own_sampling=True))
     with pytest.raises(ApiError, match="POST /sessions") as refused:
         await anext(
             channels.turn(
