@@ -21,7 +21,7 @@ _DEGREES: Final = {"√": "", "∛": "[3]"}
 _FRACTION: Final = re.compile(r"(?P<above>[0-9]+)\u2044(?P<below>[0-9]+)")
 _FRAC: Final = r"\\frac{\g<above>}{\g<below>}"
 _MIXED: Final = re.compile(
-    r"(?<![\w.,/^{}\\)])(?P<whole>[0-9]{1,12})[ \t]+"
+    r"(?<![\w.,/^}\\)])(?P<whole>[0-9]{1,12})[ \t]+"
     r"(?P<above>[0-9]{1,6})/(?P<below>[0-9]{1,6})(?![\w/^]|\.[0-9])"
 )
 _GROUPS: Final = re.compile(

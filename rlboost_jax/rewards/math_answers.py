@@ -28,6 +28,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limi
 _COMMANDS, _OPENED = ("\\boxed", "\\fbox"), ("\\boxed{", "\\fbox{")
 _DELIMITER = re.compile(r"(?<!\\)\$")  # of mathematics; \$ is a dollar
 _WITH_WORDS = re.compile(r"[\sA-Za-z$€£¥₹°%:=]*[+-]?[0-9][0-9,]*(?:\.[0-9]*)?[\sA-Za-z$€£¥₹°%.]*")
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _TENS = re.compile(  # 6.02 × 10^{23}, in the ways that it is written
     r"(?P<factor>[+-]?[0-9]*\.?[0-9]+)\s*(?:\\times|\\cdot|×|\*)\s*10\s*(?:\^|\*\*)\s*"
     r"(?:\{\s*(?P<braced>[+-]?[0-9]{1,3})\s*\}|(?P<bare>[+-]?[0-9]{1,3}))"
@@ -181,6 +182,8 @@ def _number(text: str) -> Decimal | None:
 
 
 def _written_out(text: str) -> str:
+    if _THOUSANDS.fullmatch(text.strip()):
+        text = text.replace(",", "")
     value = number(text)
     return text if value is None else written_out(value)
 

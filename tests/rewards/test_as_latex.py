@@ -20,6 +20,7 @@ from tests.rewards.test_references import math_of
         ("3¾", r"3\frac{3}{4}"),
         ("2 1/3", r"2\frac{1}{3}"),
         ("-12 5/16", r"-12\frac{5}{16}"),
+        ("{2 1/3}", r"{2\frac{1}{3}}"),
         ("1 3/2", "1 3/2"),  # no mixed number
         ("in 1, 1/2", "in 1, 1/2"),
         (r"10\,000", "10000"),
@@ -47,6 +48,8 @@ def test_latex_of_what_people_type(text, latex):
     ("reference", "right", "wrong"),  # wrong: what a part of the reference would be
     [
         ("1 1/2", r"\frac{3}{2}", "1"),
+        ("2.5", "2 1/2", "2"),
+        ("25,600", "256e2", "25,601"),
         ("2√3", r"2\sqrt{3}", "2"),
         ("10²", "100", "10"),
         (r"0.\overline{3}", r"\frac13", "0"),
