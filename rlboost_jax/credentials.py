@@ -197,10 +197,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _unpack(word: str, folder: Path) -> None:
     try:
-        files = json.loads(base64.b64decode(word.strip(), validate=True))
+        files = json.loads(base64.b64decode("".join(word.split()), validate=True))
         for name in JOIN_FILES:
             (folder / name).write_text(str(files[name]), encoding="ascii")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CredentialsUnusable(
             f"{JOIN_VARIABLE} (environment) is not what a provider puts there; it was cut off, or "
             "is of another release"

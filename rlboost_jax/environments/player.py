@@ -128,7 +128,7 @@ def example_of(run: RunConfig, given: str) -> Any:
     if not given.isdecimal():
         try:
             example = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):
             example = None
         if not isinstance(example, dict):
             raise ConfigError(f"--example={given}; give a number, or a JSON object")

@@ -92,7 +92,7 @@ def cases(tests: Any) -> list[str | tuple[str, str]]:
     if isinstance(tests, str):
         try:
             parsed = json.loads(tests)
-        except ValueError:
+        except (ValueError, RecursionError):
             return [tests]
         return cases(parsed) if isinstance(parsed, list | dict | None) else [tests]
     if isinstance(tests, bytes):

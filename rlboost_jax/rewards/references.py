@@ -67,7 +67,7 @@ def listed(value: Any) -> list[Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"{_shown(value)} is no list") from None
     if not isinstance(value, list | tuple):
         raise ValueError(f"{_shown(value)} is no list")

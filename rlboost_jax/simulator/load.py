@@ -116,7 +116,7 @@ def calibrated(values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         sections = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]
         changes = {section: dict(own) for section, own in sections.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"calibration: cannot read {path!r} ({type(error).__name__}: {error}); name a file "
             "that rlboost_jax.calibrate wrote"

@@ -1,10 +1,12 @@
 """A user's own commands: what they are given, what they may not do, and what their words become."""
 
 import asyncio
+import base64
 import os
 import re
 import stat
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -80,13 +82,22 @@ def test_stop_and_list_are_given_no_credentials(tmp_path: Path) -> None:
 def test_credentials_travel_as_one_word(tmp_path: Path) -> None:
     join = make_run(tmp_path) / "join"
     expected = read_credentials(join, {})
+    wrapped = "\r\n".join(textwrap.wrap(packed(join), 76))  # as `base64` and mail wrap it
+    assert read_credentials(None, {"RLBOOST_JOIN": wrapped}).token == expected.token
     found = read_credentials(None, {"RLBOOST_JOIN": packed(join)})
     assert (found.token, found.seal) == (expected.token, expected.seal)
     assert expected.tls is not None and found.tls is not None
     assert found.tls.get_ca_certs() == expected.tls.get_ca_certs() != []
 
 
-@pytest.mark.parametrize("word", ["", "e30=", "not base64!", "W10=", "bnVsbA=="])
+DEEP = base64.b64encode(b"[" * 99_999).decode()
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", "e30=", "not base64!", "W10=", "bnVsbA==", DEEP],
+    ids=lambda word: word[:12],
+)
 def test_a_word_that_was_cut_off_is_no_credentials(word: str) -> None:
     with pytest.raises(CredentialsUnusable, match=r"RLBOOST_JOIN .*cut off") as error:
         read_credentials(None, {"RLBOOST_JOIN": word})

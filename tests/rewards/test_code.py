@@ -483,6 +483,7 @@ def test_without_tests_nothing_is_said(none):
         ([{"input": ["3", "1 2 3"], "output": ["6"]}], [("3\n1 2 3", "6")]),
         ({"inputs": [1, 2], "outputs": [2.5, True]}, [("1", "2.5"), ("2", "True")]),
         (b'[{"input": "1", "output": "2"}]', [("1", "2")]),
+        pytest.param("[" * 100_000, ["[" * 100_000], id="deep"),
         ([{"type": "stdin_stdout", "input": "1", "output": "2"}], [("1", "2")]),
         ([{"testtype": "stdin", "input": "1", "output": "2", "fn_name": None}], [("1", "2")]),
     ],

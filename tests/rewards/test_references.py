@@ -54,6 +54,12 @@ def test_texts_of_a_reference(reference, texts):
     assert alternatives(reference) == texts
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1", "1", '{"a": 1}', "x"], ids=lambda t: t[:9])
+def test_what_is_no_list_is_named(text):
+    with pytest.raises(ValueError, match="is no list"):
+        listed(text)
+
+
 @pytest.mark.parametrize("reference", [{"answer": 5}, [{"answer": 5}], b"\xff"], ids=repr)
 def test_what_is_no_reference_is_named(reference):
     with pytest.raises(ValueError, match="the reference"):

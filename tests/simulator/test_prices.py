@@ -46,6 +46,7 @@ def test_the_shipped_example_is_read_and_dated():
         ("", r"no \[\[instances\]\]; name one type at least"),
         ("[instances]\nname = 'a'", r"instances is no list of tables; write \[\[instances\]\]"),
         ("instances = 3", "instances is no list of tables"),
+        (LEAST + "options = " + "[" * 5000, "lists in lists too deep to be a price list"),
         ("[[instances]", "prices.toml: .* docs/how-to/plan.md has an example"),
         (LEAST + "price = 3", r"price of instances\[0\] does not exist; did you mean"),
         (LEAST + "start_seconds = 'soon'", "Expected `float`, got `str`, at `instances"),

@@ -68,6 +68,8 @@ class OpenEnv:
                 action = json.loads(turn.text)
             except ValueError as error:
                 return Step(observation=f"No action, which is an object in JSON: {error}")
+            except RecursionError:
+                return Step(observation="No action, which is an object in JSON: nested too deeply")
             if not isinstance(action, dict):
                 return Step(observation="No action, which is an object in JSON.")
         result = await self._client.step(action)

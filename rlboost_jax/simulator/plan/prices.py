@@ -75,6 +75,8 @@ def read_prices(path: str | Path) -> PriceList:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"--prices={path}: {error.strerror}; name a price list") from None
+    except RecursionError:
+        raise ConfigError(f"--prices={path}: lists in lists too deep to be a price list") from None
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
         raise ConfigError(f"--prices={path}: {error}; docs/how-to/plan.md has an example") from None
     mistakes = list(_wrong_keys(values))

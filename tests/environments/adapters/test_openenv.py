@@ -91,8 +91,9 @@ async def played_some(job: Job, *, steps: int) -> list[Any]:
 
 
 def test_an_action_that_is_no_json_is_said_to_the_policy(served: str) -> None:
-    said = asyncio.run(played_some(job(served, "walk", "north!", "[1]", action="json"), steps=2))
-    assert "No action" in said[2]["observation"] and "No action" in said[3]["observation"]
+    turns = ("north!", "[1]", "[" * 100_000)
+    said = asyncio.run(played_some(job(served, "walk", *turns, action="json"), steps=3))
+    assert all("No action" in step["observation"] for step in said[2:5]) and len(said) == 5
 
 
 def test_an_observation_of_several_fields_is_json_and_one_can_be_chosen(served: str) -> None:
