@@ -1,12 +1,15 @@
 """Whole config.json files, as they are published: no noise, and nothing that matters passes."""
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface.config import from_huggingface, to_huggingface
+from rlboost_jax.settings.huggingface.generation import end_ids
 from rlboost_jax.settings.model import ModelConfig
 from tests.settings.test_huggingface import LLAMA, PUBLISHED
 
@@ -191,3 +194,18 @@ def test_the_flag_of_a_model_with_vision_is_the_outer_one() -> None:
         assert read(said).tie_embeddings is tied
     assert read(text).tie_embeddings  # the family's default
     assert not read({k: v for k, v in LLAMA.items() if k[:3] != "tie"}).tie_embeddings
+
+
+def test_what_transformers_writes_by_itself_is_read_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All keys of its classes, each of `GenerationConfig` with a value."""
+    transformers = pytest.importorskip("transformers")
+    families = "Qwen2 Qwen3 Qwen3Moe Llama Mistral Gemma2 Gemma3Text Gemma3 SeedOss"
+    for family in families.split():
+        values = getattr(transformers, f"{family}Config")().to_dict()
+        from_huggingface(values, f"{family} of transformers/config.json")
+    generation = dict.fromkeys(transformers.GenerationConfig().to_dict(), 1)
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert end_ids(tmp_path) == (1,)
+    assert warnings(caplog) == []

@@ -21,7 +21,14 @@ _KNOWN: Final = frozenset(
         *("max_new_tokens", "min_new_tokens", "min_p", "epsilon_cutoff", "eta_cutoff", "max_time"),
         *("penalty_alpha", "num_assistant_tokens", "num_assistant_tokens_schedule", "use_cache"),
         *("_from_model_config", "chat_format", "renormalize_logits", "disable_compile"),
-        *("output_logits", "trust_remote_code", "stop_strings"),
+        *("output_logits", "trust_remote_code", "stop_strings", "min_tokens_to_keep", "top_h"),
+        *("guidance_scale", "sequence_bias", "force_words_ids", "constraints", "low_memory"),
+        *("encoder_repetition_penalty", "token_healing", "dola_layers", "watermarking_config"),
+        *("is_assistant", "assistant_confidence_threshold", "assistant_early_exit", "use_mtp"),
+        *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
+        *("prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type"),
+        *("cache_config", "max_cache_len", "prefill_chunk_size", "compile_config"),
+        "continuous_batching_config",
     )
 )
 

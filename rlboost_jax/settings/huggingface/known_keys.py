@@ -101,7 +101,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 _AROUND_TEXT: Final = (
     *("text_config", "vision_config", "mm_tokens_per_image", "boi_token_index"),
     *("eoi_token_index", "image_token_index", "boi_token_id", "eoi_token_id", "image_token_id"),
-    *("model_type", "tie_word_embeddings"),
+    *("model_type", "tie_word_embeddings", "is_encoder_decoder"),
 )
 
 
