@@ -24,17 +24,21 @@ from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
 from rlboost_jax.providers.logs import tail_of
 from rlboost_jax.providers.programs import run_program
 from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.foreign_keys import warn_once
 from rlboost_jax.settings.launchers import names_of
 
 TAG: Final = "rlboost"
 COLUMNS: Final = ("JobID", "State", "exit_code", "Reason", "Name")
 SEPARATOR: Final = "|"
-# All other states are of jobs that are over.
+# Any other state counts as running, with a line: a job that was forgotten would cost money.
 STATES: Final[Mapping[str, JobState]] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "waiting"),
     **dict.fromkeys(("RESV_DEL_HOLD", "SPECIAL_EXIT"), "waiting"),
     **dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING"), "running"),
     **dict.fromkeys(("STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"), "running"),
+    **dict.fromkeys(("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE"), "over"),
+    **dict.fromkeys(("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"), "over"),
+    **dict.fromkeys(("OUT_OF_MEMORY", "REVOKED", "RECONFIG_FAIL"), "over"),
 }
 
 
@@ -143,7 +147,11 @@ def _job(line: str) -> Job | None:
     tag = name.strip().split("/")
     if len(tag) != 4 or tag[0] != TAG:
         return None
-    found = STATES.get(state.strip(), "over")
+    # Such as "CANCELLED by 1000" and, where a column is too narrow, "CANCELLED+".
+    word = (state.split() or [""])[0].rstrip("+").upper()
+    if (found := STATES.get(word)) is None:
+        warn_once(f"squeue: nobody knows the state {word[:40]!r}; the job counts as running")
+        found = "running"
     return Job(
         handle=handle.strip(),
         run=tag[1],

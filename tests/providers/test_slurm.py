@@ -126,6 +126,13 @@ def test_a_job_gets_what_it_is_to_have_and_no_more(
         ("7|TIMEOUT|15|TimeLimit|rlboost/run/a/n|", "over", None, "timeout (TimeLimit)"),
         ("7|PREEMPTED|15|None|rlboost/run/a/n|", "over", None, "preempted (None)"),
         ("7|NODE_FAIL|1|NodeDown|rlboost/run/a/n|", "over", None, "node_fail (NodeDown)"),
+        ("7|CANCELLED by 1000|9|x|rlboost/run/a/n|", "over", None, "cancelled by 1000 (x)"),
+        ("7|CANCELLED+|9|x|rlboost/run/a/n|", "over", None, "cancelled+ (x)"),
+        ("7|OUT_OF_MEMORY|9|x|rlboost/run/a/n|", "over", None, "out_of_memory (x)"),
+        # Of a release that is not known here: what is forgotten would go on and cost money.
+        ("7|POWER_UP_NODE|0|x|rlboost/run/a/n|", "running", None, "x"),
+        ("7|HIBERNATING|0|x|rlboost/run/a/n|", "running", None, "x"),
+        ("7||0|x|rlboost/run/a/n|", "running", None, "x"),
     ],
 )
 def test_a_line_of_squeue(
