@@ -216,6 +216,7 @@ def _batch(run: RunConfig, shapes: PackedBatch) -> PackedBatch:
         "behaviour_logprobs": np.full((rows, length), -np.log(vocab)),
         "old_logprobs": np.full((rows, length), -np.log(vocab)),
         "samples": np.tile(np.arange(rows)[:, None], (1, length)),
+        "noise_names": rng.integers(2**31, size=(rows, length, 4)),
     }
     ones = np.ones((rows, length))  # segments, masks, advantages, weights
     made = {}

@@ -4,7 +4,7 @@
 
 The same trajectories, with lengths from an exponential distribution, are trained in several ways
 that take turns in one process: a row for each of them and all logits at once, as one would write
-it first; rows that are packed; log-probabilities block by block (`selected_logprobs`); rows of
+it first; rows that are packed; log-probabilities block by block (`choice_intervals`); rows of
 several lengths (`learner.row_lengths`); layers computed again in the backward pass
 (`learner.remat`). Tokens are those of the trajectories: padding counts as time and not as work.
 
@@ -27,7 +27,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rlboost_kernels import selected_logprobs
+from rlboost_kernels import choice_intervals
 
 from benchmarks.engine import MODELS, product_rate
 from benchmarks.turns import median_seconds
@@ -44,7 +44,7 @@ from rlboost_jax.settings.memory import learner_bytes, num_parameters, size_text
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.run import RunConfig
 
-SELECTED = "rlboost_jax.learner.programs.logprobs.selected_logprobs"
+SELECTED = "rlboost_jax.learner.programs.logprobs.choice_intervals"
 PROMPT, LONGEST = 16, 256  # tokens: of every prompt, and of prompt and response together
 MEAN_RESPONSE = 48
 ROWS = 4  # of a packed batch of the longest rows
@@ -65,7 +65,7 @@ SIZES = MODELS | {
 class Way:
     name: str
     packed: bool = True
-    selected: bool = True  # `selected_logprobs` in place of the logits of all tokens
+    selected: bool = True  # `choice_intervals` in place of the logits of all tokens
     row_lengths: int = 1
     remat: str = "none"
 
@@ -155,12 +155,14 @@ def batches_of(way: Way, trajectories: Sequence[Trajectory]) -> list[PackedBatch
 
 def all_logits(
     hidden: jax.Array, unembedding: jax.Array, tokens: jax.Array, *, temperature: float, **_: object
-) -> tuple[jax.Array, jax.Array]:
-    """Log-probability and entropy from the logits of all tokens at once."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log-probability, entropy and probability of smaller ids, from all logits at once."""
     logits = jnp.matmul(hidden, unembedding, preferred_element_type=jnp.float32) / temperature
     logp = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(logp, tokens[:, None], axis=1)[:, 0]
-    return chosen, -(jnp.exp(logp) * logp).sum(axis=-1)
+    p = jnp.exp(logp)
+    below = jnp.where(jnp.arange(p.shape[1])[None, :] < tokens[:, None], p, 0.0).sum(axis=-1)
+    return chosen, -(p * logp).sum(axis=-1), jax.lax.stop_gradient(below)
 
 
 def programs(way: Way, run: RunConfig) -> PolicyPrograms:
@@ -240,8 +242,8 @@ def large_batches(model: ModelConfig) -> list[tuple[str, int]]:
     return list(dict(found).items())
 
 
-def logprobs_of(way: Way) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    return selected_logprobs if way.selected else all_logits
+def logprobs_of(way: Way) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+    return choice_intervals if way.selected else all_logits
 
 
 def memory_text(state: object, run: RunConfig) -> str:

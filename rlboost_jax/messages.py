@@ -425,11 +425,11 @@ class Doubt(Message, frozen=True, kw_only=True):
     attempts: bytes  # uint32: of each sequence in doubt, as it was delivered
     positions: bytes  # uint32: among the tokens after the prompt, of the first one in doubt
     gap: float  # nats, the largest
-    choice_gap: float = 0.0  # probability between a token's interval and its noise, the largest
     sequences: bytes = b""  # uint32: in which of a response's sequences that is; b"": in the first
     # uint32: `checksum` of each sequence in doubt, since a manager that has lost a part of its
     # journal may make another of the same attempt; b"": not said.
     checksums: bytes = b""
+    choice_gap: float = 0.0  # probability between a token's interval and its noise, the largest
 
 
 class Answer(Message, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import pytest
 
 from configs import base
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner.doubts import EXACT
+from rlboost_jax.learner.doubts import EXACT, EXACT_CHOICE
 from rlboost_jax.learner.episodes.collector import sequence_of
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import pack
@@ -258,7 +258,8 @@ def test_a_budget_is_of_sampled_tokens(
 def test_a_learner_finds_what_was_said_of_every_turn(
     alone: dict[int, Episode], params: dict[str, Any]
 ) -> None:
-    """From the wire to packed rows: no log-probability of a sampled token is in doubt."""
+    """From the wire to packed rows: no log-probability and no choice of a sampled token is in
+    doubt, whatever was given between them."""
     config = run_config(base.get_config())
     sampling = replace(config.sampling, temperature=0.8)
     policy = PolicyPrograms(
@@ -275,12 +276,25 @@ def test_a_learner_finds_what_was_said_of_every_turn(
             runs=episode.runs,
         )
         sequence = sequence_of(finished, unpack_tokens(episode.request.prompt_tokens))
-        sample = episode.request.request_id
+        work = episode.request.work
         trajectories.append(
-            Trajectory(prompt=0, sample=sample, sequence=sequence, reward=0.0, advantage=0.0)
+            Trajectory(
+                prompt=0,
+                sample=work.sample,
+                sequence=sequence,
+                reward=0.0,
+                advantage=0.0,
+                batch=None if work.sequence else work.batch,  # noise of a first sequence
+            )
         )
-    batches = pack(trajectories, rows=4, row_tokens=64, loss_aggregation="token_mean")
-    gaps = np.concatenate([np.ravel(policy.gaps(params, batch)) for batch in batches])
+    batches = pack(
+        trajectories, rows=4, row_tokens=64, loss_aggregation="token_mean", seed=work.seed
+    )
+    assert sum(batch.noise_known.sum() for batch in batches) > 0
+    found = [policy.gaps(params, batch) for batch in batches]
+    gaps, choices = (
+        np.concatenate([np.ravel(each[name]) for each in found]) for name in ("logprob", "choice")
+    )
     mask = np.concatenate([np.ravel(batch.response_mask) for batch in batches])
     assert mask.sum() == sum(sum(episode.sampled) for episode in alone.values())
-    assert gaps.max() < EXACT
+    assert gaps.max() < EXACT and choices.max() < EXACT_CHOICE
