@@ -27,6 +27,8 @@ class AlertsConfig:
         at_most=1.0,
     )
     no_server_minutes: float = setting(
-        0.0, "without a ready preemptible server; 0: never", unit="min", at_least=0.0
+        0.0, "time without a ready preemptible server; 0: never", unit="min", at_least=0.0
     )
-    spend_dollars: float = setting(0.0, "spent by the run; 0: never", unit="$", at_least=0.0)
+    spend_dollars: float = setting(
+        0.0, "dollars spent by the run; 0: never", unit="$", at_least=0.0
+    )

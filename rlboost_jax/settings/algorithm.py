@@ -84,7 +84,10 @@ class AlgorithmConfig:
         may_change="from its step",
     )
     clip_high: float = setting(
-        FROM_PRESET, "an offset from 1, not the bound itself", above=0, may_change="from its step"
+        FROM_PRESET,
+        "see clip_low: an offset from 1, not the bound itself",
+        above=0,
+        may_change="from its step",
     )
     dual_clip: float = setting(
         FROM_PRESET,
@@ -165,7 +168,7 @@ class AlgorithmConfig:
         at_most=8,
     )
     critic_learning_rate: float = setting(
-        FROM_PRESET, "AdamW's, of gae's critic", above=0, may_change="from its step"
+        FROM_PRESET, "learning rate of gae's critic (AdamW)", above=0, may_change="from its step"
     )
     value_clip: float = setting(
         FROM_PRESET,

@@ -136,7 +136,7 @@ class DataConfig:
     )
     system_prompt: str = setting("", "first message of each chat")
     stop_ids: tuple[int, ...] = setting(
-        (), "end a response, besides those of tokenizer and generation configuration"
+        (), "token ids that end a response, besides those of tokenizer and generation configuration"
     )
     stop_strings: tuple[str, ...] = setting(
         (),

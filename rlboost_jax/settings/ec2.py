@@ -41,10 +41,13 @@ class Ec2Config:
     )
     market: Market = setting("spot", "how instances are bought")
     max_price: float = setting(
-        0.0, "per hour, for a spot instance; 0: the on-demand price", unit="$/h", at_least=0
+        0.0,
+        "highest price per hour of a spot instance; 0: the on-demand price",
+        unit="$/h",
+        at_least=0,
     )
     region: str = setting("", 'region of all instances; "": that of AWS\'s own configuration')
-    security_groups: str = setting("", "by id, with commas between them")
+    security_groups: str = setting("", "ids of security groups, with commas between them")
     key: str = setting("", "name of a key pair, to log in with")
     profile: str = setting(
         "",
@@ -56,10 +59,10 @@ class Ec2Config:
         "name or id of one of yours, whose values hold where nothing else is set here",
         note="With :VERSION; left out: its default version. Its user data is not used.",
     )
-    tags: str = setting("", "besides the run's own: team=rl,cost-center=7")
+    tags: str = setting("", "tags besides the run's own: team=rl,cost-center=7")
     minutes: int = setting(
         1440,
-        "after which an instance ends itself, whatever the run does",
+        "time after which an instance ends itself, whatever the run does",
         unit="min",
         note="The manager asks for another one then. It bounds what a forgotten one costs.",
         at_least=1,
@@ -68,10 +71,10 @@ class Ec2Config:
     program: str = setting("rlboost rollout", "program of the server, on that image")
     timeout_seconds: float = setting(30.0, "time that one answer of AWS may take", above=0)
     poll_seconds: float = setting(
-        5.0, "from one list to the next, while there are instances", above=0
+        5.0, "time from one list to the next, while there are instances", above=0
     )
     settle_seconds: float = setting(
-        60.0, "after a start until a list has it, or it has failed", at_least=0
+        60.0, "time after a start until a list has it, or it has failed", at_least=0
     )
 
 

@@ -18,7 +18,7 @@ class EngineConfig:
     page_size: int = setting(16, "tokens of a page", unit="tokens", at_least=1)
     num_pages: int = setting(
         0,
-        "in the pool; 0: the longest rollout of every slot, if that fits",
+        "pages in the pool; 0: the longest rollout of every slot, if that fits",
         unit="pages",
         at_least=0,
         may_change="at once",

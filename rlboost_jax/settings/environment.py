@@ -24,7 +24,7 @@ class EnvironmentConfig:
     options: dict[str, Any] = setting({}, "arguments of the factory, by name")
     workers: int = setting(
         2,
-        "on the trainer's host, that environments run in",
+        "processes on the trainer's host that environments run in",
         unit="processes",
         note="0 only with `listen`: then all of them are of other hosts.",
         at_least=0,

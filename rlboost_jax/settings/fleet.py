@@ -54,7 +54,7 @@ class FleetConfig:
         "between the two, or all may be a JSON object; of a pool's lines the last counts.",
     )
     price_seconds: float = setting(
-        60.0, "from one price_command to the next, and that one may take", above=0
+        60.0, "time from one price_command to the next, and that one may take", above=0
     )
     sizing: Sizing = setting(
         "fixed",
@@ -97,7 +97,7 @@ class FleetConfig:
     notice_signal: NoticeSignal = setting("SIGTERM", "says that the machine goes in notice_seconds")
     notice_seconds: float = setting(
         0.0,
-        "from that signal to the end; 0: SIGTERM asks to leave at once",
+        "time from that signal to the end; 0: SIGTERM asks to leave at once",
         at_least=0,
         at_most=MAX_NOTICE_SECONDS,
     )

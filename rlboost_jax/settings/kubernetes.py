@@ -66,7 +66,7 @@ class KubernetesConfig:
     )
     minutes: int = setting(
         1440,
-        "after which the cluster ends a pod, whatever the run does",
+        "time after which the cluster ends a pod, whatever the run does",
         unit="min",
         note="The manager asks for another one then. It bounds what a forgotten pod costs.",
         at_least=1,
@@ -82,7 +82,7 @@ class KubernetesConfig:
     )
     timeout_seconds: float = setting(30.0, "time that a call of the API server may take", above=0)
     poll_seconds: float = setting(
-        5.0, "from one list of pods to the next, while there are any", above=0
+        5.0, "time from one list of pods to the next, while there are any", above=0
     )
 
 

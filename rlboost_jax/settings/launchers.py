@@ -30,10 +30,10 @@ class CommandConfig:
     pools: str = setting("", "names of pools for {pool}, with commas between them")
     timeout_seconds: float = setting(60.0, "time that a command may take", above=0)
     poll_seconds: float = setting(
-        5.0, "from one list to the next, while there are servers", above=0
+        5.0, "time from one list to the next, while there are servers", above=0
     )
     settle_seconds: float = setting(
-        30.0, "after a start until list has it, or it has failed", at_least=0
+        30.0, "time after a start until list has it, or it has failed", at_least=0
     )
 
 
@@ -49,7 +49,7 @@ class SlurmConfig:
     )
     minutes: int = setting(
         1440,
-        "after which Slurm ends a job, whatever the run does",
+        "time after which Slurm ends a job, whatever the run does",
         unit="min",
         note="The manager asks for another one then. It bounds what a forgotten job costs.",
         at_least=1,
@@ -73,7 +73,7 @@ class SlurmConfig:
     )
     timeout_seconds: float = setting(60.0, "time that sbatch, squeue or scancel may take", above=0)
     poll_seconds: float = setting(
-        10.0, "from one squeue to the next, while there are jobs", above=0
+        10.0, "time from one squeue to the next, while there are jobs", above=0
     )
 
 

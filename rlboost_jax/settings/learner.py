@@ -50,7 +50,7 @@ class LearnerConfig:
         may_change="from its step",
     )
     learning_rate: float = setting(
-        3e-4, "AdamW's, highest of the schedule", above=0, may_change="from its step"
+        3e-4, "peak learning rate of AdamW", above=0, may_change="from its step"
     )
     schedule: Schedule = setting(
         "constant",
@@ -59,13 +59,16 @@ class LearnerConfig:
     )
     schedule_warmup_steps: int = setting(
         0,
-        "over which the learning rate rises",
+        "steps over which the learning rate rises",
         unit="updates",
         at_least=0,
         may_change="from its step",
     )
     weight_decay: float = setting(
-        0.0, "AdamW's, per update at learning rate 1", at_least=0, may_change="from its step"
+        0.0,
+        "weight decay of AdamW, per update at learning rate 1",
+        at_least=0,
+        may_change="from its step",
     )
     beta1: float = setting(
         0.9,

@@ -15,7 +15,7 @@ class ManagerConfig:
     """Who may be silent for how long, and who gets which work; see docs/explanation/policies.md."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for servers of other hosts")
-    port: int = setting(0, "to listen on; 0: a free one", at_least=0, at_most=65535)
+    port: int = setting(0, "port to listen on; 0: a free one", at_least=0, at_most=65535)
     weights_port: int = setting(
         0,
         "port that weights are served on; 0: a free one",
@@ -45,7 +45,7 @@ class ManagerConfig:
         at_most=LONGEST_LEASE_SECONDS,
     )
     renew_seconds: float = setting(
-        0.3, "between renewals of a lease; less than a third of it", above=0
+        0.3, "time between renewals of a lease; less than a third of it", above=0
     )
     progress_seconds: float = setting(
         30.0,
@@ -58,7 +58,7 @@ class ManagerConfig:
         120.0, "a machine that leaves later than this works on until then", at_least=0
     )
     max_pending: int = setting(
-        8, "waiting at an instance beyond its slots (Θ)", unit="requests", at_least=0
+        8, "requests that wait at an instance beyond its slots (Θ)", unit="requests", at_least=0
     )
     balance: bool = setting(True, "work moves from busy to idle instances")
     migration: bool = setting(True, "what moves keeps its tokens; False: it begins anew")

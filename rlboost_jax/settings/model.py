@@ -55,7 +55,9 @@ class ModelConfig:
         "Hugging Face's model type, under which it is exported",
         choices=tuple(FAMILIES),
     )
-    vocab_size: int = setting(112, "entries; at least the tokenizer's", at_least=1)
+    vocab_size: int = setting(
+        112, "entries of the vocabulary; at least the tokenizer's", at_least=1
+    )
     embed_dim: int = setting(128, "width of the residual stream", at_least=1)
     num_layers: int = setting(2, "transformer blocks", at_least=1)
     num_query_heads: int = setting(4, "attention heads", at_least=1)
@@ -69,7 +71,9 @@ class ModelConfig:
     attention_soft_cap: float = setting(
         0.0, "scores become cap * tanh(score / cap) (Gemma 2); 0: none", at_least=0
     )
-    final_soft_cap: float = setting(0.0, "the same for logits (Gemma 2); 0: none", at_least=0)
+    final_soft_cap: float = setting(
+        0.0, "logits become cap * tanh(logit / cap) (Gemma 2); 0: none", at_least=0
+    )
     sliding_window: int = setting(
         0, 'tokens that a layer "L" sees, its own included', unit="tokens", at_least=0
     )
@@ -80,10 +84,10 @@ class ModelConfig:
     )
     rope_theta: float = setting(10_000.0, "base of the rotary frequencies", above=0)
     local_rope_theta: float = setting(
-        0.0, 'same, of layers "L", whose positions are then not scaled; 0: rope_theta', at_least=0
+        0.0, 'base for layers "L", whose positions are then not scaled; 0: rope_theta', at_least=0
     )
     rope_scaling: RopeScaling = setting("", "how positions are scaled for longer contexts")
-    rope_factor: float = setting(1.0, "by which scaled frequencies are divided", above=0)
+    rope_factor: float = setting(1.0, "divisor of scaled frequencies", above=0)
     rope_low_frequency_factor: float = setting(
         1.0, "llama3, yarn: wavelengths above original / this are scaled", above=0
     )
@@ -96,7 +100,7 @@ class ModelConfig:
     rope_attention_factor: float = setting(
         1.0, "yarn: rotated queries and keys are multiplied by it", above=0
     )
-    norm_epsilon: float = setting(1e-6, "added to the mean square in RMSNorm", above=0)
+    norm_epsilon: float = setting(1e-6, "constant added to the mean square in RMSNorm", above=0)
     norm_offset: bool = setting(False, "norms multiply by 1 + scale (Gemma)")
     post_norms: bool = setting(False, "norms also after attention and feed-forward layer (Gemma)")
     activation: Activation = setting("silu", "activation function of the feed-forward gate")

@@ -15,7 +15,7 @@ TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
 class WandbConfig:
     """Where Weights & Biases keeps the run."""
 
-    project: str = setting("rlboost-jax", "made there where it does not exist")
+    project: str = setting("rlboost-jax", "name; it is made where it does not exist")
     entity: str = setting("", 'team or user; "": the account\'s own')
     name: str = setting("", 'name of the run; "": the workdir\'s')
     mode: WandbMode = setting("online", "offline needs no network; `wandb sync` uploads later")
@@ -30,7 +30,7 @@ class MlflowConfig:
         'address of the tracking server; "": MLFLOW_TRACKING_URI, or a file in <workdir>/mlflow',
         note="Names and passwords belong in MLFLOW_TRACKING_USERNAME and _PASSWORD or _TOKEN.",
     )
-    experiment: str = setting("rlboost-jax", "made there where it does not exist")
+    experiment: str = setting("rlboost-jax", "name; it is made where it does not exist")
     name: str = setting("", 'name of the run; "": the workdir\'s')
 
 
@@ -50,7 +50,9 @@ class ObserveConfig:
     page: PageConfig = field(default_factory=PageConfig)
     alerts: AlertsConfig = field(default_factory=AlertsConfig)
     samples_every_steps: int = setting(
-        10, "between steps that leave prompts and responses in samples.jsonl; 0: never", at_least=0
+        10,
+        "steps between those that leave prompts and responses in samples.jsonl; 0: never",
+        at_least=0,
     )
     samples_prompts: int = setting(
         2, "prompts of such a step, each with its whole group", unit="prompts", at_least=1

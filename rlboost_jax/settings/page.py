@@ -16,4 +16,4 @@ class PageConfig:
         "serves it, which is started once somebody connects.",
     )
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for browsers of other hosts")
-    port: int = setting(0, "to listen on; 0: a free one", at_least=0, at_most=65535)
+    port: int = setting(0, "port to listen on; 0: a free one", at_least=0, at_most=65535)

@@ -27,7 +27,7 @@ from rlboost_jax.settings.weights import CheckpointConfig, WeightsConfig
 class RunConfig:
     """One run, checked. The functions of `load.py` are the only makers."""
 
-    seed: int = setting(0, "names every random choice of the run", at_least=0, at_most=MAX_SEED)
+    seed: int = setting(0, "seed of every random choice of the run", at_least=0, at_most=MAX_SEED)
     deterministic: bool = setting(True, "same bits whatever the fleet does")
     num_steps: int = setting(
         100,

@@ -10,7 +10,7 @@ class SamplingConfig:
     """How responses are sampled for training."""
 
     # Greedy responses of a group are equal and teach nothing.
-    temperature: float = setting(1.0, "divides the logits", above=0)
+    temperature: float = setting(1.0, "temperature: the divisor of the logits", above=0)
     top_p: float = setting(1.0, "share of the probability that is kept; 1: all", above=0, at_most=1)
     top_k: int = setting(0, "tokens that are kept; 0: all", at_least=0)
     max_response_tokens: int = setting(200, "a longer response is cut off here", at_least=1)
@@ -27,14 +27,16 @@ class EvaluationConfig:
 
     every_steps: int = setting(
         10,
-        "between evaluations; there is one before the last update and after it; 0: never",
+        "steps between evaluations; there is one before the last update and after it; 0: never",
         at_least=0,
     )
     num_prompts: int = setting(
         128, "prompts of an evaluation; of a generated task at most task.num_heldout", at_least=1
     )
     samples: int = setting(1, "responses to each prompt: the k of mean@k and pass@k", at_least=1)
-    temperature: float = setting(0.0, "divides the logits; 0: greedy", at_least=0)
+    temperature: float = setting(
+        0.0, "temperature: the divisor of the logits; 0: greedy", at_least=0
+    )
     # Engines are built for it, and steps that are done again would not find those of before.
     top_p: float = setting(
         1.0,

@@ -33,22 +33,22 @@ class SkyPilotConfig:
     program: str = setting("rlboost rollout", "program of the server, once setup has run")
     minutes: int = setting(
         1440,
-        "after which a server ends, whatever the run does, and its cluster with it",
+        "time after which a server ends, whatever the run does, and its cluster with it",
         unit="min",
         note="The manager asks for another one then. It bounds what a forgotten one costs.",
         at_least=1,
     )
     idle_minutes: int = setting(
-        1, "from a server's end until its cluster takes itself down", unit="min", at_least=0
+        1, "time from a server's end until its cluster takes itself down", unit="min", at_least=0
     )
     start_seconds: float = setting(
-        900.0, "for a cluster to be up, setup included; then it is taken down", above=0
+        900.0, "time for a cluster to be up, setup included; then it is taken down", above=0
     )
     timeout_seconds: float = setting(
         60.0, "time that one answer of the API server may take", above=0
     )
     poll_seconds: float = setting(
-        10.0, "from one list to the next, while there are clusters", above=0
+        10.0, "time from one list to the next, while there are clusters", above=0
     )
 
 

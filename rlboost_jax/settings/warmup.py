@@ -25,6 +25,8 @@ class WarmupConfig:
         at_least=0,
         at_most=1,
     )
-    habit_worked_fraction: float = setting(0.12, "same, habit phase", at_least=0, at_most=1)
-    learning_rate: float = setting(6e-3, "highest, skill phase", above=0)
-    habit_learning_rate: float = setting(3e-3, "highest, habit phase", above=0)
+    habit_worked_fraction: float = setting(
+        0.12, "share of worked answers in the habit phase", at_least=0, at_most=1
+    )
+    learning_rate: float = setting(6e-3, "peak learning rate of the skill phase", above=0)
+    habit_learning_rate: float = setting(3e-3, "peak learning rate of the habit phase", above=0)

@@ -28,7 +28,7 @@ class WeightsConfig:
 class CheckpointConfig:
     """Checkpoints that a run resumes from."""
 
-    every_steps: int = setting(1, "between checkpoints", at_least=1)
+    every_steps: int = setting(1, "steps between checkpoints", at_least=1)
     keep: int = setting(
         2,
         "newest checkpoints that are kept",
