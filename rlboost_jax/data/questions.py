@@ -24,6 +24,7 @@ from rlboost_jax.rewards.answers import FORMATS
 from rlboost_jax.rewards.references import absent
 from rlboost_jax.settings.column_names import path_of, shown_as
 from rlboost_jax.settings.data import DataConfig, FilterConfig
+from rlboost_jax.settings.foreign_keys import warn_once
 
 ANSWER: Final = "answer"  # what rewards call the value of data.answer_column
 
@@ -69,6 +70,7 @@ def kept(row: Row, filters: Sequence[FilterConfig]) -> bool:
 def _passes(row: Row, row_filter: FilterConfig) -> bool:
     value = value_at(row, row_filter.column)
     if row_filter.one_of and value not in row_filter.one_of:
+        _name_look_alike(value, row_filter)
         return False
     if row_filter.pattern and not re.search(
         row_filter.pattern, "" if value is None else str(value)
@@ -81,6 +83,17 @@ def _passes(row: Row, row_filter: FilterConfig) -> bool:
         return False
     number = _number(value, row_filter.column)
     return (low is None or number >= low) and (high is None or number <= high)
+
+
+def _name_look_alike(value: Any, row_filter: FilterConfig) -> None:
+    """Log one warning where a filter's value and a row's differ in their type alone: 3 and '3'."""
+    for wanted in row_filter.one_of:
+        if isinstance(value, str | int | float) and str(value) == str(wanted):
+            warn_once(
+                f"data.filters: column {row_filter.column!r} has {value!r}, which is not the "
+                f"{wanted!r} of one_of: {type(value).__name__} and {type(wanted).__name__} are "
+                "never equal"
+            )
 
 
 def _number(value: Any, column: str) -> int | float:

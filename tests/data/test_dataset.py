@@ -1,6 +1,7 @@
 """What a run trains on when it is read: which rows, in which order, judged by what."""
 
 import collections
+import contextlib
 import dataclasses
 import random
 
@@ -20,6 +21,7 @@ from rlboost_jax.data.prompts import PromptStream
 from rlboost_jax.data.rows import open_rows
 from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings
 from rlboost_jax.data.vocabulary import END
+from rlboost_jax.settings import foreign_keys
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.storage.at_rest import read_sealed
@@ -218,6 +220,32 @@ def test_a_filter_of_what_is_not_there_keeps_nothing(
             filters=({**row_filter, "exclude": exclude},),
             rewards=[{"name": "format"}],
         )
+
+
+@pytest.mark.parametrize(
+    ("value", "one_of", "said"),
+    [
+        ("3", (3,), "'3', which is not the 3 of one_of: str and int"),
+        (3, ("3",), "3, which is not the '3' of one_of: int and str"),
+        (2.5, ("1", "2.5"), "2.5, which is not the '2.5'"),
+        (True, ("True",), "True, which is not the 'True'"),
+        ("None", (None,), "'None', which is not the None"),
+        (3, (3.0,), ""),
+        ("4", (3,), ""),
+        (["3"], ("['3']",), ""),
+    ],
+)
+@pytest.mark.parametrize("exclude", [True, False])
+def test_a_filter_says_where_types_alone_differ(
+    value, one_of, said, exclude, dataset, write_lines, caplog
+):
+    foreign_keys.warn_once.cache_clear()
+    rows = [{**GSM8K[0], "level": value}, {**GSM8K[1], "level": value}]
+    only = {"column": "level", "one_of": one_of, "exclude": exclude}
+    with contextlib.suppress(ConfigError):  # nothing is left
+        dataset(write_lines(rows), heldout_share=0.0, filters=(only,), **PLAIN)
+    lines = [line for line in caplog.messages if line.startswith("data.filters")]
+    assert len(lines) == bool(said) and all(said in line for line in lines)
 
 
 def test_a_row_without_the_column_of_a_filter_is_left_out_visibly(dataset, write_lines):
