@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 _BOX: Final = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BETWEEN: Final = re.compile(r"\\(?:text|mathrm)|\\(?:quad|[()\[\],;! ])|[\s${}]")
+_BETWEEN: Final = re.compile(
+    r"\\(?:text|mathrm)|\\(?:quad|[()\[\],;! ])|\b[A-Za-z](?:_\{?\w\}?)?\s*=\s*$|[\s${}]"
+)
 _JOINED: Final = frozenset({",", ";", "&", "and", "or", ",and", ",or"})
 _LONGEST_BETWEEN: Final = 60  # characters between two boxes that are one answer
 

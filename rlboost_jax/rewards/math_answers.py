@@ -13,7 +13,7 @@ from typing import Any
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
-from rlboost_jax.rewards.answers import after_thinking, last_boxes
+from rlboost_jax.rewards.answers import after_thinking, answer_tag, last_boxes
 from rlboost_jax.rewards.as_latex import as_latex
 from rlboost_jax.rewards.references import (
     MOST_EXPONENT,
@@ -28,6 +28,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limi
 _COMMANDS, _OPENED = ("\\boxed", "\\fbox"), ("\\boxed{", "\\fbox{")
 _DELIMITER = re.compile(r"(?<!\\)\$")  # of mathematics; \$ is a dollar
 _WITH_WORDS = re.compile(r"[\sA-Za-z$€£¥₹°%:=]*[+-]?[0-9][0-9,]*(?:\.[0-9]*)?[\sA-Za-z$€£¥₹°%.]*")
+_SPACES = re.compile(r"^(?:~|\\[ ,;!])+|(?:~|\\[ ,;!]|\\$)+$")  # of LaTeX, around a box's content
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _TENS = re.compile(  # 6.02 × 10^{23}, in the ways that it is written
     r"(?P<factor>[+-]?[0-9]*\.?[0-9]+)\s*(?:\\times|\\cdot|×|\*)\s*10\s*(?:\^|\*\*)\s*"
@@ -55,7 +56,7 @@ def math(
 
     What follows `</think>` is the answer, if there is one in it. Where it has boxes, the last one
     counts, with those that it is listed with (`\boxed{2} and \boxed{3}`). One without an end is
-    no answer.
+    no answer. Without a box, what stands in the last `<answer>…</answer>` goes before all else.
 
     Args:
         answer: a text or a number; or what else `references.alternatives` makes texts of: any.
@@ -91,7 +92,8 @@ def _judged(completion: str, reference: object, boxed_only: bool) -> float | Non
 
 def _right(completion: str, wanted: str, boxed_only: bool) -> bool:
     final = after_thinking(completion)
-    for text in dict.fromkeys((final, completion)):
+    tagged = answer_tag(final) if last_boxes(final) is None else None
+    for text in dict.fromkeys((tagged or final, final, completion)):
         boxes = last_boxes(text)
         if boxes is not None:
             return bool(boxes) and _boxes_right(boxes, text, wanted, boxed_only)
@@ -176,6 +178,7 @@ def _close(given: Decimal, right: Decimal) -> bool:
 
 def _number(text: str) -> Decimal | None:
     """Of a box that holds nothing but a number."""
+    text = _SPACES.sub("", text)
     if (tens := _TENS.fullmatch(text)) is not None:
         return Decimal(tens["factor"]).scaleb(int(tens["braced"] or tens["bare"]))
     return number(text)

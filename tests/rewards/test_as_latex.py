@@ -79,3 +79,25 @@ def test_whole_numbers_are_equal_in_all_digits(reference, completion):
     value = 2**70 if reference == "2^{70}" else int(reference)
     assert math_of(reference, completion % value) == 1.0
     assert math_of(reference, completion % (value + 1)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "completion", "reward"),
+    [
+        ("5", "<think>3</think> <answer>5</answer>", 1.0),
+        ("5", "<think>5</think> <answer>6</answer>", 0.0),
+        ("5", "Of 6: <answer> $x = 5$ </answer>, not 6", 1.0),
+        ("5", r"<answer>\boxed{5}</answer>", 1.0),
+        ("5", r"<answer>6</answer> \boxed{5}", 1.0),  # a box says more than a tag
+        ("5", "<answer>dunno</answer> 5", 1.0),
+        ("5", "<answer></answer> 5", 1.0),
+        ("5", r"\boxed{5\ }", 1.0),
+        ("5", r"\boxed{~5\,}", 1.0),
+        ("1,2", r"$x=\boxed{1}$ or $x=\boxed{2}$", 1.0),
+        ("2", r"$x=\boxed{1}$ or $x=\boxed{2}$", 0.0),
+        ("(1,2)", r"$x_1 = \boxed{1}$, $x_2 = \boxed{2}$", 1.0),
+        ("2", r"$x=\boxed{1}$, no: $x=\boxed{2}$", 1.0),
+    ],
+)
+def test_where_an_answer_stands(reference, completion, reward):
+    assert math_of(reference, completion) == reward
