@@ -15,7 +15,7 @@ from jax._src import compilation_cache  # what it compresses with has no public 
 
 from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.host.private_paths import own_folder
-from rlboost_jax.jax_switches import check_switches
+from rlboost_jax.jax_switches import check_switches, devices_found
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.readable import check_text
 
@@ -118,7 +118,7 @@ def kind() -> str:
     For CPUs it is the processor, for other devices their kind; XLA's flags and all else are part of
     the name of each program.
     """
-    device = jax.devices()[0]
+    device = devices_found()[0]
     if device.platform == "cpu":
         return fingerprint()
     name = device.device_kind.replace(" ", "_")

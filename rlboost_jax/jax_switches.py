@@ -70,6 +70,19 @@ def check_switches() -> None:
             )
 
 
+def devices_found() -> list[jax.Device]:
+    """Return all devices of JAX. Raises ConfigError where there is none of the kind asked for."""
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the second without a plugin of that kind
+        asked = jax.config.values.get("jax_platforms") or "any kind"
+        said = (str(error).splitlines() or ["no plugin for it is installed"])[0]
+        raise ConfigError(
+            f"JAX finds no device of {asked} ({said}); unset JAX_PLATFORMS, or install the extra "
+            "of these devices, such as cuda12"
+        ) from None
+
+
 def switches_of_bits() -> str:
     """Return the switches that change bits and are not as JAX has them, as `name=value` each."""
     found = ((name, _value(name, default), default) for name, default in _OF_BITS)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from configs import tiny
 from rlboost_jax import compile_cache, evaluate, export, logits, precompile
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.gateway.__main__ import main as gateway
-from rlboost_jax.jax_switches import check_switches, switches_of_bits
+from rlboost_jax.jax_switches import check_switches, devices_found, switches_of_bits
 from rlboost_jax.learner.processes.follower import follow_training
 from rlboost_jax.learner.processes.world import ALONE, join
 from rlboost_jax.main import train
@@ -173,3 +174,22 @@ def test_a_variable_is_a_switch(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "error: jax_numpy_dtype_promotion is 'strict', which refuses sums" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (AssertionError(), "no plugin for it is installed"),  # JAX_PLATFORMS=cuda without its extra
+        (RuntimeError("Unable to initialize backend 'tpu'\nmore"), "backend 'tpu'"),
+    ],
+)
+def test_devices_that_are_not_there_are_said_in_one_line(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert devices_found() == jax.devices()
+    monkeypatch.setattr(jax, "devices", Mock(side_effect=error))
+    with pytest.raises(
+        ConfigError, match=r"^JAX finds no device of .*; unset JAX_PLATFORMS"
+    ) as said:
+        devices_found()
+    assert why in str(said.value) and "\n" not in str(said.value)

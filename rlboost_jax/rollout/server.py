@@ -37,7 +37,7 @@ from rlboost_jax.engine.memory import NotEnoughMemory
 from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.engine.shared import SharedEngine
 from rlboost_jax.host.exhaustion import exhausted
-from rlboost_jax.jax_switches import check_switches
+from rlboost_jax.jax_switches import check_switches, devices_found
 from rlboost_jax.messages import FAILED_EXIT_CODE, decode_server, encode
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.providers.base import NONCE_VARIABLE
@@ -198,7 +198,7 @@ def prepared_engine(
     place = compile_cache.enable(config.compile_cache_dir)
     # Before any device is touched.
     config = server_run(config, say=say, host=host)
-    say(f"device {jax.devices()[0].device_kind}; compiled programs in {place}")
+    say(f"device {devices_found()[0].device_kind}; compiled programs in {place}")
     if files is not None:
         say(asyncio.run(fetch_compiled(files, compile_cache.kind(), place)))
     started = time.perf_counter()

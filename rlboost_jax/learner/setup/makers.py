@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from rlboost_jax.jax_switches import devices_found
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
@@ -106,7 +107,8 @@ def lost_layout(
 
 
 def _mesh_for(run: RunConfig, world: World) -> Mesh:
-    """Raises NotEnoughDevices, IdleProcess, KernelNotAvailable."""
+    """Raises ConfigError, NotEnoughDevices, IdleProcess, KernelNotAvailable."""
+    devices_found()
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
     kernels.check(run, mesh)
