@@ -194,10 +194,12 @@ def answer_in(value: Any, answer_format: str) -> Any:
     `after_hashes`: GSM8K's solutions end in `#### 1,234`; commas between digits are dropped.
     `boxed`: what the last `\\boxed{…}` of a solution holds, as in MATH.
     """
+    if value == [] or (isinstance(value, str) and not value.strip()):
+        raise BrokenRow("empty answer")
     if not answer_format:
-        if value == [] or (isinstance(value, str) and not value.strip()):
-            raise BrokenRow("empty answer")
         return value
+    if isinstance(value, list | tuple):  # each is as right as the others
+        return [answer_in(each, answer_format) for each in value]
     answer = FORMATS[answer_format](str(value))
     if not answer:
         raise BrokenRow(f"no answer of format {answer_format!r} in {str(value)[-40:]!r}")

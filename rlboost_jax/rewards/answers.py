@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 _BOX: Final = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BARE: Final = re.compile(r"\\(?:boxed|fbox)\s+([^\s${}][^${}]{0,60}?)\s*\$")
 _BETWEEN: Final = re.compile(
     r"\\(?:text|mathrm)|\\(?:quad|[()\[\],;! ])|\b[A-Za-z](?:_\{?\w\}?)?\s*=\s*$|[\s${}]"
 )
@@ -15,9 +16,12 @@ _LONGEST_BETWEEN: Final = 60  # characters between two boxes that are one answer
 def boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{…}` or `\fbox{…}`, with its own braces matched.
 
-    None where there is none, or the last one has no end: what was begun anew is not answered yet.
+    Where none has braces, as in `$\boxed 5$` of some solutions of MATH, up to the dollar sign. None
+    where there is none, or the last one has no end: what was begun anew is not answered yet.
     """
     boxes = last_boxes(text)
+    if boxes is None and (bare := _BARE.findall(text)):
+        return str(bare[-1])
     return boxes[-1] if boxes else None
 
 

@@ -18,6 +18,8 @@ from rlboost_jax.data.open import (
     record_lines,
 )
 from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.data.questions import answer_in
+from rlboost_jax.data.row import BrokenRow
 from rlboost_jax.data.rows import open_rows
 from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings
 from rlboost_jax.data.vocabulary import END
@@ -162,6 +164,23 @@ def test_what_cannot_be_used_is_left_out_and_counted(dataset, write_lines, tmp_p
     assert any(
         line.startswith("  10 rows left out, unusable (first: rows.jsonl, line 2") for line in lines
     )
+
+
+@pytest.mark.parametrize(
+    ("column", "answer_format", "found"),
+    [
+        (["\\boxed{5}", "or \\boxed{6}"], "boxed", ["5", "6"]),
+        (["#### 1,234", "#### 2"], "after_hashes", ["1234", "2"]),
+        ([["<answer>a</answer>"]], "answer_tag", [["a"]]),
+        (5, "boxed", None),
+        (["\\boxed{5}", "6"], "boxed", None),
+        (["\\boxed{5}", ""], "boxed", None),
+        (["5", "6"], "", ["5", "6"]),
+    ],
+)
+def test_each_of_several_answers_has_the_format(column, answer_format, found):
+    with contextlib.nullcontext() if found else pytest.raises(BrokenRow, match="answer"):
+        assert answer_in(column, answer_format) == found
 
 
 @pytest.mark.parametrize("index", range(1, 11))

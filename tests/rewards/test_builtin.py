@@ -18,6 +18,10 @@ def test_every_name_of_the_configuration_is_there():
         (boxed, r"\fbox{ 7 }", "7"),
         (boxed, r"\boxed{cut off", None),
         (boxed, "no box", None),
+        (boxed, r"so $x = \boxed 5$.", "5"),
+        (boxed, r"$\boxed 3$ or $\boxed  2x $", "2x"),
+        (boxed, r"$\boxed{3}$, $\boxed 5$", "3"),  # not with braces elsewhere
+        (boxed, r"the command \boxed does", None),
         (after_hashes, "a #### b\nc #### 1,234,567", "1234567"),
         (after_hashes, "#### -3, or so", "-3, or so"),
         (after_hashes, "1234", None),
