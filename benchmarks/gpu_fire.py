@@ -69,7 +69,7 @@ def _summed(rows: Rows, key: str) -> Figure:
 
 
 def _rate(rows: Rows) -> Figure:
-    """Of all steps but the first, in which servers start."""
+    """Return tokens per second over all steps but the first, in which servers start."""
     tokens = sum(row["tokens_delivered"] for row in rows[1:])
     seconds = sum(row["step_seconds"] for row in rows[1:])
     return figure(tokens / seconds if seconds else 0.0, "tokens/s")

@@ -171,7 +171,7 @@ def _copied(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
 
 
 def _sampled(shapes: tuple[Any, ...], rng: np.random.Generator) -> list[Any]:
-    """From the whole softmax at a temperature of 1: logits, seeds, positions, real numbers."""
+    """Make the arguments of sampling from the whole softmax at a temperature of 1."""
     rows = np.arange(shapes[1].shape[0])
     return [filled(shapes[0]), rows, rows, np.ones(shapes[3].shape)]
 
@@ -230,7 +230,7 @@ def _batch(run: RunConfig, shapes: PackedBatch) -> PackedBatch:
 
 
 def _routes(info: Any, experts: int, rng: np.random.Generator) -> np.ndarray:
-    """Of each token and layer so many experts, none of them twice, and none preferred."""
+    """Choose experts for each token and layer, none of them twice and none preferred."""
     *places, chosen = info.shape
     first = rng.integers(experts, size=(*places, 1))
     return ((first + np.arange(chosen) * (experts // chosen)) % experts).astype(info.dtype)

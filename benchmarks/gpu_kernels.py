@@ -177,7 +177,7 @@ def _decodes(batch: int, context: int, *, tiny: bool) -> Problem:
 
 
 def _names(problem: Problem, tiny: bool) -> tuple[str, ...]:
-    """Of the implementations that are measured; the plain one is slow."""
+    """Name the implementations to measure; the plain one only where it is quick."""
     few = problem.bytes_read <= _PLAIN_BYTES
     return ("xla",) if tiny else (*FOR_GPU, *(["xla"] if few else []))
 
@@ -264,5 +264,5 @@ def _uneven(found: Callable[[], Any]) -> Figure:
 
 
 def _price(found: Callable[[], Any]) -> Figure:
-    """Of 256 rows over 32."""
+    """The time of 256 rows over that of 32."""
     return figure(found()[2], "x", target=f"≤ {PRICE_TARGET}")

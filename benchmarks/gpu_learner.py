@@ -23,7 +23,7 @@ _LINK = 64e9  # bytes per second and direction of PCIe 5.0 with 16 lanes: its da
 
 
 def gradients(*, tiny: bool) -> Cases:
-    """Of one packed batch whose rows are one sequence each."""
+    """Time the gradients of one packed batch whose rows are one sequence each."""
     part = partial(_gradients, tiny=tiny)
     few = partial(part, _LARGE, layers=4)
     return {

@@ -33,7 +33,7 @@ def kernel_jobs() -> list[Job]:
 
 
 def model_jobs() -> list[Job]:
-    """Of engines and learners that one device may do."""
+    """List the jobs of engines and learners that one device may do."""
     single = [name for name in MESHES if run_of(name).engine.tensor_parallel == 1]
     found = [Job("engine", config, attention="mosaic_gpu") for config in single]
     alone = [config for config, meshes in MESHES.items() if ALONE in meshes]
@@ -73,7 +73,7 @@ def _found(job: Job) -> dict[str, dict[str, Any]]:
 
 
 def programs(job: Job, run: Any) -> Iterator[Any]:
-    """Of a job, on one device."""
+    """Yield the programs of a job, on one device."""
     from benchmarks.h100 import engine, kernels, learner
 
     devices = jax.devices()[:1]

@@ -90,7 +90,7 @@ def switches_of_bits() -> str:
 
 
 def _value(name: str, default: Any) -> Any:
-    """Of this thread; the default where this release of JAX has no such switch."""
+    """Read a switch in this thread; its default where this release of JAX has no such switch."""
     value = getattr(jax.config, name, jax.config.values.get(name, default))
     shown = "name" if isinstance(default, str) and default.isupper() else "value"  # of an enum
     return getattr(value, shown, value)

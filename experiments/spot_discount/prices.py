@@ -33,7 +33,7 @@ def results() -> dict[str, Any]:
 
 
 def tokens_per_dollar(found: Mapping[str, Any], count: int, discount: float) -> float:
-    """With so many instances that stay, over the co-located baseline's."""
+    """Tokens per dollar with `count` instances that stay, over the co-located baseline's."""
     config = base.get_config()
     share = config.engine.chips / (config.reserved.nodes * config.reserved.chips_per_node)
     speedup: float = found["instances"][str(count)]["throughput_ratio"]

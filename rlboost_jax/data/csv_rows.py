@@ -38,7 +38,7 @@ def csv_layout(file: BinaryIO, start: int, *, delimiter: str, columns: Collectio
 
 
 def _records(file: BinaryIO, start: int, delimiter: str) -> Iterator[tuple[int, bytes, int]]:
-    """Those that are not blank, as `csv` cuts the file; one may be several lines."""
+    """Records that are not blank, as `csv` cuts the file; one may be several lines."""
     file.seek(start)
     taken: list[bytes] = []
 

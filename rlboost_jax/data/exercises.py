@@ -77,7 +77,7 @@ class Exercises(Protocol):
 
     @property
     def record(self) -> Mapping[str, Any] | None:
-        """Of what was read and left out, for the run's folder."""
+        """What was read and left out, for the run's folder."""
         ...
 
     def train(self, seed: int) -> Prompts:

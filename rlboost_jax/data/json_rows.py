@@ -45,7 +45,7 @@ def json_object(text: bytes) -> Row:
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes, int]]:
-    """Those that are not blank."""
+    """Lines that are not blank."""
     file.seek(start)
     for number, line in enumerate(file, 1):
         if line.strip():

@@ -39,7 +39,7 @@ def bytes_of_tokens(tokenizer: Any) -> Callable[[int], bytes | None]:
 
 
 def _spelling(decoder: Mapping[str, Any]) -> Spelling | None:
-    """Of a decoder of the library `tokenizers`; None: one whose tokens depend on each other."""
+    """How a decoder of `tokenizers` spells tokens; None: they depend on each other."""
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     replaced: list[tuple[str, str]] = []
     by_byte = False  # names like <0x0A>

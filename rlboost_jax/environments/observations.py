@@ -134,8 +134,8 @@ def _text(value: str) -> str:
 
 
 def _call(value: Any, place: str) -> dict[str, Any]:
-    """Of an assistant's message, as chat templates take it: its arguments are an object, or the
-    text of one."""
+    """A call of an assistant's message, as chat templates take it: its arguments are an object, or
+    the text of one."""
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadObservation(

@@ -150,8 +150,8 @@ class ChatAnswer:
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        """Of OpenAI's list. A token that is half a character has its own bytes, and U+FFFD as its
-        text."""
+        """An entry of OpenAI's list. A token that is half a character has its own bytes, and U+FFFD
+        as its text."""
         text = own = None
         if not self._call.tokens_as_ids:
             own = self._bytes_of(token)

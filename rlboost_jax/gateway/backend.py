@@ -64,5 +64,5 @@ class Backend(Protocol):
         ...
 
     def token_bytes(self, token: int) -> bytes | None:
-        """That one token stands for, maybe half a character; None: unknown here."""
+        """The bytes that one token stands for, maybe half a character; None: unknown here."""
         ...

@@ -108,7 +108,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def _half_of_a_pair(body: bytes) -> str:
-    """Which text of a body was cut within a character, as JavaScript cuts them; "": none is."""
+    """Name the text of a body that was cut within a character, as JavaScript cuts them, or ""."""
     with contextlib.suppress(ValueError, RecursionError):
         for place in unreadable_places(json.loads(body)):
             return f"{place[:200]} has half of a surrogate pair: it was cut within a character"

@@ -26,8 +26,8 @@ def unread(value: Any, known: Collection[str], place: str = "") -> tuple[str, ..
 
 
 def unread_of_messages(messages: Any) -> tuple[str, ...]:
-    """Of the messages of a call and their parts, each name once; their kinds are checked
-    elsewhere."""
+    """List the unread fields of a call's messages and their parts, each name once; their kinds are
+    checked elsewhere."""
     found: dict[str, None] = {}
     for message in _objects(messages):
         known = _OF_ROLE.get(str(message.get("role")), _EVERY)
@@ -43,7 +43,7 @@ def unread_of_messages(messages: Any) -> tuple[str, ...]:
 
 
 def unread_of_tools(tools: Any) -> tuple[str, ...]:
-    """Of the tools of a call, each name once. A schema is handed to the template as it is."""
+    """List the unread fields of a call's tools, each name once; schemas go to the template."""
     found: dict[str, None] = {}
     for tool in _objects(tools):
         found |= dict.fromkeys(unread(tool, ("type", "function"), "tools."))

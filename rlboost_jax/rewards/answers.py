@@ -49,7 +49,7 @@ def last_boxes(text: str) -> list[str] | None:
 
 
 def _end(text: str, first: int) -> int | None:
-    """Of a box whose content begins at `first`: the place of its closing brace."""
+    """Find the closing brace of a box whose content begins at `first`; None: it has none."""
     depth = 1
     for end in range(first, len(text)):
         depth += {"{": 1, "}": -1}.get(text[end], 0)

@@ -157,7 +157,7 @@ def _equal(reference: Any, given: Any, wanted: str) -> bool:
 
 
 def _value(expression: Any) -> Decimal | None:
-    """Of a parsed answer, if it is a real number."""
+    """The value of a parsed answer, if it is a real number."""
     if not getattr(expression, "is_number", False) or not expression.is_real:
         return None
     text = str(expression.evalf(30))
@@ -177,7 +177,7 @@ def _close(given: Decimal, right: Decimal) -> bool:
 
 
 def _number(text: str) -> Decimal | None:
-    """Of a box that holds nothing but a number."""
+    """The value of a box that holds nothing but a number."""
     text = _SPACES.sub("", text)
     if (tens := _TENS.fullmatch(text)) is not None:
         return Decimal(tens["factor"]).scaleb(int(tens["braced"] or tens["bare"]))

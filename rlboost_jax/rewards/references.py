@@ -106,7 +106,7 @@ def _texts(reference: Any) -> Iterator[str]:
 
 
 def _members(text: str) -> list[str]:
-    """Those of a list of texts, by JSON or by Python; [] for any other text, as for [1, 2]."""
+    """Members of a list of texts, by JSON or by Python; [] for any other text, as for [1, 2]."""
     if not text.lstrip().startswith("["):
         return []
     try:

@@ -185,7 +185,7 @@ def _scaling(rope: Mapping[str, Any], values: Mapping[str, Any], where: str) -> 
 
 
 def _attention_factor(rope: Mapping[str, Any], factor: float, where: str) -> float:
-    """Of yarn, by what the section says.
+    """Attention factor of a yarn, by what its section says.
 
     `attention_factor` is the factor itself. `attn_factor` multiplies the one that follows from
     `factor`, as DeepSeek's own code, vLLM and llama.cpp read it; transformers passes over it.
