@@ -267,7 +267,8 @@ def groups_of(attributes: str, devices: int = 1) -> list[tuple[int, ...]]:
     `source_target_pairs`.
 
     Groups are lists, {{0,1},{2,3}}; a reshaped and transposed range, [2,4]<=[4,2]T(1,0); some
-    axes of a mesh, mesh['a'=2,'b'=4] {'b'}; or {}, all devices.
+    axes of a mesh, mesh['a'=2,'b'=4] {'b'}, whose devices may be a transposed range as well,
+    mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}; or {}, all devices.
 
     Args:
         devices: that there are.
@@ -291,11 +292,21 @@ def _first_group(attributes: str, devices: int) -> tuple[int, ...]:
         size, dims = int(found[2]), [int(d) for d in found[3].split(",")]
         order = [int(a) for a in found[4].split(",")] if found[4] else range(len(dims))
         return tuple(_transposed_range(dims, order)[:size])
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes):
+    if found := re.search(
+        r"replica_groups=mesh\[([^\]]*)\]"
+        r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}",
+        attributes,
+    ):
         axes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", found[1])]
-        chosen = set(re.findall(r"'([^']+)'", found[2]))
+        chosen = set(re.findall(r"'([^']+)'", found[4]))
         places = product(*(range(size) if name in chosen else (0,) for name, size in axes))
-        return tuple(_flat(place, [size for _, size in axes]) for place in places)
+        group = tuple(_flat(place, [size for _, size in axes]) for place in places)
+        if not found[2]:
+            return group
+        dims = [int(d) for d in found[2].split(",")]
+        order = [int(a) for a in found[3].split(",")] if found[3] else range(len(dims))
+        ids = _transposed_range(dims, order)
+        return tuple(ids[place] for place in group)
     raise ValueError(f"a collective whose groups are not understood: {attributes[:200]}")
 
 
