@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax.storage import foreign_json
+
 TOKEN_VARIABLE: Final = "RLBOOST_TOKEN"
 JOIN_VARIABLE: Final = "RLBOOST_JOIN"
 TOKEN_FILE, CA_FILE = "token", "ca.pem"
@@ -197,10 +199,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _unpack(word: str, folder: Path) -> None:
     try:
-        files = json.loads(base64.b64decode("".join(word.split()), validate=True))
+        packed = base64.b64decode("".join(word.split()), validate=True)
+        files = foreign_json.decode(packed, JOIN_VARIABLE, dict)
         for name in JOIN_FILES:
             (folder / name).write_text(str(files[name]), encoding="ascii")
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError):
         raise CredentialsUnusable(
             f"{JOIN_VARIABLE} (environment) is not what a provider puts there; it was cut off, or "
             "is of another release"

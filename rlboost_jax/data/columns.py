@@ -4,7 +4,6 @@ A path leads through objects, lists and columns whose text is JSON. A name with 
 before a path, at each level.
 """
 
-import json
 import string
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 from rlboost_jax.data.row import BrokenRow, Row
 from rlboost_jax.settings.column_names import path_of
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 
 class MissingColumns(ConfigError):
@@ -56,11 +57,9 @@ def filled(template: str, row: Mapping[str, Any]) -> str:
 def decoded(text: str, place: str) -> Any:
     """What JSON in a column of text says. Raises BrokenRow."""
     try:
-        return json.loads(text)
-    except ValueError:
-        raise BrokenRow(f"{place!r} is text and no JSON: {text[:40]!r}") from None
-    except RecursionError:
-        raise BrokenRow(f"nested too deeply in {place!r}") from None
+        return foreign_json.decode(text, place, object, halves=True)
+    except Unreadable as error:
+        raise BrokenRow(f"{place!r} is text and no JSON: {text[:40]!r} {error.reason}") from None
 
 
 def _stored(column: str, present: Collection[str]) -> str | None:

@@ -25,6 +25,8 @@ from rlboost_jax.settings.huggingface.sources import TOKENIZER, source_folder
 from rlboost_jax.settings.mixture_parts import parts_of
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 CHAT_TEMPLATE: Final = "chat_template.jinja"
 _CONFIG: Final = "tokenizer_config.json"
@@ -164,7 +166,6 @@ def _marks(folder: Path) -> dict[str, Any]:
 def _object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one where there is none."""
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        return foreign_json.read(path, dict)
+    except (OSError, Unreadable):
         return {}
-    return values if isinstance(values, dict) else {}

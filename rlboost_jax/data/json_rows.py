@@ -7,6 +7,8 @@ from typing import BinaryIO, Final
 
 from rlboost_jax.data.row import BrokenRow, Layout, Row
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 CHUNK: Final = 2**24  # bytes of an array that are read at once
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -34,14 +36,9 @@ def json_layout(file: BinaryIO, start: int) -> Layout:
 def json_object(text: bytes) -> Row:
     """Raises BrokenRow."""
     try:
-        value = json.loads(text)
-    except ValueError as error:  # not UTF-8, or no JSON
-        raise BrokenRow(f"no JSON: {error}") from None
-    except RecursionError:
-        raise BrokenRow("no JSON: nested too deeply") from None
-    if not isinstance(value, dict):
-        raise BrokenRow(f"JSON, but no object: {str(value)[:40]!r}")
-    return value
+        return foreign_json.decode(text, "it", dict, halves=True)
+    except Unreadable as error:
+        raise BrokenRow(f"no JSON object: it {error.reason}") from None
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes, int]]:

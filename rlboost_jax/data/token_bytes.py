@@ -4,10 +4,11 @@ A token may be half a character, which decoded by itself is U+FFFD. Its bytes ar
 vocabulary, spelt as the decoder of `tokenizer.json` says.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from rlboost_jax.storage import foreign_json
 
 Spelling = Callable[[str], bytes | None]  # a token's name → its bytes; None: not of that spelling
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -25,7 +26,11 @@ def bytes_of_tokens(tokenizer: Any) -> Callable[[int], bytes | None]:
     added = {index: str(each.content) for index, each in tokenizer.added_tokens_decoder.items()}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = getattr(backend, "decoder", None)
-    spelt = None if decoder is None else _spelling(json.loads(decoder.__getstate__()))
+    spelt = (
+        None
+        if decoder is None
+        else _spelling(foreign_json.decode(decoder.__getstate__(), "the tokenizer's decoder", dict))
+    )
 
     def found(token: int) -> bytes | None:
         if token in added:

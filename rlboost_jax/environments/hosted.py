@@ -31,6 +31,7 @@ from rlboost_jax.environments.records import CallBegun, CallDone, Past, Record, 
 from rlboost_jax.environments.runner import KnownCall
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.storage import foreign_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,4 +280,5 @@ class Hosted:
 def _messages(answered: TurnAnswered) -> list[Message]:
     if not answered.messages:
         return []
-    return msgspec.json.decode(answered.messages, type=list[dict[str, Any]])  # type: ignore[return-value]
+    said = foreign_json.decode(answered.messages, "an environment's answer", list)
+    return msgspec.convert(said, list[dict[str, Any]])  # type: ignore[return-value]

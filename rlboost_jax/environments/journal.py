@@ -18,6 +18,7 @@ from typing import Any, Final
 from rlboost_jax.environments.records import BatchBegun, Record, framed, unframed
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.storage import durable
+from rlboost_jax.storage.bounded_files import named
 
 FOLDER: Final = "environments"
 SUFFIX: Final = ".journal"
@@ -105,7 +106,7 @@ class Journal:
 
     def _read(self) -> bytes:
         try:
-            with durable.named(self.path):
+            with named(self.path):
                 return self.path.read_bytes()
         except FileNotFoundError:
             return b""

@@ -21,6 +21,8 @@ from rlboost_jax.settings.data_presets import resolved
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, VOCAB_SIZE
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 
 class Player:
@@ -127,12 +129,11 @@ def example_of(run: RunConfig, given: str) -> Any:
     """By its number among those that are trained on, or as it stands. Raises ConfigError."""
     if not given.isdecimal():
         try:
-            example = json.loads(given)
-        except (ValueError, RecursionError):
-            example = None
-        if not isinstance(example, dict):
-            raise ConfigError(f"--example={given}; give a number, or a JSON object")
-        return example
+            return foreign_json.decode(given, "--example", dict)
+        except Unreadable as error:
+            raise ConfigError(
+                f"--example={given[:60]} {error.reason}; give a number, or a JSON object"
+            ) from None
     if run.task.name == DATASET:
         from rlboost_jax.data.mixture import dataset_of
 

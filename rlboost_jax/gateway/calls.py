@@ -22,6 +22,8 @@ from rlboost_jax.gateway.refused_fields import FIXED, refuse
 from rlboost_jax.gateway.unread import UNSET, unread, unread_of_messages, unread_of_tools
 from rlboost_jax.settings.limits import MAX_STOP_IDS
 from rlboost_jax.settings.readable import unreadable_places
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 # Of chat completions: what is followed. `top_logprobs` has the sampled token only.
 _TURN: Final = ("n", "max_tokens", "temperature", "top_p", "top_k", "stop", "stop_token_ids")
@@ -97,36 +99,23 @@ Call = ChatCall | TokenCall
 def decode(body: bytes) -> dict[str, Any]:
     """A JSON object. Raises ApiError."""
     try:
-        value = msgspec.json.decode(body)
+        value = msgspec.json.decode(body)  # noqa: TID251  (a bounded body, and JSON to the letter)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(_half_of_a_pair(body) or f"the body is no JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
-    if _deeper(value, MAX_DEPTH):
+    if foreign_json.deeper(value, MAX_DEPTH):
         raise invalid(f"the body has lists in lists deeper than {MAX_DEPTH}")
     return value
 
 
 def _half_of_a_pair(body: bytes) -> str:
     """Name the text of a body that was cut within a character, as JavaScript cuts them, or ""."""
-    with contextlib.suppress(ValueError, RecursionError):
-        for place in unreadable_places(json.loads(body)):
+    with contextlib.suppress(Unreadable):
+        value = foreign_json.decode(body, "the body", object, halves=True)
+        for place in unreadable_places(value):
             return f"{place[:200]} has half of a surrogate pair: it was cut within a character"
     return ""
-
-
-def _deeper(value: Any, most: int) -> bool:
-    level = [value]
-    for _ in range(most):
-        level = [
-            each
-            for parent in level
-            for each in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(each, dict | list)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def chat_call(value: Mapping[str, Any]) -> ChatCall:

@@ -4,10 +4,13 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from rlboost_jax.closing import Closing
-from rlboost_jax.storage import durable
+from rlboost_jax.storage import durable, foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable, named, open_regular
+
+LONGEST_LINE: Final = 2**24  # bytes; a longer one is passed over
 
 Scalar = str | int | float | bool | None
 
@@ -42,18 +45,33 @@ class StepLines(Closing):
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file; none where there is no file. Lines cut off by a kill are
-    passed over."""
-    if not path.exists():
+    passed over, and those of more than `LONGEST_LINE` bytes.
+
+    Raises:
+        Unreadable: it is a folder, a FIFO or a device.
+        OSError: it cannot be read; the error names it.
+    """
+    try:
+        descriptor = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
         return
-    with durable.named(path):
-        text = path.read_text(encoding="utf-8", errors="replace")
-    for line in text.split("\n"):
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(value, dict):
-            yield value
+    with named(path), open(descriptor, "rb") as file:
+        while line := file.readline(LONGEST_LINE):
+            whole = len(line) < LONGEST_LINE or line.endswith(b"\n")
+            if whole and (values := decoded(line)) is not None:
+                yield values
+            while not whole and (line := file.readline(LONGEST_LINE)):
+                whole = line.endswith(b"\n")
+
+
+def decoded(line: bytes) -> dict[str, Any] | None:
+    """The object of a line; None of one that a kill has cut off, or that is no object."""
+    try:
+        return foreign_json.decode(
+            line.decode("utf-8", "replace"), "a line", dict, limit=LONGEST_LINE
+        )
+    except Unreadable:
+        return None
 
 
 def scalar(value: Any) -> Scalar:

@@ -11,8 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+import msgspec
+
 from rlboost_jax.observe.cost import comparison, total
-from rlboost_jax.storage import durable
+from rlboost_jax.storage import durable, foreign_json
 
 FILE: Final = "summary.json"
 
@@ -78,8 +80,8 @@ def write_summary(workdir: str | Path, summary: Summary) -> None:
 def read_summary(workdir: str | Path) -> Summary | None:
     """What `write_summary` wrote; None where there is none, or it is damaged: the rows say it."""
     try:
-        return Summary(**json.loads((Path(workdir) / FILE).read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
+        return msgspec.convert(foreign_json.read(Path(workdir) / FILE, dict), Summary)
+    except (FileNotFoundError, ValueError):
         return None
 
 

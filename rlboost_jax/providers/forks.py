@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlboost_jax.host.starting import start_program
+from rlboost_jax.storage import foreign_json
 
 PREPARE_SECONDS = 60.0  # imports, on a busy machine
 
@@ -105,7 +106,7 @@ class Forks:
     async def read(self, reports: asyncio.StreamReader) -> None:
         """Every report there will be."""
         async for line in reports:
-            self._hear(json.loads(line))
+            self._hear(foreign_json.decode(line, "the process that forks servers", dict))
         self._orphaned()
 
     async def seal(self) -> None:

@@ -1,17 +1,18 @@
 """What pools cost now, by a command of the user's: `fleet.price_command`."""
 
 import asyncio
-import json
 import logging
 import math
 import os
 import shlex
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from rlboost_jax.providers.launcher import LaunchFailed
 from rlboost_jax.providers.programs import run_program
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.foreign_keys import report_unknown
+from rlboost_jax.storage import foreign_json
 
 MOST_PRICE = 100_000.0  # dollars per hour; more is a mistake
 
@@ -51,10 +52,7 @@ def prices_in(text: str) -> Mapping[str, float]:
     """
     text = text.removeprefix("\ufeff").strip()
     if text.startswith("{"):
-        try:
-            pairs = json.loads(text, parse_int=float).items()
-        except RecursionError:
-            raise ValueError("it is nested too deeply for prices by pool") from None
+        pairs: Any = foreign_json.decode(text, "its output", dict).items()
     else:
         lines = (line.replace(",", " ").split() for line in text.splitlines())
         pairs = [(w[0], " ".join(w[1:])) for w in lines if w and not w[0].startswith("#")]

@@ -12,8 +12,13 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rlboost_jax.host import processes
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import read_text
+
+MOST_BYTES: Final = 2**16  # of a note
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +58,7 @@ class ServerFiles:
         One of a program from before there were nonces is ended: it cannot make itself understood.
         """
         try:
-            text = (self._folder / name).read_text()
+            text = read_text(self._folder / name, MOST_BYTES)
             nonce, pid, started = _parse(text)
             descriptor = os.pidfd_open(pid)
         except (OSError, ValueError, AttributeError):  # of it, of the file, of this system
@@ -78,7 +83,5 @@ def _parse(text: str) -> tuple[str, int, str]:
     if not text.startswith("{"):
         pid, started = text.split(maxsplit=1)
         return "", int(pid), started.strip()
-    note = json.loads(text)
-    if not isinstance(note, dict):
-        raise ValueError("no object")
+    note = foreign_json.decode(text, "a note", dict)
     return str(note.get("nonce", "")), int(note.get("pid", 0)), str(note.get("started", ""))

@@ -13,7 +13,7 @@ import msgspec
 
 from rlboost_jax.host.private_paths import foreign
 from rlboost_jax.qualification.records import Verdict
-from rlboost_jax.storage import durable
+from rlboost_jax.storage import durable, foreign_json
 
 FOLDER: Final = "qualification"
 
@@ -40,8 +40,8 @@ def kept(path: Path, key: Mapping[str, Any]) -> Verdict | None:
     try:
         if foreign(path.parent):
             return None
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        file = msgspec.convert(foreign_json.read(path, dict), _File)
+    except (OSError, ValueError):
         return None
     intact = file.digest == _digest(file.key, file.verdict)
     return file.verdict if intact and _encoded(file.key) == _encoded(key) else None

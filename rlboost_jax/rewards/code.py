@@ -1,6 +1,5 @@
 """Programs that the policy writes, judged by tests in a sandbox."""
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,8 @@ from rlboost_jax.rewards.sandbox import (
     run_contained,
 )
 from rlboost_jax.settings.foreign_keys import refuse_unknown
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*", re.MULTILINE)
 _LANGUAGE = re.compile(r"\S*")
@@ -91,8 +92,8 @@ def cases(tests: Any) -> list[str | tuple[str, str]]:
         return []
     if isinstance(tests, str):
         try:
-            parsed = json.loads(tests)
-        except (ValueError, RecursionError):
+            parsed = foreign_json.decode(tests, "tests", object, halves=True)
+        except Unreadable:
             return [tests]
         return cases(parsed) if isinstance(parsed, list | dict | None) else [tests]
     if isinstance(tests, bytes):

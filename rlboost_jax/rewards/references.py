@@ -5,13 +5,15 @@ compares texts or numbers, and a reference that is neither is an error rather th
 """
 
 import ast
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
+
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _QUOTED: Final = re.compile(r"\s*\[\s*'")
@@ -66,8 +68,8 @@ def listed(value: Any) -> list[Any]:
     value = _plain(value)
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = foreign_json.decode(value, "a reference", list, halves=True)
+        except Unreadable:
             raise ValueError(f"{_shown(value)} is no list") from None
     if not isinstance(value, list | tuple):
         raise ValueError(f"{_shown(value)} is no list")
@@ -110,10 +112,8 @@ def _members(text: str) -> list[str]:
     if not text.lstrip().startswith("["):
         return []
     try:
-        found = json.loads(text)
-    except RecursionError:
-        return []
-    except ValueError:
+        found: Any = foreign_json.decode(text, "a reference", list, halves=True)
+    except Unreadable:
         found = _in_python(text)
     return found if isinstance(found, list) and all(isinstance(m, str) for m in found) else []
 

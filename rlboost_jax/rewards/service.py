@@ -26,6 +26,7 @@ from rlboost_jax.rewards.frames import Found, Job, Outcome, all_failed
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown, unknown_keys
 from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.storage import foreign_json
 
 OPTIONS: Final = {
     "url": "",
@@ -160,12 +161,12 @@ def _found_in(
         report: is given an answer that is understood.
     """
     try:
-        answer = json.loads(data)
+        answer = foreign_json.decode(data, "an answer", dict)
         values = answer["rewards"]
         if not isinstance(values, list) or len(values) != len(job.responses):
             raise TypeError
         found = tuple(_outcome(value) for value in values)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         count = len(job.responses)
         wanted = "[number]" if count == 1 else f"[{count} numbers]"
         return all_failed(job, f'answered {data[:60]!r}, not {{"rewards": {wanted}}}')

@@ -27,6 +27,7 @@ from typing import Any, Final, NoReturn
 
 from rlboost_jax.host.garbage import seldom_collected
 from rlboost_jax.relay.start import finish, speak_through_relay
+from rlboost_jax.storage import foreign_json
 
 END_SECONDS: Final = 1.0  # for what a server has printed to reach its log
 READ_BYTES = 65536
@@ -84,7 +85,7 @@ class Zygote:
 
     def _obey(self, line: bytes) -> None:
         try:
-            command = json.loads(line)
+            command = foreign_json.decode(line, "a command", dict)
             if "signal" in command:
                 self._signal(command["signal"], int(command["number"]))
             else:

@@ -78,7 +78,10 @@ def recorded(
         before: the newest settings that the record is of.
         again: names of settings that hold from this step as they are now, changed here or not.
     """
-    old, new = (msgspec.json.decode(msgspec.json.encode(each)) for each in (before, now))
+    old, new = (
+        msgspec.json.decode(msgspec.json.encode(each))  # noqa: TID251  (text of our own)
+        for each in (before, now)
+    )
     names = {each.name for each in differences(before, now)} | set(again)
     known, warmed = list(changes), LAYOUT if now.warmup.max_updates else ()
     kept = [each for each in known if each.name not in names or each.step < step]

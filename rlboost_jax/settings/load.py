@@ -6,7 +6,6 @@ imports JAX, so that the manager and tools read configurations too.
 
 import dataclasses
 import difflib
-import json
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,8 @@ from rlboost_jax.settings.renamed import successor, without_retired
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.setting import is_required
 from rlboost_jax.settings.validation.run import check, check_files
-from rlboost_jax.storage import at_rest, durable
+from rlboost_jax.storage import at_rest, durable, foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 REMEDY: Final = "bring it back from a copy, or choose another --workdir"  # of a damaged record
 
@@ -276,16 +276,13 @@ def _part(path: str | Path, name: str, kind: type[Record]) -> Record | None:
 def _read(path: str | Path) -> dict[str, Any]:
     path = _file(path)
     try:
-        values = json.loads(path.read_text())
+        values = foreign_json.read(path, dict)
     except OSError as error:
         lost = durable.is_lost(error)
         remedy = REMEDY if lost else "give the workdir of a run"
         raise ConfigError(f"cannot read {path}: {error.strerror or error}; {remedy}") from error
-    except ValueError as error:  # not UTF-8, or not JSON
-        size = path.stat().st_size
-        raise ConfigError(f"{path} is damaged ({size} bytes: {error}); {REMEDY}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no configuration; give the workdir of a run")
+    except Unreadable as error:
+        raise ConfigError(f"{path} is damaged (it {error.reason}); {REMEDY}") from error
     try:
         return without_retired(at_rest.unsealed(values, path, REMEDY))
     except durable.Damaged as error:

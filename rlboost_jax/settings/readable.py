@@ -41,6 +41,8 @@ def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
     """Places and values of all texts within lists and mappings; keys are in the places."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
+            if not _is_text(str(name)):
+                yield f"{place}.{name}", ""
             yield from _texts(inner, f"{place}.{name}")
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):

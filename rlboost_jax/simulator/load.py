@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from rlboost_jax.simulator.market.availability import FORMATS, MAX_MACHINES
 from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.records import InstanceConfig, MarketConfig, PolicyConfig, SimConfig
 from rlboost_jax.simulator.systems import SYSTEMS
+from rlboost_jax.storage import foreign_json
 
 BASE: Final = "configs/sim/base.py"
 
@@ -114,9 +114,9 @@ def calibrated(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     path = values["calibration"]
     try:
-        sections = json.loads(Path(path).read_text(encoding="utf-8"))["settings"]
+        sections = foreign_json.read(Path(path), dict)["settings"]
         changes = {section: dict(own) for section, own in sections.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"calibration: cannot read {path!r} ({type(error).__name__}: {error}); name a file "
             "that rlboost_jax.calibrate wrote"

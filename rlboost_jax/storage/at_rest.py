@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rlboost_jax.storage import durable
+from rlboost_jax.storage import durable, foreign_json
 from rlboost_jax.storage.durable import Damaged
 
 FILE: Final = "digests.json"  # of a folder
@@ -92,14 +92,14 @@ def _is_nearly_seal(name: str) -> bool:
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether a small JSON file has a digest; raises ValueError if it is no JSON."""
-    values = json.loads(path.read_bytes())
-    return isinstance(values, dict) and SEAL in values
+    """Whether a small JSON file has a digest; raises Unreadable."""
+    return SEAL in foreign_json.read(path, dict)
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:
     # As it will be read: tuples are lists then, and keys text.
-    text = json.dumps(json.loads(json.dumps(values)), sort_keys=True, separators=(",", ":"))
+    read = json.loads(json.dumps(values))  # noqa: TID251  (text of our own)
+    text = json.dumps(read, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -11,14 +11,15 @@ is called on the critical path of a step.
 
 import contextlib
 import errno
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 PART = ".part"  # ends the name of what is not in place yet
 # What reading a file may end with where its bytes are lost: the device has none, or the file system
@@ -80,37 +81,21 @@ def read_object(path: Path, remedy: str) -> dict[str, Any] | None:
         OSError: it cannot be read now.
     """
     try:
-        with named(path):
-            values = json.loads(path.read_bytes())
+        values: dict[str, Any] = foreign_json.read(path, dict)
     except FileNotFoundError:
         return None
     except OSError as error:
         if is_lost(error):
             raise Damaged(f"{path} cannot be read: {error.strerror}; {remedy}") from None
         raise
-    except ValueError:  # not UTF-8, or not JSON
-        values = None
-    if not isinstance(values, dict):
-        size = path.stat().st_size
-        what = f"damaged ({size} bytes, no JSON object)" if size else "empty"
-        raise Damaged(f"{path} is {what}; {remedy}")
+    except Unreadable as error:
+        raise Damaged(f"{path} is damaged (it {error.reason}); {remedy}") from None
     return values
 
 
 def is_lost(error: BaseException) -> bool:
     """Whether that is said of a file whose bytes are gone for good."""
     return isinstance(error, OSError) and error.errno in LOST
-
-
-@contextlib.contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Have errors of reading name the file; the system says it only of opening."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 def link(source: Path, target: Path, *, hard_link: Callable[[Path, Path], None] = os.link) -> None:

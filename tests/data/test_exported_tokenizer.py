@@ -275,8 +275,8 @@ def test_the_tokenizer_is_the_run_s_and_not_the_source_s(
         ('{"eos_token_id": [2, -1]}', "eos_token_id is [2, -1]; it must be an id"),
         ('{"eos_token_id": 2.5}', "eos_token_id is 2.5; it must be an id"),
         ('{"eos_token_id": {"a": 1}}', "eos_token_id is {'a': 1}; it must be an id"),
-        ("[1]", "is no configuration, but [1]"),
-        ("[" * 100_000, "is no configuration: maximum recursion"),
+        ("[1]", "generation_config.json is a list; expected a JSON object"),
+        ("[" * 100_000, "generation_config.json is nested too deeply"),
     ],
 )
 def test_ends_that_are_no_ids_are_refused(text: str, says: str, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_broken_line_costs_itself_and_says_where_it_is(tmp_path):
     rows = open_rows(str(path), "auto", subset="", split="", columns=("a",))
     assert len(rows) == 6
     assert (rows[0], rows[4]) == ({"a": 1}, {"a": 5})
-    for index, reason in ((1, "no JSON"), (2, "no object"), (3, "no JSON"), (5, "no JSON")):
+    for index, reason in ((1, "no JSON"), (2, "no JSON object"), (3, "no JSON"), (5, "no JSON")):
         with pytest.raises(BrokenRow, match=reason):
             rows[index]
     assert rows.place(1) == "rows.jsonl, line 3"

@@ -259,14 +259,14 @@ def test_stop_strings_of_the_generation_configuration(folder, tmp_path, said, st
         ([""], "has '', which every"),
         (["a", 7], "has 7, which is no text"),
         (["x" * 200], "200 bytes"),
-        (["a\ud800"], "half a char"),
+        (["a\ud800"], "half of a surrogate pair in .stop_strings.0"),
         ({"a": 1}, "a text or several"),
     ],
 )
 def test_generation_configurations_of_no_use(folder, tmp_path, said, message):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps({"stop_strings": said}))
-    with pytest.raises(ConfigError, match=f"stop_strings of .*{message}"):
+    with pytest.raises(ConfigError, match=rf"generation_config\.json.*{message}"):
         open_tokenizer(data(tokenizer=str(tmp_path)))
 
 

@@ -90,5 +90,7 @@ def test_an_example_is_a_number_or_an_object() -> None:
     run = run_of()
     assert example_of(run, "0") == {"index": 1}
     assert example_of(run, '{"index": 8}') == {"index": 8}
-    with pytest.raises(ConfigError, match=r"--example=\[8\]; give a number, or a JSON object"):
+    with pytest.raises(
+        ConfigError, match=r"--example=\[8\] is a list; give a number, or a JSON object"
+    ):
         example_of(run, "[8]")

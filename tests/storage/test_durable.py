@@ -56,8 +56,8 @@ def test_what_another_has_left_half_written_does_no_harm(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is empty; bring"),
-        (b'{"a": ', "damaged .6 bytes"),
+        (b"", "is damaged .it is empty.; bring"),
+        (b'{"a": ', "damaged .it is no JSON .Expecting value: line 1, column 7"),
         (b"\xff\x00", "damaged"),
         (b"3", "damaged"),
     ],

@@ -65,6 +65,14 @@ def fail(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> None:
             return read(self, *args, **options)
 
         monkeypatch.setattr(Path, name, refuse)
+    opened = os.open
+
+    def refuse_to_open(name: object, flags: int, *args: int, **options: int) -> int:
+        if name == path and not flags & (os.O_WRONLY | os.O_DIRECTORY):
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(name, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse_to_open)
 
 
 @pytest.mark.parametrize(("make", "name"), MADE_ANEW)

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from rlboost_jax.environments.adapters.packages import imported, number_of
 from rlboost_jax.environments.protocol import Message, Observation, Step, Tool, Turn
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 EXTRA: Final = "openenv"
 JSON_ACTION: Final = "json"
@@ -65,13 +67,9 @@ class OpenEnv:
         action: Any = {self._action: turn.text}
         if self._action == JSON_ACTION:
             try:
-                action = json.loads(turn.text)
-            except ValueError as error:
+                action = foreign_json.decode(turn.text, "the turn", dict)
+            except Unreadable as error:
                 return Step(observation=f"No action, which is an object in JSON: {error}")
-            except RecursionError:
-                return Step(observation="No action, which is an object in JSON: nested too deeply")
-            if not isinstance(action, dict):
-                return Step(observation="No action, which is an object in JSON.")
         result = await self._client.step(action)
         observation = () if result.done else self._text(result.observation)
         return _step(observation, float(result.reward or 0.0), bool(result.done))

@@ -18,6 +18,7 @@ from rlboost_jax.environments.adapters.draws import OwnDraws
 from rlboost_jax.environments.adapters.packages import imported, is_heldout, known, number_of
 from rlboost_jax.environments.protocol import Message, Step, Turn
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.storage import foreign_json
 
 EXTRA: Final = "reasoning-gym"
 NOT_REPEATING: Final = frozenset({"codeio"})  # what it expects holds seconds that a clock measured
@@ -110,7 +111,7 @@ class ReasoningGym:
 def _dataset(name: str, config: str, size: int, seed: int) -> Any:
     """One for all episodes in a process: some read lists of words to begin with."""
     gym = imported("reasoning_gym", extra=EXTRA)
-    values = json.loads(config)
+    values = foreign_json.decode(config, "environment.options", dict)
     known_fields = {f.name for f in fields(gym.factory.DATASETS[name][1])} - {"size", "seed"}
     for value in values:
         known(f"config of {name}", value, known_fields)

@@ -10,7 +10,6 @@ a text, or these as JSON.
 
 import dataclasses
 import importlib
-import json
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Final
@@ -19,6 +18,8 @@ from rlboost_jax.environments.adapters.packages import imported, known
 from rlboost_jax.environments.observations import checked_observation
 from rlboost_jax.environments.protocol import Message, Step, Turn
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable
 
 EXTRA: Final = "skyrl-gym"
 # They ask a search service, or run what the policy writes: answers are the outside's, not a seed's.
@@ -97,8 +98,8 @@ def _decoded(name: str, value: Any) -> Any:
     """Parts that a table keeps as JSON."""
     if isinstance(value, str) and name in ("prompt", "reward_spec", "reward_model", "extra_info"):
         try:
-            decoded = json.loads(value)
-        except ValueError:
+            decoded = foreign_json.decode(value, name, object)
+        except Unreadable:
             return value
         return decoded if isinstance(decoded, dict | list) else value
     return value

@@ -24,6 +24,7 @@ from rlboost_jax.environments.adapters.draws import OwnDraws
 from rlboost_jax.environments.adapters.packages import known, place_of
 from rlboost_jax.environments.protocol import Step, Turn
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.storage import foreign_json
 
 # No extra of ours: its bounds on transformers do not go with those of our lock.
 INSTALL: Final = "in an environment of its own, `pip install tinker-cookbook`"
@@ -100,7 +101,7 @@ def _builder(path: str, options: str) -> Any:
         raise ConfigError(f"environment.options: builder {path!r}: {error}") from None
     known("builder", name, (n for n in vars(module) if n.endswith("DatasetBuilder")))
     try:
-        return getattr(module, name)(**json.loads(options))
+        return getattr(module, name)(**foreign_json.decode(options, "environment.options", dict))
     except Exception as error:  # of chz, which has its own
         raise ConfigError(f"environment.options: builder {path!r}: {error}") from None
 

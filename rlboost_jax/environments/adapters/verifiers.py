@@ -21,6 +21,7 @@ from rlboost_jax.environments.adapters.packages import imported, known, place_of
 from rlboost_jax.environments.adapters.verifiers_answers import Answers, TurnWanted
 from rlboost_jax.environments.protocol import Message, Step, Tool, Turn
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.storage import foreign_json
 
 EXTRA: Final = "verifiers"
 HELDOUT_OF: Final = 8  # one task in so many is for evaluation
@@ -133,7 +134,9 @@ def _host(key: str) -> _Served:
 
 def _config(key: str) -> tuple[Any, str]:
     """Of the environment, and the role that the policy plays. Raises ConfigError."""
-    taskset, taskset_options, env, env_options, policy = json.loads(key)
+    taskset, taskset_options, env, env_options, policy = foreign_json.decode(
+        key, "environment.options", list
+    )
     loaders = imported("verifiers.v1.utils.loaders", extra=EXTRA)
     agents = imported("verifiers.v1.configs.agent", extra=EXTRA)
     harness = imported(

@@ -4,7 +4,6 @@ verifiers finds it by its name like any plug-in (`register`). Its own `null` har
 in a script that uv makes an environment for, which needs a network.
 """
 
-import json
 import sys
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -16,6 +15,7 @@ from verifiers.v1.harnesses.utils.mcp import mcp_client
 from verifiers.v1.runtimes import ProgramResult
 
 from rlboost_jax.environments.adapters.verifiers_answers import FAILED_CALL
+from rlboost_jax.storage import foreign_json
 
 __all__ = ["TurnsHarness"]
 
@@ -101,7 +101,8 @@ def _described(tool: Any) -> dict[str, Any]:
 
 
 async def _called(clients: dict[str, Any], call: dict[str, Any]) -> str:
-    name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+    name = call["function"]["name"]
+    arguments = foreign_json.decode(call["function"]["arguments"], f"a call of {name}", dict)
     if call["id"].startswith(FAILED_CALL):
         return str(arguments["problem"])
     result = await clients[name].call_tool(name, arguments)

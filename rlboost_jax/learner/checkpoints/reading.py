@@ -1,6 +1,5 @@
 """Read checkpoints, and say what is wrong with those that are not as they were written."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +9,7 @@ from rlboost_jax.learner.checkpoints import folders, leaf_digests, orbax_files
 from rlboost_jax.learner.checkpoints.folders import EXTRA, EXTRA_FILE, STATE, steps_in
 from rlboost_jax.models.params import Params
 from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.storage import at_rest, durable
+from rlboost_jax.storage import at_rest, durable, foreign_json
 from rlboost_jax.storage.durable import Damaged
 
 REASON_LETTERS: Final = 120  # of an error
@@ -106,7 +105,7 @@ def read_tree(folder: Path, step: int, name: str, abstract: Any) -> Any:
 def read_extra(folder: Path, step: int) -> dict[str, Any]:
     """The JSON values of a checkpoint whose files were checked. Raises CheckpointBroken."""
     extra: dict[str, Any] = _read(
-        folder, step, EXTRA, lambda path: json.loads((path / EXTRA_FILE).read_bytes())
+        folder, step, EXTRA, lambda path: foreign_json.read(path / EXTRA_FILE, dict)
     )
     return extra
 

@@ -11,6 +11,8 @@ from typing import Any, Final, TypeVar
 import jax
 from jax._src import distributed  # the coordinator's client has no public name
 
+from rlboost_jax.storage import foreign_json
+
 WAIT_MILLISECONDS: Final = 24 * 3600 * 1000  # who dies meanwhile is missed long before
 
 T = TypeVar("T")
@@ -66,6 +68,8 @@ class Bulletin:
             client.key_value_delete(self._before)
         self._before = place
         return [
-            json.loads(client.blocking_key_value_get(f"{place}/{index}", WAIT_MILLISECONDS))
+            foreign_json.decode(
+                client.blocking_key_value_get(f"{place}/{index}", WAIT_MILLISECONDS), place, dict
+            )
             for index in range(self.count)
         ]

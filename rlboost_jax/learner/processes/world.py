@@ -26,6 +26,7 @@ from rlboost_jax.jax_switches import check_switches
 from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.storage import foreign_json
 
 # A process that is killed is missed by its connections at once. One that is frozen, or whose
 # host has lost its network, by the coordinator after this time; then all the others end.
@@ -163,5 +164,5 @@ def tell_all(word: dict[str, Any] | None, *, source: int = 0) -> dict[str, Any]:
     assert len(said) < _WORD_BYTES
     padded = np.frombuffer(said.ljust(_WORD_BYTES), np.uint8)
     heard = multihost_utils.broadcast_one_to_all(padded, jax.process_index() == source)
-    found: dict[str, Any] = json.loads(bytes(heard))
+    found: dict[str, Any] = foreign_json.decode(bytes(heard), "a process", dict)
     return found

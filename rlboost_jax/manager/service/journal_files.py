@@ -34,6 +34,7 @@ from rlboost_jax.manager.journal import (
 from rlboost_jax.messages import BeginBatch
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.storage import durable
+from rlboost_jax.storage.bounded_files import named
 
 SUFFIX = ".journal"
 _BUFFER_BYTES: Final = 2**20
@@ -200,7 +201,7 @@ class Journal:
                     raise
                 yield SegmentReader(_raising(error), 1)
             else:
-                with durable.named(path):
+                with named(path):
                     yield SegmentReader(file.read, os.fstat(file.fileno()).st_size)
 
     def _segments(self) -> list[Path]:

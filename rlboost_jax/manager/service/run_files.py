@@ -24,7 +24,7 @@ from rlboost_jax.credentials import TOKEN_FILE
 from rlboost_jax.host import processes
 from rlboost_jax.host.private_paths import NO_LOCKS, open_private
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.storage import durable
+from rlboost_jax.storage import durable, foreign_json
 
 ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
 
@@ -94,8 +94,8 @@ def read_tokens(workdir: Path) -> Tokens:
 def read_record(workdir: Path) -> ManagerRecord | None:
     """Of the manager that was here last, which may have died; None where there is none."""
     try:
-        return msgspec.json.decode((workdir / "manager.json").read_bytes(), type=ManagerRecord)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.convert(foreign_json.read(workdir / "manager.json", dict), ManagerRecord)
+    except (OSError, ValueError):
         return None
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.observe.page.tail import Tail, decoded
+from rlboost_jax.observe.lines import decoded
+from rlboost_jax.observe.page.tail import Tail
 from rlboost_jax.observe.samples import parts_read, shortened
 
 MOST_GROUPS: Final = 2_000  # known; of more the oldest are left out

@@ -1,14 +1,14 @@
 """A file of lines that another process appends to or replaces."""
 
-import json
 import os
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from rlboost_jax.closing import Closing
+from rlboost_jax.observe.lines import LONGEST_LINE
+from rlboost_jax.storage.bounded_files import Unreadable, open_regular
 
 CHUNK_BYTES: Final = 2**22  # read at a time: one look holds up nobody for long
-LONGEST_LINE: Final = 2**24  # bytes; a longer one is passed over
 
 
 class Tail(Closing):
@@ -65,8 +65,8 @@ class Tail(Closing):
             self.close()
             self.replaced += 1
         try:
-            self._file = open(self._path, "rb")  # noqa: SIM115  (open until `close`)
-        except OSError:
+            self._file = open(open_regular(self._path), "rb")  # noqa: SIM115  (until `close`)
+        except (OSError, Unreadable):
             return
         self._offset = 0
 
@@ -80,12 +80,3 @@ class Tail(Closing):
             return []
         begin, self._offset = self._offset, self._offset + len(line)
         return [(begin, line[:-1])]
-
-
-def decoded(line: bytes) -> dict[str, Any] | None:
-    """The object of a line; None of one that a kill has cut off."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -13,9 +13,10 @@ from typing import Any, Final
 from rlboost_jax.closing import Closing
 from rlboost_jax.observe import events, metrics, samples
 from rlboost_jax.observe.diagnostics import Diagnostics
+from rlboost_jax.observe.lines import decoded
 from rlboost_jax.observe.page.points import Points
 from rlboost_jax.observe.page.sample_index import SampleIndex
-from rlboost_jax.observe.page.tail import Tail, decoded
+from rlboost_jax.observe.page.tail import Tail
 from rlboost_jax.observe.timeline import Course, Life
 from rlboost_jax.settings.load import read_run_config
 from rlboost_jax.settings.run import RunConfig

@@ -18,6 +18,7 @@ import msgspec
 
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
 from rlboost_jax.settings.foreign_keys import report_unknown, unknown_keys
+from rlboost_jax.storage import foreign_json
 
 ADDRESS = "http://169.254.169.254"  # link-local; the same in all three clouds
 CONNECT_SECONDS = 1.0
@@ -124,9 +125,9 @@ class Metadata:
 def decode(answer: Answer, kind: type[T]) -> T:
     """The record in a JSON answer; keys that it does not have are reported. Raises NoAnswer."""
     try:
-        values = msgspec.json.decode(answer.text)
+        values = foreign_json.decode(answer.text, "its answer", dict, limit=MAX_ANSWER_BYTES)
         found = msgspec.convert(values, kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except ValueError as error:
         raise NoAnswer(f"not a {kind.__name__}: {error}") from None
     _report(values, kind)
     return found

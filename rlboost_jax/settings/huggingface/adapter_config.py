@@ -4,7 +4,6 @@ An option of `adapter_config.json` is used, or changes nothing at the value it h
 name: most would change what the adapters add.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,8 @@ from rlboost_jax.settings.huggingface.keys import flag, number, whole
 from rlboost_jax.settings.huggingface.sources import source_folder
 from rlboost_jax.settings.huggingface.tensor_files import CheckpointUnusable, TensorFiles
 from rlboost_jax.settings.model import LORA_TARGETS, LoraConfig
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable, explained
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
@@ -78,11 +79,9 @@ def adapter_fields(source: str) -> dict[str, Any]:
     folder = adapter_folder(source)
     path = folder / ADAPTER_CONFIG
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"config.model.lora.source: cannot read {path}: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"config.model.lora.source: {path} holds no configuration of an adapter")
+        values = foreign_json.read(path, dict)
+    except (OSError, Unreadable) as error:
+        raise ConfigError(f"config.model.lora.source: {explained(error)}") from None
     _check(values, str(path))
     rank = whole(values, "r", str(path), 8)
     alpha = number(values, "lora_alpha", str(path), 8.0)

@@ -4,7 +4,6 @@ How it would sample (temperature, penalties, beams) is passed over without a wor
 its own settings. What else it says about the text is named in a warning.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,8 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown
 from rlboost_jax.settings.huggingface.known_keys import HARMLESS
 from rlboost_jax.settings.validation.data import stop_string_mistakes
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable, explained
 
 GENERATION: Final = "generation_config.json"
 _KNOWN: Final = frozenset(
@@ -39,12 +40,9 @@ def generation_values(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"data.tokenizer: {path} is no configuration: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"data.tokenizer: {path} is no configuration, but {values!r:.60}")
-    return values
+        return foreign_json.read(path, dict)
+    except (OSError, Unreadable) as error:
+        raise ConfigError(f"data.tokenizer: {explained(error)}") from None
 
 
 def end_ids(folder: Path) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ Names go through huggingface_hub, which keeps what it fetched in a cache: offlin
 fetched once is found again. The package is asked for only when there is such a name.
 """
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any, Final
 from rlboost_jax.settings.errors import ConfigError, install
 from rlboost_jax.settings.foreign_keys import warn_once
 from rlboost_jax.settings.huggingface.config import from_huggingface
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable, explained
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json")
@@ -90,12 +91,9 @@ def source_config(source: str) -> dict[str, Any]:
 
 def _values(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"config.model.source: cannot read {path}: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"config.model.source: {path} holds no configuration of a model")
-    return values
+        return foreign_json.read(path, dict)
+    except (OSError, Unreadable) as error:
+        raise ConfigError(f"config.model.source: {explained(error)}") from None
 
 
 def source_folder(source: str, patterns: tuple[str, ...], *, hub: Hub = _huggingface_hub) -> Path:

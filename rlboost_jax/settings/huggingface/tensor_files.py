@@ -4,7 +4,6 @@ Files are mapped, and nothing of a tensor is read before it is asked for.
 """
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,8 @@ import safetensors
 from rlboost_jax.closing import Closing
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.settings.foreign_keys import report_unknown
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable, explained
 
 TYPES: Final = ("F32", "F16", "BF16")
 SINGLE: Final = "model.safetensors"
@@ -116,17 +117,22 @@ class TensorFiles(Closing):
                 )
             return dict.fromkeys(self._keys(self._single), self._single)
         try:
-            values = json.loads(index.read_text())
-            weight_map: dict[str, str] = values["weight_map"]
-            files = dict.fromkeys(weight_map.values())
-            report_unknown(values, ("weight_map", "metadata"), str(index))
-        except (
-            *(OSError, ValueError, KeyError, TypeError, AttributeError),
-            RecursionError,  # a hundred thousand brackets
-        ) as error:
-            raise CheckpointUnusable(f"{index} is no index of tensors: {error!r}") from None
+            values = foreign_json.read(index, dict)
+        except (OSError, Unreadable) as error:
+            raise CheckpointUnusable(explained(error)) from None
+        weight_map: Any = values.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointUnusable(
+                f"{index} has no weight_map, an object with the file of each tensor"
+            )
+        if odd := [file for file in weight_map.values() if not isinstance(file, str)]:
+            raise CheckpointUnusable(
+                f"{index} places a tensor in {odd[0]!r:.60}; it must be the name of a file"
+            )
+        files = dict.fromkeys(weight_map.values())
+        report_unknown(values, ("weight_map", "metadata"), str(index))
         for file in files:
-            if not isinstance(file, str) or Path(file).name != file:
+            if Path(file).name != file:
                 raise CheckpointUnusable(
                     f"{index} places a tensor in {file!r}; it must be the name of a file beside it"
                 )
@@ -137,7 +143,8 @@ class TensorFiles(Closing):
                     f"{self.folder / file} is missing, which has tensor {first} and "
                     f"{sum(where == file for where in weight_map.values()) - 1} others; fetch it"
                 )
-        return weight_map
+        placed: dict[str, str] = weight_map
+        return placed
 
     def _keys(self, file: str) -> frozenset[str]:
         if file not in self._names:

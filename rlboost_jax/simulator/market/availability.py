@@ -10,7 +10,6 @@ count name the machines themselves: the first to come is the first to go.
 - skypilot: JSON, `{"metadata": {"gap_seconds": g}, "data": [counts]}`.
 """
 
-import json
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,9 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown
 from rlboost_jax.settings.traces import TraceRow, read_trace
 from rlboost_jax.simulator.streams import stream
+from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable, read_text
+from rlboost_jax.storage.foreign_json import MOST_BYTES
 
 FORMATS: Final = ("auto", "bamboo", "parcae", "gcp", "skypilot")
 SETTING: Final = "market.path"
@@ -34,9 +36,9 @@ def read_availability(path: str | Path, form: str = "auto") -> tuple[TraceRow, .
     Raises ConfigError, naming the line, where the file cannot be read or understood.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        text = read_text(Path(path), MOST_BYTES, "a trace")
+    except (OSError, Unreadable) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it {error.reason}"
         raise ConfigError(
             f"{SETTING}: cannot read {str(path)!r} ({reason}); give a readable trace"
         ) from error
@@ -143,13 +145,13 @@ def _point(milliseconds: float, count: int) -> tuple[float, int]:
 
 def _json_counts(text: str, path: str | Path) -> list[tuple[float, int]]:
     try:
-        values = json.loads(text)
+        values = foreign_json.decode(text, "it", dict)
         gap = float(values["metadata"]["gap_seconds"])
         counts = [_whole(count) for count in values["data"]]
         if not 0 < gap < math.inf or not counts:
             raise ValueError(f"{len(counts)} counts, {gap} s apart")
         points = [_point(i * gap * 1000, count) for i, count in enumerate(counts)]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{SETTING}: {str(path)!r} is no count trace ({type(error).__name__}: {error}); it "
             'must be {"metadata": {"gap_seconds": seconds}, "data": [counts]}'
