@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     workdir = given.workdir.absolute()
     try:
-        read_run_config(workdir / "config.json")
+        config = read_run_config(workdir / "config.json")
         own_folder(workdir, "--workdir")
         if not given.socket and (url := _served(workdir)):
             print(f"the run's manager serves the page; open the address in {url}")
@@ -63,7 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return exits.MISTAKE
     try:
-        asyncio.run(_serve(listener, workdir, at_socket=given.socket))
+        hosts = (*names(given.host), *config.observe.page.allowed_hosts)
+        asyncio.run(_serve(listener, workdir, hosts, at_socket=given.socket))
     except KeyboardInterrupt:
         return 0
     return 0
@@ -108,10 +109,12 @@ def _at_socket(workdir: Path) -> socket.socket:
     return listener
 
 
-async def _serve(listener: socket.socket, workdir: Path, *, at_socket: bool) -> None:
+async def _serve(
+    listener: socket.socket, workdir: Path, hosts: tuple[str, ...], *, at_socket: bool
+) -> None:
     folder = None if at_socket else page_folder(workdir)
     token = None if at_socket else token_of(page_folder(workdir))
-    await listen(listener, workdir, token=token, certificates=folder)
+    await listen(listener, workdir, token=token, certificates=folder, hosts=hosts)
     await asyncio.Event().wait()
 
 

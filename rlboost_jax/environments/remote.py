@@ -25,7 +25,14 @@ from rlboost_jax.manager.limits import ALLOWANCE, Callers, Meter
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.addresses import names
 from rlboost_jax.manager.service.authorization import certified_role
-from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
+from rlboost_jax.manager.service.gate import (
+    HANDSHAKE_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    NEWCOMER_SECONDS,
+    RUNNER_OPTIONS,
+    Gate,
+)
+from rlboost_jax.manager.service.listener_limits import ListenerLimits
 from rlboost_jax.manager.service.run_files import token_of
 from rlboost_jax.rewards.frames import MAX_FRAME_BYTES, frame
 
@@ -36,6 +43,18 @@ HEARTBEAT_SECONDS: Final = 10.0  # a host that has answered no ping for half of 
 READY_SECONDS: Final = 180.0  # for the imports of a user's module, and a token before
 MAX_HOSTS: Final = 1_024  # workers on other hosts
 QUEUE_BYTES: Final = 2 * MAX_FRAME_BYTES  # for a worker that does not read
+LIMITS: Final = ListenerLimits(
+    name="environments' port",
+    connections=MAX_HOSTS,
+    credential_connections=MAX_HOSTS,  # all hosts show the same one
+    newcomers=64,
+    newcomer_seconds=NEWCOMER_SECONDS,
+    handshake_seconds=HANDSHAKE_SECONDS,
+    idle_seconds=KEEP_ALIVE_SECONDS,
+    message_bytes=MAX_FRAME_BYTES,
+    credential_bytes=8 * MAX_FRAME_BYTES,  # unfinished frames, and what workers do not read
+    total_bytes=8 * MAX_FRAME_BYTES,
+)
 
 # What is made of a worker that is there: how to reach it. What it says is heard from then on.
 Take = Callable[["RemoteWorker"], None]
@@ -170,7 +189,7 @@ class Listener:
         authorized = authority.prepare_listener(own, names(host), now)
         authority.prepare_client(authorized, join, ENVIRONMENT, now)
         self._token = token_of(join)
-        gate = Gate(max_connections=MAX_HOSTS)
+        gate = Gate(LIMITS)
         app = web.Application(middlewares=[self._guard(gate)])
         app.router.add_get(ROUTE, self._serve)
         self._runner = web.AppRunner(app, shutdown_timeout=0.5, **RUNNER_OPTIONS)
@@ -196,7 +215,7 @@ class Listener:
                 raise web.HTTPForbidden(text="this token belongs to another certificate\n")
             if not self._callers.admit(request.remote or "", time.monotonic()):
                 raise web.HTTPTooManyRequests(text="too many streams from this address\n")
-            gate.admit(request.protocol)
+            gate.admit(request.protocol, ENVIRONMENT)
             return await handler(request)
 
         return guard

@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         turn_seconds=given.turn_seconds,
         idle_seconds=given.idle_seconds,
         concurrent="refuse" if given.refuse_concurrent else "queue",
+        held_bytes=given.held_bytes,
     )
     place = Place(
         host=given.host,
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder=folder,
         authorities=workdir / "authority" if workdir else folder / "authority",
         plain=given.plain,
+        allowed_hosts=tuple(given.allowed_hosts.split(",")) if given.allowed_hosts else (),
     )
     wanted = Wanted(
         checkpoint=given.checkpoint or "",
@@ -62,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         place.check()
+        limits.check()
         with opened(wanted) as served:
             asyncio.run(serve(served, limits, place, say=lambda line: print(line, flush=True)))
     except KeyboardInterrupt:
@@ -81,6 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=0, help="to listen on; 0: a free one")
     parser.add_argument("--folder", type=Path, help="for the token and the certificate")
     parser.add_argument("--plain", action="store_true", help="no TLS; on a loopback address only")
+    parser.add_argument(
+        "--allowed_hosts",
+        default="",
+        metavar="NAME,…",
+        help="more names by which clients may ask; this host's and addresses are allowed anyway",
+    )
     parser.add_argument("--name", default="", help="of the model; the folder's if not given")
     parser.add_argument("--seed", type=int, default=0, help="names the noise")
     parser.add_argument("--slots", type=int, default=0, help="turns that are sampled side by side")
@@ -98,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--idle_seconds", type=float, default=limits.idle_seconds, help="until a session is ended"
+    )
+    parser.add_argument(
+        "--held_bytes",
+        type=int,
+        default=limits.held_bytes,
+        help="of all bodies and answers of calls under way, in sum",
     )
     parser.add_argument(
         "--refuse_concurrent",

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
 from aiohttp import web
@@ -30,6 +30,9 @@ from rlboost_jax.gateway.limits import MAX_BODY_BYTES, MAX_KEY
 from rlboost_jax.gateway.progress import Progress
 from rlboost_jax.gateway.sessions import OpenSession, Sessions
 from rlboost_jax.gateway.unread import unread
+from rlboost_jax.manager.service.browser_hosts import check_host
+from rlboost_jax.manager.service.gate import RETRY_AFTER
+from rlboost_jax.manager.service.listener_limits import OWNER
 
 log: Final = logging.getLogger(__name__)
 
@@ -42,20 +45,31 @@ _SPOKEN: Final = (
     "of OpenAI's protocol there are /v1/chat/completions and /v1/models, and a client's base URL "
     "ends with /v1"
 )
+# Refusals of the listener, whose text names the limit.
+_SAID_BY_US: Final = (
+    web.HTTPMisdirectedRequest,
+    web.HTTPTooManyRequests,
+    web.HTTPServiceUnavailable,
+)
 _NAME: Final = re.compile(r"[A-Za-z0-9._:-]{1,256}")
 
 
 def make_app(
-    sessions: Sessions, *, token: str | None, admit: Callable[[Any], None] = lambda _: None
+    sessions: Sessions,
+    *,
+    token: str | None,
+    admit: Callable[[Any, str], None] = lambda _, credential: None,
+    hosts: Collection[str] = (),
 ) -> web.Application:
     """
     Args:
         token: the gateway's own; None: sessions are opened by this process alone.
-        admit: called for each connection that has shown a token.
+        admit: called with each connection that has shown a token, and the session it opens.
+        hosts: names by which clients may ask, beside those of this host.
     """
     gateway = _Gateway(sessions, token)
     app = web.Application(
-        middlewares=[_errors, _guard(gateway, admit)], client_max_size=MAX_BODY_BYTES
+        middlewares=[_errors, _guard(gateway, admit, hosts)], client_max_size=MAX_BODY_BYTES
     )
     app.router.add_get("/v1/models", gateway.models)
     app.router.add_get("/v1/models/{name:.+}", gateway.one_model)
@@ -79,6 +93,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         reason = f"{request.method} {request.path[:100]}: {error.reason}"
         if isinstance(error, web.HTTPNotFound):
             reason = f"{reason}; {_SPOKEN}"
+        elif isinstance(error, _SAID_BY_US):
+            reason = (error.text or "").strip()
         elif isinstance(error, web.HTTPRequestEntityTooLarge):
             reason = f"the body is too large; at most {MAX_BODY_BYTES:,} bytes are taken"
         refused = ApiError(error.status, error.reason.lower().replace(" ", "_"), reason)
@@ -87,15 +103,20 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception:  # a defect of ours: its text may hold tokens, so the client gets none of it
         log.exception("%s %s failed", request.method, request.path[:100])
         refused = ApiError(500, "internal_error", "the gateway's log says why", kind="server_error")
-    return _json(refused.body(), refused.status)
+    response = _json(refused.body(), refused.status)
+    if refused.status in (429, 503):
+        response.headers.update(RETRY_AFTER)
+    return response
 
 
-def _guard(gateway: "_Gateway", admit: Callable[[Any], None]) -> Any:
+def _guard(gateway: "_Gateway", admit: Callable[[Any, str], None], hosts: Collection[str]) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if gateway.session_of(request) is None and not gateway.owns(request):
+        check_host(request.headers.getall("Host", []), hosts, "allowed_hosts")
+        session = gateway.session_of(request)
+        if session is None and not gateway.owns(request):
             raise unauthorized()
-        admit(request.protocol)
+        admit(request.protocol, OWNER if session is None else session.id)
         return await handler(request)
 
     return guard

@@ -37,6 +37,7 @@ from rlboost_jax.gateway.harness import Harness
 from rlboost_jax.gateway.listener import Listener, listener_of
 from rlboost_jax.gateway.served import asked_for, message_of
 from rlboost_jax.gateway.session import Ask, Called, SampledTurn
+from rlboost_jax.settings.page import host_mistakes
 
 Reward = Callable[..., float]
 
@@ -58,6 +59,7 @@ class Gateway:
         folder: str = "",
         model: str = "policy",
         own_folder: bool = False,
+        allowed_hosts: Sequence[str] = (),
     ) -> None:
         """
         Args:
@@ -67,6 +69,7 @@ class Gateway:
             host, port: to listen on for such clients. Programs of ours use a port that is free.
             folder: for the gateway's token and certificate, where clients come from outside.
             model: what `/v1/models` calls the policy; any name is taken for it.
+            allowed_hosts: names by which such clients may ask, beside those of this host.
             own_folder: the command runs in a folder of its own, else where the trainer does.
         """
         self._command = shlex.split(command) if isinstance(command, str) else list(command)
@@ -79,6 +82,9 @@ class Gateway:
         self._reward = _imported(reward) if reward else None
         self._host, self._port, self._folder = host, port, folder
         self._model, self._inside = model, own_folder
+        self._hosts = tuple(allowed_hosts)
+        for mistake in host_mistakes(self._hosts, "environment.options.allowed_hosts"):
+            raise ValueError(mistake)
         self._listener: Listener
         self._channel: Channel
         self._harness: Harness | None = None
@@ -93,7 +99,12 @@ class Gateway:
         self._example = example
         self._channel = Channel(more={"example": dict(example), "seed": seed})
         self._listener = await listener_of(
-            self._host, self._port, self._folder, model=self._model, outside=not self._command
+            self._host,
+            self._port,
+            self._folder,
+            model=self._model,
+            outside=not self._command,
+            hosts=self._hosts,
         )
         if self._command:
             session = self._listener.sessions.open()

@@ -3,6 +3,15 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from rlboost_jax.manager.service.gate import (
+    HANDSHAKE_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    MAX_CONNECTIONS,
+    NEWCOMER_SECONDS,
+)
+from rlboost_jax.manager.service.listener_limits import ListenerLimits
+from rlboost_jax.settings.errors import ConfigError
+
 Concurrent = Literal["queue", "refuse"]
 
 MAX_BODY_BYTES: Final = 16 * 2**20
@@ -14,6 +23,10 @@ MAX_PARTS: Final = 1024  # of a message's content
 MAX_DEPTH: Final = 64  # of lists in lists of a body
 MAX_KEY: Final = 256  # of a session's id, of an idempotency key
 MAX_QUEUED: Final = 16  # calls that wait in one session
+SESSION_CONNECTIONS: Final = 2 * MAX_QUEUED  # of one session: calls, and some that broke
+SESSION_BYTES: Final = 4 * MAX_BODY_BYTES
+HELD_PER_BYTE: Final = 8  # a body of token ids, each a number of its own
+DECODED_BYTES: Final = 64 * MAX_BODY_BYTES  # of the worst body, until it is refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +41,7 @@ class GatewayLimits:
         concurrent: what becomes of a call that comes while another of its session is under way:
             it waits for its turn, in order of arrival, or is refused. An equal call is neither:
             it gets the same turn.
+        held_bytes: of all bodies and answers of calls under way, in sum.
     """
 
     max_sessions: int = 1024
@@ -36,3 +50,31 @@ class GatewayLimits:
     turn_seconds: float = 600.0
     idle_seconds: float = 3600.0
     concurrent: Concurrent = "queue"
+    held_bytes: int = 256 * 2**20
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        if self.held_bytes < SESSION_BYTES:
+            raise ConfigError(
+                f"--held_bytes={self.held_bytes}: one session alone may hold {SESSION_BYTES:,}; "
+                "give at least that"
+            )
+
+
+def listener_limits(limits: GatewayLimits) -> ListenerLimits:
+    """What one gateway's listener takes on. Its weakest credential is the token of one session."""
+    return ListenerLimits(
+        name="gateway",
+        setting="--held_bytes",
+        connections=min(MAX_CONNECTIONS, limits.max_sessions + 1_024),
+        credential_connections=SESSION_CONNECTIONS,
+        newcomers=256,
+        newcomer_seconds=NEWCOMER_SECONDS,
+        handshake_seconds=HANDSHAKE_SECONDS,
+        idle_seconds=KEEP_ALIVE_SECONDS,
+        message_bytes=MAX_BODY_BYTES,
+        credential_bytes=SESSION_BYTES,
+        total_bytes=limits.held_bytes,
+        held_per_byte=HELD_PER_BYTE,
+        peak_of_one=DECODED_BYTES,
+    )

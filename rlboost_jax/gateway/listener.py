@@ -25,7 +25,11 @@ from rlboost_jax.manager.service.run_files import token_of
 # A run is in no hurry: a turn waits while the learner is busy. A harness that gives up waiting and
 # asks again gets the same turn.
 _LIMITS: Final = GatewayLimits(
-    max_sessions=8192, turn_seconds=7 * 86_400.0, idle_seconds=7 * 86_400.0, concurrent="refuse"
+    max_sessions=8192,
+    turn_seconds=7 * 86_400.0,
+    idle_seconds=7 * 86_400.0,
+    concurrent="refuse",
+    held_bytes=2**30,  # the conversations of all that wait for a learner
 )
 
 
@@ -46,24 +50,29 @@ _listeners: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]
 _listeners = weakref.WeakKeyDictionary()
 
 
-async def listener_of(host: str, port: int, folder: str, *, model: str, outside: bool) -> Listener:
+async def listener_of(
+    host: str, port: int, folder: str, *, model: str, outside: bool, hosts: tuple[str, ...] = ()
+) -> Listener:
     """The one of this event loop; it listens from the first call on.
 
     Args:
         outside: clients come by themselves, with the gateway's own token.
+        hosts: names by which they may ask, beside those of this host.
 
     Raises:
         OSError: the address cannot be had. With a port of its own, environment.workers must be 1.
     """
     here = _listeners.setdefault(asyncio.get_running_loop(), {})
-    key = host, port, folder, model, outside
+    key = host, port, folder, model, outside, hosts
     if key not in here:
-        here[key] = asyncio.ensure_future(_listener(host, port, folder, model, outside))
+        here[key] = asyncio.ensure_future(_listener(host, port, folder, model, outside, hosts))
     listener: Listener = await asyncio.shield(here[key])
     return listener
 
 
-async def _listener(host: str, port: int, folder: str, model: str, outside: bool) -> Listener:
+async def _listener(
+    host: str, port: int, folder: str, model: str, outside: bool, hosts: tuple[str, ...]
+) -> Listener:
     channels = Channels(Model(name=model, max_tokens=0, any_name=True, own_sampling=True))
     sessions = Sessions(channels, _LIMITS)
     opened = contextlib.AsyncExitStack()
@@ -82,6 +91,8 @@ async def _listener(host: str, port: int, folder: str, model: str, outside: bool
     token = token_of(place)
     plain = is_loopback(host)
     tls = None if plain else certificate.prepare(place, place / "authority", names(host))
-    await opened.enter_async_context(listening(sessions, socket, token=token, tls=tls))
+    await opened.enter_async_context(
+        listening(sessions, socket, token=token, tls=tls, hosts=(*names(host), *hosts))
+    )
     scheme = "http" if plain else "https"
     return Listener(f"{scheme}://{host}:{socket.getsockname()[1]}", channels, sessions, opened)

@@ -5,7 +5,7 @@ import contextlib
 import ipaddress
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,14 +15,15 @@ from aiohttp import web
 from rlboost_jax.gateway import certificate
 from rlboost_jax.gateway.app import make_app
 from rlboost_jax.gateway.backend import Backend
-from rlboost_jax.gateway.limits import GatewayLimits
+from rlboost_jax.gateway.limits import GatewayLimits, listener_limits
 from rlboost_jax.gateway.sessions import Sessions
 from rlboost_jax.host.private_paths import own_folder
 from rlboost_jax.manager.service.addresses import for_other_hosts, names
 from rlboost_jax.manager.service.file_server.process import listening_socket
-from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
+from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
 from rlboost_jax.manager.service.run_files import token_of
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.page import host_mistakes
 
 _LOOK_SECONDS: Final = 10.0  # for idle sessions, at most
 
@@ -35,6 +36,7 @@ class Place:
         folder: for its token and certificate.
         authorities: folder of the authority that certifies it.
         plain: without TLS.
+        allowed_hosts: names by which clients may ask, beside those of this host.
     """
 
     host: str
@@ -42,6 +44,7 @@ class Place:
     folder: Path
     authorities: Path
     plain: bool = False
+    allowed_hosts: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raises ConfigError."""
@@ -50,6 +53,8 @@ class Place:
                 f"--plain with --host={self.host}: tokens would cross the network as they are; "
                 "leave --plain out, or listen on 127.0.0.1"
             )
+        for mistake in host_mistakes(self.allowed_hosts, "--allowed_hosts"):
+            raise ConfigError(mistake)
 
 
 async def serve(
@@ -71,7 +76,8 @@ async def serve(
     if not place.plain:
         tls = certificate.prepare(place.folder, place.authorities, names(place.host))
     port = listener.getsockname()[1]
-    async with listening(Sessions(backend, limits), listener, token=token, tls=tls):
+    hosts = (*names(place.host), *place.allowed_hosts)
+    async with listening(Sessions(backend, limits), listener, token=token, tls=tls, hosts=hosts):
         scheme = "http" if place.plain else "https"
         address = (
             f"{place.host}:{port}" if is_loopback(place.host) else for_other_hosts(place.host, port)
@@ -86,11 +92,16 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def listening(  # type: ignore[no-untyped-def]
-    sessions: Sessions, listener: socket.socket, *, token: str | None, tls=None
+    sessions: Sessions,
+    listener: socket.socket,
+    *,
+    token: str | None,
+    tls=None,
+    hosts: Collection[str] = (),
 ):
     """Serve at a socket while the context lasts."""
-    gate = Gate(max_connections=max_connections())
-    app = make_app(sessions, token=token, admit=gate.admit)
+    gate = Gate(listener_limits(sessions.limits))
+    app = make_app(sessions, token=token, admit=gate.admit, hosts=hosts)
     runner = web.AppRunner(app, shutdown_timeout=0.5, **RUNNER_OPTIONS)
     await runner.setup()
     assert runner.server is not None

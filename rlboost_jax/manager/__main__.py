@@ -44,12 +44,12 @@ from rlboost_jax.manager.service.addresses import (
     public,
     settings_of,
 )
-from rlboost_jax.manager.service.app import make_app
+from rlboost_jax.manager.service.app import make_app, manager_limits
 from rlboost_jax.manager.service.disk_writer import DiskWriter
 from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.file_server.orders import Setup
 from rlboost_jax.manager.service.file_server.process import FileServer, listening_socket
-from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
+from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
 from rlboost_jax.manager.service.journal_files import Journal
 from rlboost_jax.manager.service.malloc import keep_small
 from rlboost_jax.manager.service.market import market, priced
@@ -163,16 +163,17 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
         writer.record(dates.now(), Record("manager", -1, "", {"pid": os.getpid()}))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.apply, Shutdown(number.name))
-        gate = Gate(max_connections=max_connections())
+        frame_bytes = server_frame_bytes(
+            slots=run.engine.slots,
+            slot_tokens=run.slot_tokens,
+            max_pending=run.manager.max_pending,
+            route_bytes=route_bytes,
+        )
+        gate = Gate(manager_limits(frame_bytes))
         app = make_app(
             driver,
             tokens=tokens,
-            server_frame_bytes=server_frame_bytes(
-                slots=run.engine.slots,
-                slot_tokens=run.slot_tokens,
-                max_pending=run.manager.max_pending,
-                route_bytes=route_bytes,
-            ),
+            server_frame_bytes=frame_bytes,
             route_bytes=route_bytes,
             admit=gate.admit,
             config=msgspec.json.encode(sent_to_servers(run)),

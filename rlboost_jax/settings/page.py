@@ -1,8 +1,13 @@
 """Settings of the page that shows a run in a browser while it runs."""
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from rlboost_jax.settings.setting import setting
+
+_HOST: Final = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9_])?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,3 +22,19 @@ class PageConfig:
     )
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for browsers of other hosts")
     port: int = setting(0, "port to listen on; 0: a free one", at_least=0, at_most=65535)
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "more names by which browsers may ask for the page, in lower case, without a port",
+        note="This host's own name, localhost and addresses in figures are allowed anyway. A "
+        "request for another name is refused: any site can have its own name lead here.",
+    )
+
+
+def host_mistakes(names: Iterable[str], setting: str) -> Iterator[str]:
+    """What is wrong with names that a listener is to answer to."""
+    for name in names:
+        if not _HOST.fullmatch(name):
+            yield (
+                f"{setting} has {name[:300]!r}; a name has lower-case letters, digits, dots and "
+                "dashes, and neither scheme nor port"
+            )

@@ -10,8 +10,7 @@ import importlib.util
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ import pytest
 
 from rlboost_jax.gateway import serving
 from rlboost_jax.gateway.backend import Backend
-from rlboost_jax.gateway.limits import GatewayLimits
+from rlboost_jax.gateway.limits import GatewayLimits, listener_limits
 from rlboost_jax.gateway.sessions import Sessions
+from rlboost_jax.manager.service.listener_limits import ListenerLimits
 from tests.patience import PATIENCE_SECONDS
 
 TOOL = Path(__file__).resolve().parent.parent.parent / "tools" / "make_hf_tiny.py"
@@ -95,6 +95,10 @@ def make_checkpoint(folder: Path) -> None:
     tokenizer.save_pretrained(folder / "checkpoint")
 
 
+def _unhurried(limits: GatewayLimits) -> ListenerLimits:
+    return replace(listener_limits(limits), newcomer_seconds=PATIENCE_SECONDS)
+
+
 @contextlib.contextmanager
 def running(backend: Backend, **limits: Any) -> Iterator[Place]:
     """A gateway in a thread of its own, at a free port of this host."""
@@ -115,7 +119,7 @@ def running(backend: Backend, **limits: Any) -> Iterator[Place]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving, "Gate", partial(serving.Gate, newcomer_seconds=PATIENCE_SECONDS))
+        patch.setattr(serving, "listener_limits", _unhurried)
         thread.start()
         assert ready.wait(PATIENCE_SECONDS)
     place, ended = started[0]

@@ -15,13 +15,13 @@ from aiohttp import web
 from rlboost_jax.credentials import read_credentials
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.gate import (
-    MAX_CONNECTIONS,
     RUNNER_OPTIONS,
     SPARE_FILES,
     Gate,
     max_connections,
 )
 from tests.certificates import make_run
+from tests.listeners import limits_of
 from tests.patience import PATIENCE_SECONDS
 
 # Of a newcomer: more than any answer takes, less than the patience of a test.
@@ -32,11 +32,14 @@ Run = Callable[..., Any]
 
 @asynccontextmanager
 async def listening(
-    gate: Gate, *, admits: bool = True, tls: ssl.SSLContext | None = None
+    gate: Gate,
+    *,
+    admits: bool = True,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
     async def answer(request: web.Request) -> web.Response:
         if admits:
-            gate.admit(request.protocol)
+            gate.admit(request.protocol, request.headers.get("X-Token", ""))
         return web.Response(text="answer")
 
     async def size(request: web.Request) -> web.Response:
@@ -59,7 +62,8 @@ async def listening(
 
 
 def gate_of(**limits: int) -> Gate:
-    return Gate(newcomer_seconds=NEWCOMER_SECONDS, handshake_seconds=NEWCOMER_SECONDS, **limits)
+    given = {"newcomer_seconds": NEWCOMER_SECONDS, "handshake_seconds": NEWCOMER_SECONDS, **limits}
+    return Gate(limits_of(**given))
 
 
 def pass_time(seconds: float) -> None:
@@ -128,7 +132,7 @@ def test_who_has_shown_a_token_may_be_silent(run: Run) -> None:
 
 def test_of_too_many_newcomers_the_oldest_goes(run: Run) -> None:
     async def story() -> None:
-        async with listening(gate_of(max_newcomers=3)) as port:
+        async with listening(gate_of(newcomers=3)) as port:
             crowd = [await Caller.dial(port) for _ in range(3)]
             late = await Caller.dial(port)
             await crowd[0].hung_up()
@@ -140,14 +144,54 @@ def test_of_too_many_newcomers_the_oldest_goes(run: Run) -> None:
 
 def test_beyond_the_last_connection_there_is_none(run: Run) -> None:
     async def story() -> None:
-        async with listening(gate_of(max_connections=2)) as port:
+        async with listening(gate_of(connections=2)) as port:
             inside = [await Caller.dial(port) for _ in range(2)]
             for caller in inside:
                 assert b"200" in await caller.ask()
             outside = await Caller.dial(port)
-            assert await outside.ask() == b""
+            assert b" 503 " in await outside.ask()
             for caller in inside:
                 assert b"200" in await caller.ask()
+
+    run(story())
+
+
+def test_of_one_credential_there_are_only_so_many(run: Run) -> None:
+    async def story() -> None:
+        async with listening(gate_of(connections=4, credential_connections=2)) as port:
+            callers = [await Caller.dial(port) for _ in range(4)]
+            answers = [await each.ask(b"X-Token: one") for each in callers[:3]]
+            assert [b" 200 " in each for each in answers] == [True, True, False]
+            assert b" 429 " in answers[2]
+            assert b" 200 " in await callers[3].ask(b"X-Token: two")
+            callers[0].writer.close()
+            await callers[0].hung_up()
+            while b" 200 " not in await callers[2].ask(b"X-Token: one"):
+                pass  # the other side has not heard of it yet
+
+    run(story())
+
+
+@pytest.mark.parametrize("shake_hands", [True, False])
+def test_a_crowd_of_newcomers_keeps_nobody_out(run: Run, tmp_path: Path, shake_hands: bool) -> None:
+    """However many there are, in the middle of a handshake or after it: who shows a token has it
+    answered, on a new connection and on one that is open."""
+    folder = make_run(tmp_path)
+    tls = read_credentials(folder / "join", environment={}).tls
+
+    async def story() -> None:
+        gate = gate_of(connections=8, newcomers=4)
+        server = authority.server_tls(folder / "authority")
+        async with listening(gate, tls=server) as port:
+            known = await Caller.dial(port, tls)
+            assert b" 200 " in await known.ask()
+            for _ in range(3):
+                crowd = [await Caller.dial(port, tls if shake_hands else None) for _ in range(12)]
+                late = await Caller.dial(port, tls)
+                assert b" 200 " in await late.ask()
+                assert b" 200 " in await known.ask()
+                await crowd[0].hung_up()
+                assert len(gate._newcomers) <= 4
 
     run(story())
 
@@ -188,18 +232,19 @@ def test_a_body_is_as_large_as_what_was_sent(run: Run) -> None:
     run(story())
 
 
-ENOUGH = MAX_CONNECTIONS + SPARE_FILES
+WANTED = 8_000
+ENOUGH = WANTED + SPARE_FILES
 
 
 @pytest.mark.parametrize(
     ("soft", "hard", "asked", "most"),
     [
-        (1024, ENOUGH + 1, ENOUGH, MAX_CONNECTIONS),  # it may have more, and asks for that
-        (1024, resource.RLIM_INFINITY, ENOUGH, MAX_CONNECTIONS),
+        (1024, ENOUGH + 1, ENOUGH, WANTED),  # it may have more, and asks for that
+        (1024, resource.RLIM_INFINITY, ENOUGH, WANTED),
         (1024, 4096, 4096, 4096 - SPARE_FILES),
         (256, 256, 256, 256 - SPARE_FILES),
-        (ENOUGH + 1, ENOUGH + 1, None, MAX_CONNECTIONS),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, MAX_CONNECTIONS),
+        (ENOUGH + 1, ENOUGH + 1, None, WANTED),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, WANTED),
     ],
 )
 def test_descriptors_are_left_for_all_that_is_no_connection(
@@ -208,7 +253,7 @@ def test_descriptors_are_left_for_all_that_is_no_connection(
     set_to: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append(limits))
-    assert max_connections() == most
+    assert max_connections(WANTED) == most
     assert set_to == ([] if asked is None else [(asked, hard)])
 
 

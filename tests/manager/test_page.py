@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import json
+import socket
 import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -49,7 +50,12 @@ def workdir(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def served(workdir: Path, token: str | None) -> AsyncIterator[str]:
-    runner = web.AppRunner(make_app(workdir, token=token))
+    async with on_a_free_port(web.AppRunner(make_app(workdir, token=token))) as url:
+        yield url
+
+
+@asynccontextmanager
+async def on_a_free_port(runner: web.AppRunner) -> AsyncIterator[str]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -93,13 +99,37 @@ def test_without_a_token_only_by_a_name_of_this_host(workdir: Path, run: Run) ->
                 ("127.0.0.1", 200),
                 ("[::1]:8080", 200),
                 ("[::1]", 200),
-                ("elsewhere.example:8080", 403),
-                ("elsewhere.example", 403),
-                ("localhost.elsewhere.example", 403),
-                ("127.0.0.1.elsewhere.example:80", 403),
+                ("elsewhere.example:8080", 421),
+                ("elsewhere.example", 421),
+                ("localhost.elsewhere.example", 421),
+                ("127.0.0.1.elsewhere.example:80", 421),
             ):
                 async with session.get(url + "/data/log", headers={"Host": host}) as answer:
                     assert answer.status == status
+
+    run(story())
+
+
+def test_with_a_token_by_names_that_were_given(workdir: Path, run: Run) -> None:
+    async def story() -> None:
+        runner = web.AppRunner(make_app(workdir, token="secret", hosts=("gpu7.lan",)))
+        async with on_a_free_port(runner) as url, aiohttp.ClientSession() as session:
+            for host, status in (
+                ("localhost:8080", 200),
+                ("10.1.2.3:8080", 200),
+                ("[fe80::1]:8080", 200),
+                (socket.gethostname(), 200),
+                ("GPU7.lan:80", 200),
+                ("gpu7.lan.elsewhere.example", 421),
+                ("elsewhere.example:8080", 421),
+                ("elsewhere.example", 421),
+                ("", 421),
+            ):
+                headers = {"Host": host, "Authorization": "Bearer secret"}
+                for path in ("/", "/data/log"):
+                    async with session.get(url + path, headers=headers) as answer:
+                        assert answer.status == status, host
+                        assert status == 200 or "allowed_hosts" in await answer.text()
 
     run(story())
 

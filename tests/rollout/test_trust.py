@@ -36,6 +36,7 @@ from tests.certificates import (
     with_certificate_of,
     with_expired_certificate,
 )
+from tests.listeners import limits_of
 from tests.patience import PATIENCE_SECONDS
 
 HERE = "/config is not a configuration"  # what is said by who has come through
@@ -52,15 +53,12 @@ def runs(tmp_path_factory) -> Path:
     return root
 
 
-UNHURRIED = {"newcomer_seconds": PATIENCE_SECONDS, "handshake_seconds": PATIENCE_SECONDS}
-
-
 @asynccontextmanager
 async def listening(app: web.Application, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
     runner = web.AppRunner(app)
     await runner.setup()
     assert runner.server is not None
-    server = await Gate(**UNHURRIED).listen(runner.server, "127.0.0.1", 0, tls)
+    server = await Gate(limits_of()).listen(runner.server, "127.0.0.1", 0, tls)
     try:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:

@@ -18,9 +18,16 @@ from aiohttp.typedefs import Handler
 
 from rlboost_jax.credentials import FILES_PORT, RECOVERS, bears
 from rlboost_jax.manager.events import FromServer, FromTrainer, ServerGone, TrainerGone
-from rlboost_jax.manager.limits import ALLOWANCE, Allowance, Callers, Meter
+from rlboost_jax.manager.limits import ALLOWANCE, MAX_INSTANCES, Allowance, Callers, Meter
 from rlboost_jax.manager.service.authorization import TOKENS, guarded
 from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.gate import (
+    HANDSHAKE_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    MAX_NEWCOMERS,
+    NEWCOMER_SECONDS,
+)
+from rlboost_jax.manager.service.listener_limits import ListenerLimits
 from rlboost_jax.manager.service.peer import CLOSE_SECONDS
 from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.messages import (
@@ -39,6 +46,8 @@ from rlboost_jax.weights.names import WeightsError, check_names
 
 FIRST_FRAME_SECONDS = 5.0  # from the handshake to Hello
 HOLD_SECONDS = 1.0  # less than anybody waits for an answer
+SERVERS_BYTES = 512 * 2**20  # of all servers: unfinished frames, and what they do not read
+TRAINERS_CONNECTIONS = 64  # that no server can take
 
 DRIVER: web.AppKey[Driver] = web.AppKey("driver", Driver)
 CONFIG: web.AppKey[bytes] = web.AppKey("config", bytes)
@@ -61,6 +70,28 @@ class NotAllowed(ValueError):
     """A frame asks for what its sender has no right to."""
 
 
+def manager_limits(server_frame_bytes: int) -> ListenerLimits:
+    """Limits of the manager's port. Servers have one credential, whichever shows it.
+
+    Args:
+        server_frame_bytes: the longest frame taken from one.
+    """
+    servers = 2 * MAX_INSTANCES  # a stream each, and one that is not known to be dead yet
+    most = max(SERVERS_BYTES, 4 * server_frame_bytes)
+    return ListenerLimits(
+        name="manager",
+        connections=servers + TRAINERS_CONNECTIONS,
+        credential_connections=servers,
+        newcomers=MAX_NEWCOMERS,
+        newcomer_seconds=NEWCOMER_SECONDS,
+        handshake_seconds=HANDSHAKE_SECONDS,
+        idle_seconds=KEEP_ALIVE_SECONDS,
+        message_bytes=server_frame_bytes,
+        credential_bytes=most,
+        total_bytes=most + 4 * MAX_FRAME_BYTES,  # the rest is the trainer's
+    )
+
+
 def make_app(
     driver: Driver,
     *,
@@ -69,7 +100,7 @@ def make_app(
     snapshots: Path,
     server_frame_bytes: int = MAX_FRAME_BYTES,
     route_bytes: int = 0,
-    admit: Callable[[Any], None] = lambda connection: None,
+    admit: Callable[[Any, str], None] = lambda connection, credential: None,
     allowance: Allowance = ALLOWANCE,
     first_frame_seconds: float = FIRST_FRAME_SECONDS,
     hold_seconds: float = HOLD_SECONDS,
@@ -83,7 +114,7 @@ def make_app(
         snapshots: the folder in which all that the trainer publishes lies.
         server_frame_bytes: the longest frame taken from a server.
         route_bytes: that come with each token of one.
-        admit: called for each connection that has shown a token.
+        admit: called with each connection that has shown a token, and whose it is.
         allowance: of a server.
         first_frame_seconds: from the handshake to Hello.
         hold_seconds: that a caller waits for a manager that reads its journal.

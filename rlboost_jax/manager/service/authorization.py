@@ -11,17 +11,19 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rlboost_jax.credentials import COPY_AGAIN, SERVER, TRAINER, bears
+from rlboost_jax.manager.service.listener_limits import OWNER
 from rlboost_jax.manager.service.run_files import Tokens
 
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
-ADMIT: web.AppKey[Callable[[Any], None]] = web.AppKey("admit", Callable)  # type: ignore[arg-type]
+ADMIT: web.AppKey[Callable[[Any, str], None]] = web.AppKey("admit", Callable)  # type: ignore[arg-type]
 
 
-def guarded(tokens: Tokens, admit: Callable[[Any], None]) -> web.Application:
+def guarded(tokens: Tokens, admit: Callable[[Any, str], None]) -> web.Application:
     """An application whose every route asks for a token.
 
     Args:
-        admit: called for each connection that has shown one.
+        admit: called with each connection that has shown one, and whose it is: the trainer owns
+            the listener, and all servers have one and the same.
     """
     app = web.Application(middlewares=[_authorize])
     app[TOKENS] = tokens
@@ -38,7 +40,7 @@ async def _authorize(request: web.Request, handler: Handler) -> web.StreamRespon
     role = certified_role(request)
     if role is not None and role != (TRAINER if trainer else SERVER):
         raise web.HTTPForbidden(text="this token belongs to another certificate\n")
-    request.app[ADMIT](request.protocol)
+    request.app[ADMIT](request.protocol, OWNER if trainer else SERVER)
     return await handler(request)
 
 

@@ -1,20 +1,26 @@
 """The listening socket: how many may connect, and how long they may say nothing of use.
 
-aiohttp waits for ever for a request to begin or to end. Here a connection that has not shown
-a token in time is ended. If too many have not shown one yet, the oldest is ended first: it takes
-more than open connections to keep a fleet out.
+aiohttp waits for ever for a request to begin or to end, and asyncio knows nothing of a connection
+before its TLS handshake is done. Here each connection is known from the moment it is accepted.
+Until it has shown a credential it is a newcomer: newcomers have a small share of their own, with
+the oldest hung up on when one more comes, and a deadline. So they never take the place of anybody
+who has shown one, however many they are. See `listener_limits.py`.
 """
 
 import asyncio
+import contextlib
 import logging
 import resource
 import socket
 import ssl
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+
+from rlboost_jax.manager.service.listener_limits import OWNER, READ_BYTES, ListenerLimits
 
 NEWCOMER_SECONDS: Final = 10.0  # from the connection to the first request with a token
 HANDSHAKE_SECONDS: Final = 5.0  # of TLS
@@ -26,6 +32,7 @@ SPARE_FILES: Final = 100  # descriptors for all that is not a connection
 MAX_LINE_BYTES: Final = 4_096  # of a request's first line and of a header; ours are short
 MAX_HEADERS: Final = 32
 BACKLOG: Final = 1_024  # connections that wait while there is no process to take them
+RETRY_AFTER: Final = {"Retry-After": "1"}
 
 # What a runner must be made with, for the limits that aiohttp keeps itself.
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
@@ -35,6 +42,7 @@ RUNNER_OPTIONS: Final[dict[str, Any]] = {
     "max_line_size": MAX_LINE_BYTES,
     "max_field_size": MAX_LINE_BYTES,
     "max_headers": MAX_HEADERS,
+    "read_bufsize": READ_BYTES,
     "auto_decompress": False,  # of bodies, which nobody reads: a small one may become a large one
 }
 
@@ -43,20 +51,24 @@ class Gate:
     """Makes the connections of one listening socket.
 
     Args:
-        max_connections: open ones; more are hung up on at once.
+        limits: of the listener. `connections` is lowered to what this process may have open.
     """
 
-    def __init__(
-        self,
-        *,
-        max_connections: int = MAX_CONNECTIONS,
-        max_newcomers: int = MAX_NEWCOMERS,
-        newcomer_seconds: float = NEWCOMER_SECONDS,
-        handshake_seconds: float = HANDSHAKE_SECONDS,
-    ) -> None:
-        self._max_connections, self._max_newcomers = max_connections, max_newcomers
-        self._newcomer_seconds, self._handshake_seconds = newcomer_seconds, handshake_seconds
-        self._newcomers: OrderedDict[Any, asyncio.TimerHandle] = OrderedDict()
+    def __init__(self, limits: ListenerLimits) -> None:
+        most = max_connections(limits.connections + limits.newcomers)
+        newcomers = max(1, min(limits.newcomers, most // 4))
+        connections = max(1, min(limits.connections, most - newcomers))
+        self.limits = replace(
+            limits,
+            connections=connections,
+            credential_connections=min(limits.credential_connections, connections),
+            newcomers=newcomers,
+        )
+        self._newcomers: OrderedDict[_Connection, asyncio.TimerHandle] = OrderedDict()
+        self._admitted: dict[_Connection, str] = {}  # with the credential that was shown last
+        self._by_handler: dict[Any, _Connection] = {}
+        self._credentials: Counter[str] = Counter()  # connections of each
+        self._handshakes: set[asyncio.Task[None]] = set()
         logging.getLogger("aiohttp.server").addFilter(_not_for_the_log)
 
     async def listen(
@@ -71,53 +83,158 @@ class Gate:
         """The same with a socket that listens already."""
         return await self._listen(server, tls, sock=listener, backlog=BACKLOG)
 
-    def admit(self, connection: Any) -> None:
-        """It has shown a token: from now on it may be silent for as long as its route allows."""
-        if (timer := self._newcomers.pop(connection, None)) is not None:
-            timer.cancel()
+    def admit(self, handler: Any, credential: str = OWNER) -> None:
+        """Take a connection for one that has shown a credential: it may be silent from now on.
+
+        Args:
+            handler: `request.protocol`.
+            credential: a name for it, the same for all who have the same.
+
+        Raises:
+            HTTPServiceUnavailable: there are as many connections as there may be.
+            HTTPTooManyRequests: … of that credential.
+        """
+        connection = self._by_handler.get(handler)
+        if connection is None or self._admitted.get(connection) == credential:
+            return  # it has ended meanwhile, or is known
+        limits = self.limits
+        if connection not in self._admitted and len(self._admitted) >= limits.connections:
+            raise web.HTTPServiceUnavailable(
+                text=f"the {limits.name} has {limits.connections} connections, the most it takes; "
+                "try again later\n",
+                headers=RETRY_AFTER,
+            )
+        if credential != OWNER and self._credentials[credential] >= limits.credential_connections:
+            raise web.HTTPTooManyRequests(
+                text=f"{limits.credential_connections} connections of this token are open, the "
+                f"most that the {limits.name} takes; use fewer, or try again later\n",
+                headers=RETRY_AFTER,
+            )
+        self._forget(connection)
+        self._admitted[connection] = credential
+        self._credentials[credential] += 1
 
     async def _listen(
         self, server: web.Server, tls: ssl.SSLContext | None, **where: Any
     ) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        timeout = self._handshake_seconds if tls is not None else None
+        return await loop.create_server(lambda: _Connection(self, server, tls), **where)
 
-        def connect() -> asyncio.BaseProtocol:
-            return self._connect(server, loop)
-
-        return await loop.create_server(connect, ssl=tls, ssl_handshake_timeout=timeout, **where)
-
-    def _connect(self, server: web.Server, loop: asyncio.AbstractEventLoop) -> asyncio.BaseProtocol:
-        if len(server.connections) >= self._max_connections:
-            return _HangUp()
-        connection = server()
-        timer = loop.call_later(self._newcomer_seconds, self._drop, connection)
+    def _arrived(self, connection: "_Connection") -> None:
+        loop = asyncio.get_running_loop()
+        if len(self._newcomers) >= self.limits.newcomers:
+            oldest = next(iter(self._newcomers))
+            self._forget(oldest)
+            oldest.abort()
+        timer = loop.call_later(self.limits.newcomer_seconds, self._late, connection)
         self._newcomers[connection] = timer
-        if len(self._newcomers) > self._max_newcomers:
-            self._drop(next(iter(self._newcomers)))
-        return connection
 
-    def _drop(self, connection: Any) -> None:
-        self._newcomers.pop(connection).cancel()
-        connection.force_close()  # does nothing to one that has ended
+    def _late(self, connection: "_Connection") -> None:
+        """Its time is over. It is counted until it is gone: an answer may still be on its way."""
+        loop = asyncio.get_running_loop()
+        self._newcomers[connection] = loop.call_later(LINGERING_SECONDS, connection.abort)
+        connection.end()
+
+    def _forget(self, connection: "_Connection") -> None:
+        """It is gone, or counts as something else from now on."""
+        if (timer := self._newcomers.pop(connection, None)) is not None:
+            timer.cancel()
+        if (credential := self._admitted.pop(connection, None)) is not None:
+            self._credentials[credential] -= 1
+            self._credentials += Counter()  # without those that have none
 
 
-class _HangUp(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
+    """One connection, from the moment it is accepted, with aiohttp's handler behind it."""
+
+    def __init__(self, gate: Gate, server: web.Server, tls: ssl.SSLContext | None) -> None:
+        self._gate, self._server, self._tls = gate, server, tls
+        self._socket: asyncio.Transport | None = None  # what is below TLS
+        self._handler: Any = None
+        self._early: list[bytes] = []  # came with the end of the handshake
+        self._lost = False
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        self._socket = transport
+        self._gate._arrived(self)
+        if self._tls is None:
+            self._begin(transport)
+            return
+        transport.pause_reading()
+        task = asyncio.create_task(self._shake_hands(transport, self._tls))
+        self._gate._handshakes.add(task)
+        task.add_done_callback(self._gate._handshakes.discard)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._gate._forget(self)
+        if self._handler is not None:
+            self._gate._by_handler.pop(self._handler, None)
+            self._handler.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._handler is None:
+            self._early.append(data)
+        else:
+            self._handler.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self._handler is None else self._handler.eof_received()
+
+    def pause_writing(self) -> None:
+        if self._handler is not None:
+            self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._handler is not None:
+            self._handler.resume_writing()
+
+    def end(self) -> None:
+        """Say what there is to be said, then hang up."""
+        if self._handler is None:
+            self.abort()
+        else:
+            self._handler.force_close()  # does nothing to one that has ended
+
+    def abort(self) -> None:
+        """Hang up at once, in the middle of a handshake too."""
+        if self._socket is not None:
+            self._socket.abort()
+
+    async def _shake_hands(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        seconds = self._gate.limits.handshake_seconds
+        transport: asyncio.Transport | None = None
+        with contextlib.suppress(OSError):  # a stranger, or gone
+            transport = await loop.start_tls(
+                plain, self, tls, server_side=True, ssl_handshake_timeout=seconds
+            )
+        if transport is None or self._lost:
+            plain.abort()
+            self._gate._forget(self)  # nobody reports the end of what has not begun
+        else:
+            self._begin(transport)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        self._handler = self._server()
+        self._gate._by_handler[self._handler] = self
+        self._handler.connection_made(transport)
+        for data in self._early:
+            self._handler.data_received(data)
+        self._early.clear()
 
 
-def max_connections() -> int:
-    """As many as this process may have open, after it has asked for all that it can get."""
+def max_connections(wanted: int) -> int:
+    """As many of these as this process may have open, once it has asked for all it can get."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    files = wanted + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < files:
+        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, soft - SPARE_FILES))
+        return wanted
+    return max(2, min(wanted, soft - SPARE_FILES))
 
 
 def _not_for_the_log(record: logging.LogRecord) -> bool:

@@ -19,6 +19,7 @@ from rlboost_jax.settings.kubernetes import kubernetes_mistakes
 from rlboost_jax.settings.launchers import command_mistakes, slurm_mistakes
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.observe import TRACKERS
+from rlboost_jax.settings.page import host_mistakes
 from rlboost_jax.settings.pool_fleets import pool_mistakes
 from rlboost_jax.settings.ranges import out_of_range
 from rlboost_jax.settings.run import RunConfig
@@ -251,6 +252,7 @@ def _observe(config: RunConfig) -> Iterator[str]:
         if name not in TRACKERS:
             hint = suggestion(name, TRACKERS)
             yield f"observe.trackers has {name!r}, which does not exist; {hint}"
+    yield from host_mistakes(observe.page.allowed_hosts, "observe.page.allowed_hosts")
     if len(set(observe.trackers)) < len(observe.trackers):
         yield f"observe.trackers is {observe.trackers}; name each of them once"
     if "wandb" in observe.trackers and not observe.wandb.project:

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Final
 
 from aiohttp import web
 
@@ -18,10 +19,33 @@ from rlboost_jax.manager.service.authorization import guarded
 from rlboost_jax.manager.service.file_server.beats import beat
 from rlboost_jax.manager.service.file_server.child import orders, run_child
 from rlboost_jax.manager.service.file_server.orders import Serve, Setup, read_order
-from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
+from rlboost_jax.manager.service.gate import (
+    HANDSHAKE_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    MAX_NEWCOMERS,
+    NEWCOMER_SECONDS,
+    RUNNER_OPTIONS,
+    Gate,
+)
+from rlboost_jax.manager.service.listener_limits import ListenerLimits
 from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.weights.serve import ServedVersions, add_routes
 from rlboost_jax.weights.wheels import add_delivery_routes
+
+DOWNLOADS: Final = 2_048  # at a time, of all servers
+LIMITS: Final = ListenerLimits(
+    name="file server",
+    connections=DOWNLOADS + 64,  # the rest is for the trainer's engines
+    credential_connections=DOWNLOADS,
+    connection_bytes=2**20,  # a chunk that was read, the same encrypted, and as all others
+    newcomers=MAX_NEWCOMERS,
+    newcomer_seconds=NEWCOMER_SECONDS,
+    handshake_seconds=HANDSHAKE_SECONDS,
+    idle_seconds=KEEP_ALIVE_SECONDS,
+    message_bytes=0,  # nobody sends a body
+    credential_bytes=0,
+    total_bytes=0,
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +58,7 @@ async def serve(listener: socket.socket) -> int:
     setup = await read_order(said)
     if not isinstance(setup, Setup):
         return 0  # the manager is gone already
-    gate, versions = Gate(max_connections=max_connections()), ServedVersions()
+    gate, versions = Gate(LIMITS), ServedVersions()
     tokens = Tokens(server=setup.server_token, trainer=setup.trainer_token)
     app = guarded(tokens, gate.admit)
     add_routes(app, versions)

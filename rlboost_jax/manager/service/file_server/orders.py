@@ -31,6 +31,7 @@ class PageSetup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     workdir: str
     token: str
     certificates: str  # the folder with the page's
+    hosts: tuple[str, ...] = ()  # names by which a browser may ask for it
 
 
 class Serve(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -8,6 +8,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from aiohttp import web
@@ -15,8 +16,8 @@ from aiohttp import web
 from rlboost_jax.manager.service.file_server.beats import beat
 from rlboost_jax.manager.service.file_server.child import orders, run_child
 from rlboost_jax.manager.service.file_server.orders import PageSetup, read_order
-from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate, max_connections
-from rlboost_jax.manager.service.page.app import make_app
+from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
+from rlboost_jax.manager.service.page.app import LIMITS, make_app
 from rlboost_jax.manager.service.page.certificate import page_tls
 
 
@@ -32,7 +33,11 @@ async def serve(listener: socket.socket) -> int:
         return 0  # the manager is gone already
     beating = asyncio.ensure_future(beat())
     await listen(
-        listener, Path(setup.workdir), token=setup.token, certificates=Path(setup.certificates)
+        listener,
+        Path(setup.workdir),
+        token=setup.token,
+        certificates=Path(setup.certificates),
+        hosts=setup.hosts,
     )
     while await read_order(said) is not None:
         pass
@@ -41,16 +46,22 @@ async def serve(listener: socket.socket) -> int:
 
 
 async def listen(
-    listener: socket.socket, workdir: Path, *, token: str | None, certificates: Path | None
+    listener: socket.socket,
+    workdir: Path,
+    *,
+    token: str | None,
+    certificates: Path | None,
+    hosts: Collection[str] = (),
 ) -> web.AppRunner:
     """Serve a run's page from now on.
 
     Args:
         token: None: at a socket that only its owner can open.
         certificates: folder of the page's; None: no TLS, at such a socket.
+        hosts: names by which a browser may ask for it; with a token.
     """
-    gate = Gate(max_connections=min(256, max_connections()))
-    app = make_app(workdir, token=token, admit=gate.admit)
+    gate = Gate(LIMITS)
+    app = make_app(workdir, token=token, admit=gate.admit, hosts=hosts)
     runner = web.AppRunner(app, shutdown_timeout=0.5, **RUNNER_OPTIONS)
     await runner.setup()
     assert runner.server is not None

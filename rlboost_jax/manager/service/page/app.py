@@ -6,9 +6,8 @@ Everything is read from the work directory; nothing can be changed, and the mana
 import asyncio
 import json
 import os
-import re
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rlboost_jax.credentials import bears
+from rlboost_jax.manager.service.browser_hosts import check_host
+from rlboost_jax.manager.service.gate import (
+    HANDSHAKE_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    NEWCOMER_SECONDS,
+)
+from rlboost_jax.manager.service.listener_limits import ListenerLimits
 from rlboost_jax.observe.page import assets, prometheus
 from rlboost_jax.observe.page.stream import Cursor, Message
 from rlboost_jax.observe.page.view import RunView
@@ -26,8 +32,19 @@ WRITE_SECONDS: Final = 30.0  # a page that takes nothing for longer is hung up o
 MAX_PAGES: Final = 32  # that watch at a time
 LOG_BYTES: Final = 2**16  # of the end of a log
 MAX_LOGS: Final = 200
-_PORT: Final = re.compile(r":\d*$")
-LOCAL_HOSTS: Final = frozenset(("localhost", "127.0.0.1", "[::1]"))
+ANSWER_BYTES: Final = 64 * 2**20  # that were asked for and are not taken yet, of all pages
+LIMITS: Final = ListenerLimits(
+    name="page",
+    connections=256,  # of each page that watches, as many as a browser opens
+    credential_connections=256,
+    newcomers=64,
+    newcomer_seconds=NEWCOMER_SECONDS,
+    handshake_seconds=HANDSHAKE_SECONDS,
+    idle_seconds=KEEP_ALIVE_SECONDS,
+    message_bytes=0,
+    credential_bytes=ANSWER_BYTES,
+    total_bytes=ANSWER_BYTES,
+)
 
 HEADERS: Final = {
     "Content-Security-Policy": assets.POLICY,
@@ -40,15 +57,20 @@ HEADERS: Final = {
 
 
 def make_app(
-    workdir: Path, *, token: str | None, admit: Callable[[Any], None] = lambda _: None
+    workdir: Path,
+    *,
+    token: str | None,
+    admit: Callable[[Any], None] = lambda _: None,
+    hosts: Collection[str] = (),
 ) -> web.Application:
     """
     Args:
         token: None: it is open to all who reach it, as at a socket that only its owner can open;
-            then a browser must name this host, so that no other site's name leads here.
+            then only localhost is meant.
         admit: called for each connection that has shown what it needs.
+        hosts: names by which a browser may ask, beside those of this host.
     """
-    app = web.Application(middlewares=[_guard(token, admit)])
+    app = web.Application(middlewares=[_guard(token, admit, hosts)])
     page = _Page(workdir)
     app.router.add_get("/", _page_file("page.html", "text/html"))
     for name, kind in assets.SERVED.items():
@@ -62,17 +84,16 @@ def make_app(
     return app
 
 
-def _guard(token: str | None, admit: Callable[[Any], None]) -> Any:
+def _guard(token: str | None, admit: Callable[[Any], None], hosts: Collection[str]) -> Any:
     """Everything has the headers; what is said of the run asks for the token."""
+    allowed = hosts if token is not None else None
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         open_to_all = request.path == "/" or request.path.startswith("/static/")
         try:
-            if token is None:
-                if _PORT.sub("", request.host).lower() not in LOCAL_HOSTS:
-                    raise web.HTTPForbidden(text="this socket is for localhost\n")
-            elif not open_to_all and not bears(request.headers, token):
+            check_host(request.headers.getall("Host", []), allowed, "observe.page.allowed_hosts")
+            if token is not None and not open_to_all and not bears(request.headers, token):
                 raise web.HTTPUnauthorized(text="wrong token; open the address in page/url again\n")
             if token is None or not open_to_all:
                 admit(request.protocol)

@@ -80,7 +80,12 @@ def _page_server(
         listener.close()
         report(f"no page: {error}")
         return None
-    setup = PageSetup(workdir=str(workdir), token=token, certificates=str(page_folder(workdir)))
+    setup = PageSetup(
+        workdir=str(workdir),
+        token=token,
+        certificates=str(page_folder(workdir)),
+        hosts=(*names(settings.host), *settings.allowed_hosts),
+    )
     command = (sys.executable, "-m", PROGRAM)
     return FileServer(listener, setup, report, fail, command=command, what="the page's process")
 

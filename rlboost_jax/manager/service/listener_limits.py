@@ -1,0 +1,123 @@
+"""What one listener holds for those who connect to it: one record each, made where it listens.
+
+A limit on each connection alone bounds nothing: a hundred of them may each be at theirs. So every
+record has a sum beside each part, and `peak_bytes` is what all of them can make a process hold at
+once. No clock or socket inside.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+OWNER: Final = ""  # the listener's own credential: nothing but the sums holds for it
+
+# Measured, then rounded up: objects, buffers of TLS (256 KiB) and of aiohttp's reader, which stops
+# reading at twice `READ_BYTES`, and what a socket takes before it reports that it is full.
+READ_BYTES: Final = 2**16
+CONNECTION_BYTES: Final = 2**19
+
+_MAY_BE_NOTHING: Final = (
+    *("message_bytes", "credential_bytes", "total_bytes"),  # of one that takes and keeps nothing
+    *("peak_of_one", "owner_bytes"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenerLimits:
+    """What one listener takes on.
+
+    Attributes:
+        name: of the listener, for lines that refuse somebody.
+        setting: what raises `total_bytes`; "": it is fixed.
+        connections: open at a time, of those that have shown a credential.
+        credential_connections: of these, with one and the same credential.
+        newcomers: connections that have not shown one yet. The oldest goes when one more comes.
+        newcomer_seconds: from the connection to a request with a credential.
+        handshake_seconds: of TLS.
+        idle_seconds: between two requests.
+        message_bytes: of one body, frame or line.
+        total_bytes: of unfinished messages, of those at work and of answers not yet taken, in sum.
+        credential_bytes: of these, for one and the same credential.
+        connection_bytes: of memory for a connection by itself.
+        held_per_byte: bytes of memory for one of those, decoded.
+        peak_of_one: bytes while a single message is decoded; one is decoded at a time.
+        owner_bytes: that the owner's credential can have the process hold besides.
+    """
+
+    name: str
+    setting: str = ""
+    connections: int
+    credential_connections: int
+    newcomers: int
+    newcomer_seconds: float
+    handshake_seconds: float
+    idle_seconds: float
+    message_bytes: int
+    total_bytes: int
+    credential_bytes: int
+    connection_bytes: int = CONNECTION_BYTES
+    held_per_byte: int = 1
+    peak_of_one: int = 0
+    owner_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for field, value in vars(self).items():
+            at_least = 0 if field in _MAY_BE_NOTHING else 1
+            if not isinstance(value, str) and not at_least <= value < float("inf"):
+                raise ValueError(f"{self.name}: {field} is {value}; every listener has limits")
+        if self.credential_connections > self.connections:
+            raise ValueError(f"{self.name}: one credential may open more than there are")
+        if not self.message_bytes <= self.credential_bytes <= self.total_bytes:
+            raise ValueError(
+                f"{self.name}: a message of {self.message_bytes}, {self.credential_bytes} for a "
+                f"credential and {self.total_bytes} in sum are not in this order"
+            )
+
+    @property
+    def peak_bytes(self) -> int:
+        """What everybody without the owner's credential can make the process hold at once."""
+        connections = (self.connections + self.newcomers) * self.connection_bytes
+        return connections + self.held_per_byte * self.total_bytes + self.peak_of_one
+
+
+class ByteBudget:
+    """Bytes that one listener holds for others now.
+
+    Args:
+        freed: called after some were returned.
+    """
+
+    def __init__(self, limits: ListenerLimits, freed: Callable[[], None] = lambda: None) -> None:
+        self.limits, self._freed = limits, freed
+        self._held: dict[str, int] = {}
+        self.total = 0
+
+    def held(self, credential: str) -> int:
+        return self._held.get(credential, 0)
+
+    def take(self, credential: str, size: int) -> str:
+        """Hold `size` more bytes for a credential; returns "", or why it cannot be."""
+        limits = self.limits
+        if credential != OWNER and self.held(credential) + size > limits.credential_bytes:
+            return self._line("for one credential", limits.credential_bytes)
+        if self.total + size > limits.total_bytes:
+            return self._line("at a time", limits.total_bytes)
+        self._held[credential] = self.held(credential) + size
+        self.total += size
+        return ""
+
+    def give(self, credential: str, size: int) -> None:
+        """Return what was taken."""
+        left = self._held[credential] - size
+        assert left >= 0, "more is returned than was taken"
+        if left:
+            self._held[credential] = left
+        else:
+            del self._held[credential]
+        self.total -= size
+        self._freed()
+
+    def _line(self, what: str, most: int) -> str:
+        name, setting = self.limits.name, self.limits.setting
+        raised = f" ({setting})" if setting else ""
+        return f"the {name} holds at most {most:,} bytes {what}{raised}; try again later"
