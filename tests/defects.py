@@ -207,9 +207,9 @@ DEFECTS = (
     Defect(
         "blame",
         "a process that somebody has killed counts against its episodes",
-        "rlboost_jax/environments/processes.py",
-        "signal.Signals(-code) in OUTSIDE",
-        "False",
+        "rlboost_jax/supervision/restarts.py",
+        "return any(code == exits.by_signal(number) for number in _SENT)",
+        "return False",
         "tests/environments/test_pool.py::"
         "test_whatever_an_environment_does_is_its_own_loss[shared-kill-ended by SIGKILL-outside]",
     ),

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import msgspec
 
-from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.environments import frames
 from rlboost_jax.environments.chaos import kill_workers
 from rlboost_jax.environments.forks import Forked, Forks
@@ -28,8 +27,17 @@ from rlboost_jax.environments.remote import JOIN, Listener, RemoteWorker
 from rlboost_jax.environments.runner import CallLedger
 from rlboost_jax.settings.environment import EnvironmentConfig
 from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax.supervision.restarts import (
+    RESTARTS,
+    Again,
+    Cause,
+    End,
+    Restarts,
+    StartsExhausted,
+    Stop,
+    after_end,
+)
 
-MOST_STARTS: Final = 20
 GRACE_SECONDS: Final = 20.0
 WAIT_SECONDS: Final = 30.0  # for a host, before a line says that nobody has come
 
@@ -48,19 +56,19 @@ class EnvironmentPool:
         sandbox_required: bool = True,
         start_seconds: float = START_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
-        most_starts: int = MOST_STARTS,
+        restarts: Restarts = RESTARTS,
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
         """
         Args:
             grace_seconds: for a worker's answer, beside the time that a step may take.
-            most_starts: of a worker that somebody ends before it is ready.
+            restarts: of a worker that somebody ends before it is ready.
             note: shows a line on the console.
         """
         self._note = note
         self._settings, self._start_seconds = settings, start_seconds
         self._answer_seconds = settings.time_limit_seconds + grace_seconds
-        self._most_starts = most_starts
+        self._restarts = restarts
         self._setup = frames.Setup(
             name=settings.name,
             options=dict(settings.options),
@@ -89,7 +97,7 @@ class EnvironmentPool:
         """The first worker, so that a mistake is reported before anything is asked.
 
         Raises:
-            ConfigError, OSError
+            ConfigError, OSError, StartsExhausted
         """
         if not self._settings.workers:
             pass  # all of them are other hosts'
@@ -109,7 +117,7 @@ class EnvironmentPool:
 
         Raises:
             Lost: its process was gone at once.
-            EnvironmentWorkersLost: none can be started.
+            EnvironmentWorkersLost, StartsExhausted: none can be started.
         """
         try:
             host = await self._host(alone)
@@ -272,26 +280,29 @@ class EnvironmentPool:
         return host
 
     async def _started(self) -> Process:
-        """One that is ready; who is ended while it begins has a successor.
+        """One that is ready; who is ended from outside while it begins has a successor.
 
         Raises:
-            ConfigError, OSError
+            ConfigError, OSError, StartsExhausted
         """
-        for ended in range(self._most_starts):
+        failed = 0
+        while True:
             process = Process(self._setup)
             try:
                 await process.prepare(self._start_seconds)
                 return process
-            except EndedFromOutside:
+            except EndedFromOutside as error:
                 process.end.close()
-                if ended + 1 == self._most_starts:
-                    raise
-                await asyncio.sleep(backoff_seconds(ended, first=0.05, longest=5.0))
+                end = End(cause=Cause.OUTSIDE, how=str(error))
             except BaseException:  # whatever it was, it goes on upwards
                 process.kill()
                 process.end.close()
                 raise
-        raise AssertionError("the last start returns or raises")
+            match after_end("an environment worker", failed, end, self._restarts):
+                case Again(failed=failed, seconds=seconds):
+                    await asyncio.sleep(seconds)
+                case Stop(line=line):
+                    raise StartsExhausted(line)
 
     def _watch(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)

@@ -20,10 +20,11 @@ from rlboost_jax.environments import frames
 from rlboost_jax.host.proxies import direct_on_loopback
 from rlboost_jax.rewards.frames import FrameTooLong, frame
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.supervision import exits
+from rlboost_jax.supervision.restarts import is_sent
 
 START_SECONDS: Final = 120.0  # imports of a user's module, on a busy host
 _LENGTH_BYTES: Final = 4
-OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Line:
@@ -84,8 +85,11 @@ class Line:
             self._over(why, outside)
 
 
-class EndedFromOutside(ConfigError):
-    """A process was ended before it was ready, which need not be its own fault."""
+class EndedFromOutside(RuntimeError):
+    """A process was ended before it was ready, which need not be its own fault.
+
+    The message goes on after the name of the process.
+    """
 
 
 class Process:
@@ -133,9 +137,10 @@ class Process:
         except ConnectionError:
             ready = None
         if ready is None:
-            why, outside = await self.how_it_ended()
-            if outside:
-                raise EndedFromOutside(f"environment.name: importing {name!r}: {why}")
+            await self.ended()
+            code = exits.of_process(self._process.returncode)
+            if is_sent(code):
+                raise EndedFromOutside(f"{exits.described(code)} before it had imported {name!r}")
             raise ConfigError(
                 f"environment.name: the process that imports {name!r} ended with code "
                 f"{self._process.returncode}; its own output says why"
@@ -181,10 +186,8 @@ class Process:
 
 def ended_with(code: int) -> tuple[str, bool]:
     """What a return code says: for a person, and whether somebody else ended the process."""
-    if code >= 0:
-        return f"the environment worker ended with code {code}", False
-    name = signal.Signals(-code).name
-    return f"the environment worker was ended by {name}", signal.Signals(-code) in OUTSIDE
+    code = exits.of_process(code)
+    return f"the environment worker {exits.described(code)}", is_sent(code)
 
 
 async def _exactly(loop: asyncio.AbstractEventLoop, end: socket.socket, count: int) -> bytes | None:

@@ -280,24 +280,29 @@ class Supervisor:
 
     def _wait(self, seconds: float) -> bool:
         """See to the manager meanwhile; False as soon as this process is asked to end."""
-        until = time.monotonic() + seconds
+        until, reviving = time.monotonic() + seconds, self._leads
         while not self._asked and time.monotonic() < until:
-            self._revive_manager()
+            reviving = reviving and self._revive_manager()
             time.sleep(LOOK_SECONDS)
         return not self._asked
 
-    def _revive_manager(self) -> None:
-        """Have the work of one that was killed gone on with, so that no server is orphaned.
+    def _revive_manager(self) -> bool:
+        """Start the manager again where it was killed, so that no server is orphaned.
 
         One that has left, or never came, is the next trainer's to start.
+
+        Returns:
+            whether there is any use in trying again before the next trainer does.
         """
         record = read_record(self._workdir)
-        if not self._leads or record is None or record.lives:
-            return
+        if record is None or record.lives:
+            return True
         try:
             ManagerProcess(self._workdir, record.run_id).locate()
         except (ManagerNotStarted, OSError) as error:  # the trainer will try as well
             self._note(f"the manager does not come back: {error}")
+            return False
+        return True
 
     def _end(self, code: int, history: History) -> None:
         if history.fruitless > self._max_restarts and code not in (exits.COMPLETE, exits.MISTAKE):

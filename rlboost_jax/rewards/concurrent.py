@@ -24,11 +24,14 @@ from rlboost_jax.rewards.pool import (
     GRACE_SECONDS,
     START_SECONDS,
     Answer,
+    EndedFromOutside,
     RewardWorkersLost,
     Worker,
     WorkerGone,
+    after_pause,
 )
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.supervision.restarts import RESTARTS, Restarts, StartsExhausted
 
 _READ_BYTES: Final = 2**16
 
@@ -37,7 +40,8 @@ _READ_BYTES: Final = 2**16
 class _Asked:
     job: Job
     answer: Answer
-    attempts: int = 0
+    begun: bool = False
+    faults: int = 0  # of workers that had it
     late_at: float = 0.0  # of the monotonic clock: the worker should have ended it long before
 
 
@@ -47,21 +51,34 @@ class ConcurrentPool:
     Args:
         setup: with one function.
         start_seconds: within which a worker imports it.
+        restarts: of a worker that somebody ends before it has answered anything.
     """
 
-    def __init__(self, setup: Setup, *, start_seconds: float = START_SECONDS) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        start_seconds: float = START_SECONDS,
+        restarts: Restarts = RESTARTS,
+    ) -> None:
         (function,) = setup.functions
-        self._setup, self._start_seconds = setup, start_seconds
+        self._setup, self._start_seconds, self._restarts = setup, start_seconds, restarts
+        self._failed = 0  # workers in a row that were ended from outside; the thread's alone
         self._most = function.max_concurrent
         self._limit = function.time_limit_seconds + GRACE_SECONDS
         self._lock = threading.Lock()  # of the three below
-        self._closing = False
+        self._closing = threading.Event()
         self._waiting: deque[_Asked] = deque()
         self._worker: Worker | None = None
         self._running: dict[int, _Asked] = {}  # by number; the thread's alone
         self._next = 0
         self._incoming = Incoming(Outcomes)
-        self._start()
+        while True:
+            try:
+                self._start()
+                break
+            except EndedFromOutside as error:
+                self._failed = after_pause(self._failed, error, self._restarts, self._closing)
         self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="rewards-at-once", daemon=True)
         self._thread.start()
@@ -70,7 +87,7 @@ class ConcurrentPool:
         """What the function says; of any thread."""
         answer: Answer = Future()
         with self._lock:
-            if self._closing:
+            if self._closing.is_set():
                 answer.cancel()
             else:
                 self._waiting.append(_Asked(job, answer))
@@ -80,7 +97,7 @@ class ConcurrentPool:
     def close(self) -> None:
         """End the worker; what was not answered is cancelled or an exception."""
         with self._lock:
-            self._closing = True
+            self._closing.set()
             os.write(self._wake, b".")
             if self._worker is not None:
                 self._worker.tell_to_end()
@@ -92,13 +109,16 @@ class ConcurrentPool:
             os.close(file)
 
     def _serve(self) -> None:
-        while not self._closing:
+        while not self._closing.is_set():
             try:
                 self._fill()
                 self._hear()
             except WorkerGone as error:
-                self._again(str(error))
-            except RewardWorkersLost as error:
+                try:
+                    self._again(error)
+                except StartsExhausted as error:
+                    self._fail(error)
+            except (RewardWorkersLost, StartsExhausted) as error:
                 self._fail(error)
         self._fail(RewardWorkersLost("the reward workers were asked to end"))
 
@@ -106,13 +126,13 @@ class ConcurrentPool:
         """Hand the worker all that it may have. Raises WorkerGone, RewardWorkersLost."""
         while len(self._running) < self._most:
             with self._lock:
-                if self._closing or not self._waiting:
+                if self._closing.is_set() or not self._waiting:
                     return
                 asked = self._waiting.popleft()
-            if not (asked.attempts or asked.answer.set_running_or_notify_cancel()):
+            if not (asked.begun or asked.answer.set_running_or_notify_cancel()):
                 continue  # nobody wants it any more
             self._next += 1
-            asked.attempts += 1
+            asked.begun = True
             asked.late_at = time.monotonic() + self._limit
             self._running[self._next] = asked
             try:
@@ -134,30 +154,38 @@ class ConcurrentPool:
         if worker is not None and worker.outlet in ready:
             data = os.read(worker.outlet, _READ_BYTES)
             if not data:
-                raise WorkerGone("the reward worker ended")
+                raise worker.gone()
             try:
                 answers = self._incoming.take(data)
             except (ValueError, msgspec.MsgspecError):
-                raise WorkerGone("the reward worker ended") from None
+                raise worker.gone() from None
             for answer in answers:
                 self._done(answer.number, answer.outcomes[0])
         if late_at is not None and not ready and time.monotonic() >= late_at:
             raise WorkerGone("the reward worker did not answer")
 
     def _done(self, number: int, found: Found) -> None:
+        self._failed = 0
         self._running.pop(number).answer.set_result((found,))
 
-    def _again(self, fault: str) -> None:
-        """The worker is gone: what it had is asked anew, in the same order, but not for ever."""
+    def _again(self, error: WorkerGone) -> None:
+        """The worker is gone: what it had is asked anew, in the same order, but not for ever.
+
+        Raises:
+            StartsExhausted: no worker is started any more.
+        """
         self._forget()
         lost = list(self._running.values())
         self._running.clear()
         for asked in lost:
-            if asked.attempts >= ATTEMPTS:
-                asked.answer.set_result((all_failed(asked.job, fault),))
+            asked.faults += not isinstance(error, EndedFromOutside)
+            if asked.faults >= ATTEMPTS:
+                asked.answer.set_result((all_failed(asked.job, str(error)),))
         with self._lock:
-            left = [asked for asked in lost if asked.attempts < ATTEMPTS]
+            left = [asked for asked in lost if asked.faults < ATTEMPTS]
             self._waiting.extendleft(reversed(left))
+        if isinstance(error, EndedFromOutside):
+            self._failed = after_pause(self._failed, error, self._restarts, self._closing)
 
     def _fail(self, error: Exception) -> None:
         """All that is asked."""
@@ -168,11 +196,11 @@ class ConcurrentPool:
             asked.answer.set_exception(error)
         self._running.clear()
         for asked in waiting:
-            if asked.attempts or asked.answer.set_running_or_notify_cancel():
+            if asked.begun or asked.answer.set_running_or_notify_cancel():
                 asked.answer.set_exception(error)
 
     def _there(self) -> Worker:
-        """Raises RewardWorkersLost."""
+        """Raises EndedFromOutside, RewardWorkersLost."""
         if self._worker is None:
             try:
                 self._start()
@@ -184,9 +212,9 @@ class ConcurrentPool:
         return self._worker
 
     def _start(self) -> None:
-        """Raises ConfigError, OSError, RewardWorkersLost."""
+        """Raises ConfigError, OSError, EndedFromOutside, RewardWorkersLost."""
         with self._lock:
-            if self._closing:
+            if self._closing.is_set():
                 raise RewardWorkersLost("the reward workers were asked to end")
             self._worker = Worker(self._setup, self._start_seconds)
         self._incoming = Incoming(Outcomes)

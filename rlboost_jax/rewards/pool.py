@@ -28,11 +28,24 @@ from rlboost_jax.rewards.frames import (
     send,
 )
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.supervision import exits
+from rlboost_jax.supervision.restarts import (
+    RESTARTS,
+    Again,
+    Cause,
+    End,
+    Restarts,
+    StartsExhausted,
+    Stop,
+    after_end,
+    is_sent,
+)
 
 START_SECONDS: Final = 120.0  # imports of a user's module, on a busy host
 GRACE_SECONDS: Final = 10.0  # a worker ends a late call itself; beyond this it is stuck
 END_SECONDS: Final = 5.0  # for a worker to take its children along
-ATTEMPTS: Final = 2  # a worker that is gone may have been taken by somebody else
+ATTEMPTS: Final = 2  # of a job whose worker broke or is stuck
+LAST_SECONDS: Final = 1.0  # for a worker to be gone once it has closed its pipe
 
 Answer = Future[tuple[Found, ...]]
 
@@ -46,13 +59,21 @@ class RewardPool:
 
     Args:
         start_seconds: within which a worker imports its functions.
+        restarts: of a worker that somebody ends before it is ready, or while it judges one job.
     """
 
-    def __init__(self, setup: Setup, *, workers: int, start_seconds: float = START_SECONDS) -> None:
-        self._setup, self._start_seconds = setup, start_seconds
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        workers: int,
+        start_seconds: float = START_SECONDS,
+        restarts: Restarts = RESTARTS,
+    ) -> None:
+        self._setup, self._start_seconds, self._restarts = setup, start_seconds, restarts
         self._jobs: queue.SimpleQueue[tuple[Job, Answer] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the two below
-        self._closing = False
+        self._closing = threading.Event()
         self._workers: list[Worker] = []
         first = self._started()  # alone, so that a mistake is reported once
         self._threads = [
@@ -69,7 +90,7 @@ class RewardPool:
         """What each function that it asks says, in order; of any thread."""
         answer: Answer = Future()
         with self._lock:
-            if self._closing:
+            if self._closing.is_set():
                 answer.cancel()
             else:
                 self._jobs.put((job, answer))
@@ -78,7 +99,7 @@ class RewardPool:
     def close(self) -> None:
         """End the workers, all at once; what was not answered is cancelled or an exception."""
         with self._lock:
-            self._closing = True
+            self._closing.set()
         # From here on no worker comes or goes, and nothing is asked any more.
         for worker in self._workers:
             worker.tell_to_end()
@@ -95,7 +116,7 @@ class RewardPool:
     def _serve(self, worker: "Worker | None") -> None:
         while (entry := self._jobs.get()) is not None:
             job, answer = entry
-            if self._closing:
+            if self._closing.is_set():
                 answer.cancel()
             elif answer.set_running_or_notify_cancel():
                 try:
@@ -109,9 +130,9 @@ class RewardPool:
     def _judged(
         self, worker: "Worker | None", job: Job
     ) -> "tuple[Worker | None, tuple[Found, ...]]":
-        fault = ""
-        for _ in range(ATTEMPTS):
-            if self._closing:
+        failed, faults = 0, list[str]()
+        while len(faults) < ATTEMPTS:
+            if self._closing.is_set():
                 raise RewardWorkersLost("the reward workers were asked to end")
             try:
                 worker = worker or self._started()
@@ -123,42 +144,81 @@ class RewardPool:
                 return worker, worker.judge(job)
             except Unsendable as error:
                 return worker, self._failed(job, str(error))
+            except EndedFromOutside as error:
+                failed = after_pause(failed, error, self._restarts, self._closing)
             except WorkerGone as error:
-                fault = str(error)
-                worker.end()
-                self._forget(worker)
-                worker = None
-        return None, self._failed(job, fault)
+                faults.append(str(error))
+            worker.end()
+            self._forget(worker)
+            worker = None
+        return None, self._failed(job, faults[-1])
 
     def _failed(self, job: Job, fault: str) -> tuple[Found, ...]:
         asked = sum(function.per == job.per for function in self._setup.functions)
         return (all_failed(job, fault),) * asked
 
     def _started(self) -> "Worker":
-        """Raises ConfigError, OSError."""
-        with self._lock:
-            if self._closing:
-                raise RewardWorkersLost("the reward workers were asked to end")
-            worker = Worker(self._setup, self._start_seconds)
-            self._workers.append(worker)
-        try:
-            worker.prepare()
-        except BaseException:  # whatever it was, it goes on upwards
-            worker.end()
-            self._forget(worker)
-            raise
-        return worker
+        """One that is ready; who is ended from outside while it begins has a successor.
+
+        Raises:
+            ConfigError, OSError, StartsExhausted, RewardWorkersLost
+        """
+        failed = 0
+        while True:
+            with self._lock:
+                if self._closing.is_set():
+                    raise RewardWorkersLost("the reward workers were asked to end")
+                worker = Worker(self._setup, self._start_seconds)
+                self._workers.append(worker)
+            try:
+                worker.prepare()
+                return worker
+            except EndedFromOutside as error:
+                self._forget(worker)
+                failed = after_pause(failed, error, self._restarts, self._closing)
+            except BaseException:  # whatever it was, it goes on upwards
+                worker.end()
+                self._forget(worker)
+                raise
 
     def _forget(self, worker: "Worker") -> None:
         """One that has ended; `close` has its pipes closed itself."""
         with self._lock:
-            if not self._closing:
+            if not self._closing.is_set():
                 self._workers.remove(worker)
                 worker.close()
 
 
 class WorkerGone(RuntimeError):
     """A worker itself, not what it runs, has ended or is stuck."""
+
+
+class EndedFromOutside(WorkerGone):
+    """Somebody else ended a worker, which is no fault of what it runs.
+
+    The message goes on after the name of the process.
+    """
+
+
+def after_pause(
+    failed: int, error: EndedFromOutside, restarts: Restarts, closing: threading.Event
+) -> int:
+    """Wait as long as it takes until the next start; returns the starts that came to nothing.
+
+    Args:
+        failed: how many had before.
+        closing: ends the wait.
+
+    Raises:
+        StartsExhausted: there is no next start.
+    """
+    end = End(cause=Cause.OUTSIDE, how=str(error))
+    match after_end("a reward worker", failed, end, restarts):
+        case Again(failed=failed, seconds=seconds):
+            closing.wait(seconds)
+            return failed
+        case Stop(line=line):
+            raise StartsExhausted(line)
 
 
 class Worker:
@@ -189,6 +249,7 @@ class Worker:
 
         Raises:
             ConfigError: it cannot use them.
+            EndedFromOutside: somebody ended it before it was ready.
         """
         try:
             send(self._stdin.fileno(), self._setup, timeout=self._start_seconds)
@@ -202,7 +263,10 @@ class Worker:
         except OSError:
             ready = None
         if ready is None:
+            gone = self.gone()
             self.end()
+            if isinstance(gone, EndedFromOutside):
+                raise gone
             raise ConfigError(
                 "rewards.functions: the process that imports them ended with code "
                 f"{self._process.returncode}; its own output says why"
@@ -222,7 +286,7 @@ class Worker:
         except TimeoutError:
             raise WorkerGone("the reward worker does not listen") from None
         except OSError:
-            raise WorkerGone("the reward worker ended") from None
+            raise self.gone() from None
 
     def judge(self, job: Job) -> tuple[Found, ...]:
         """Of a worker that judges one job at a time. Raises as `send` does."""
@@ -234,8 +298,18 @@ class Worker:
         except (OSError, ValueError, msgspec.MsgspecError):
             answer = None
         if answer is None:
-            raise WorkerGone("the reward worker ended")
+            raise self.gone()
         return answer.outcomes
+
+    def gone(self) -> WorkerGone:
+        """Why it speaks no more."""
+        try:
+            code = exits.of_process(self._process.wait(LAST_SECONDS))
+        except subprocess.TimeoutExpired:
+            return WorkerGone("the reward worker has closed its pipe")
+        if is_sent(code):
+            return EndedFromOutside(exits.described(code))
+        return WorkerGone(f"the reward worker {exits.described(code)}")
 
     def end(self) -> None:
         """Let it end what it runs and itself, or kill it where it does not."""

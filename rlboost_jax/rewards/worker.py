@@ -41,6 +41,7 @@ from rlboost_jax.rewards.frames import (
 )
 from rlboost_jax.rewards.functions import Call, Unusable, load
 from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.supervision import exits
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):  # functions may print and read as they like
         os.dup2(nowhere, standard)
-    raise_at([signal.SIGTERM], lambda number: SystemExit(0))
+    raise_at([signal.SIGTERM], lambda number: SystemExit(exits.by_signal(number)))
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves behind becomes ours, to be ended
     setup = receive(requests, Setup)
     if setup is None:

@@ -20,6 +20,7 @@ from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.settings.environment import EnvironmentConfig
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.supervision.restarts import Restarts, StartsExhausted
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import living
 
@@ -377,8 +378,12 @@ def test_a_worker_that_is_killed_while_it_begins_has_a_successor(
 def test_a_worker_that_never_begins_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="SIGKILL"):
-        in_pool(dies_at_first(tmp_path, 99, monkeypatch), _nothing, most_starts=2)
+    with pytest.raises(
+        StartsExhausted, match="2 times in a row in vain; the last was ended by SIGKILL"
+    ):
+        in_pool(
+            dies_at_first(tmp_path, 99, monkeypatch), _nothing, restarts=Restarts(most_starts=2)
+        )
     assert (tmp_path / "imports").read_text() == "xx"
 
 

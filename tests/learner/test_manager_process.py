@@ -34,6 +34,7 @@ from rlboost_jax.manager.service.run_files import (
 )
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.supervision import exits
+from rlboost_jax.supervision.restarts import Restarts
 from rlboost_jax.weights.seal import public_of
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
@@ -59,10 +60,12 @@ def record(workdir: Path) -> ManagerRecord:
 
 
 class Counted(ManagerProcess):
-    """Calls `started` and `asked` with the number of starts, and of questions, so far."""
+    """Calls `started`, `before_asking` and `asked` with the number of starts, and of questions, so
+    far."""
 
     started: Callable[[int], None] = staticmethod(lambda times: None)
     asked: Callable[[int], None] = staticmethod(lambda times: None)
+    before_asking: Callable[[int], None] = staticmethod(lambda times: None)
     starts = questions = 0
 
     def _start(self):
@@ -72,6 +75,7 @@ class Counted(ManagerProcess):
         return child
 
     def _answering(self):
+        self.before_asking(self.questions)
         found = super()._answering()
         self.questions += 1
         self.asked(self.questions)
@@ -173,6 +177,55 @@ def test_one_that_another_trainer_has_just_started_is_waited_for(
     process.started = leave
     process.locate()
     assert record(workdir).lives
+
+
+def test_one_that_is_killed_in_its_first_seconds_is_started_again(
+    workdir: Path, request: pytest.FixtureRequest
+) -> None:
+    """Twice before it has done anything, and once when it listens and nobody has asked it yet."""
+    process = Counted(workdir, "run", answer_seconds=PATIENCE_SECONDS)
+    request.addfinalizer(process.dismiss)
+    killed: list[int] = []
+
+    def kill(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+
+    def started(times: int) -> None:
+        assert process._child is not None
+        if times < 3:
+            kill(process._child.pid)
+
+    def asked(times: int) -> None:
+        there = read_record(workdir)
+        if len(killed) == 2 and there is not None:
+            kill(there.pid)
+
+    process.started, process.before_asking = started, asked
+    assert process.locate().address == record(workdir).local_address
+    assert len(set(killed)) == 3 and process.starts == 4
+
+
+def test_one_that_is_killed_each_time_ends_the_run_in_a_line(
+    workdir: Path, request: pytest.FixtureRequest
+) -> None:
+    """Whether it had answered or not: later ends and first ones count alike."""
+    few = Restarts(most_starts=3, settled_seconds=1e9, first_pause_seconds=0.0)
+    process = Counted(workdir, "run", answer_seconds=PATIENCE_SECONDS, restarts=few)
+    request.addfinalizer(process.dismiss)
+    process.locate()
+    os.kill(record(workdir).pid, signal.SIGKILL)
+
+    def started(times: int) -> None:
+        assert process._child is not None
+        process._child.kill()
+
+    process.started = started
+    with pytest.raises(
+        ManagerNotStarted, match=r"3 times in a row in vain; the last was ended by SIGKILL"
+    ) as ended:
+        process.locate()
+    assert process.starts == 3 and exits.of_error(ended.value) == exits.BROKEN
 
 
 def test_a_port_in_use_is_a_mistake_and_no_breakdown(tmp_path: Path) -> None:

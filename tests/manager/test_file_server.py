@@ -23,8 +23,13 @@ from rlboost_jax.manager.service.file_server.orders import (
     frame,
     read_order,
 )
-from rlboost_jax.manager.service.file_server.process import FileServer, Restarts, listening_socket
+from rlboost_jax.manager.service.file_server.process import (
+    SILENCE_SECONDS,
+    FileServer,
+    listening_socket,
+)
 from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.supervision.restarts import Restarts
 from rlboost_jax.weights.download import ByteCounter, download_file
 from rlboost_jax.weights.serve import weights_url
 from tests.endpoints import endpoint
@@ -32,7 +37,7 @@ from tests.patience import PATIENCE_SECONDS
 
 Run = Callable[..., Any]
 SETUP = Setup(server_token="secret", trainer_token="more secret", authority="")
-AT_ONCE = Restarts(first_backoff_seconds=0.0)
+AT_ONCE = Restarts(most_starts=None, first_pause_seconds=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +71,7 @@ async def serving(
     reports: list[str] | None = None,
     command: tuple[str, ...] = (),
     restarts: Restarts = AT_ONCE,
+    silence_seconds: float = SILENCE_SECONDS,
 ) -> AsyncIterator[FileServer]:
     failed = asyncio.get_running_loop().create_future()
     reported = reports if reports is not None else []
@@ -76,6 +82,7 @@ async def serving(
         reported.append,
         failed.set_exception,
         restarts=restarts,
+        silence_seconds=silence_seconds,
         **options,
     )
     files.serve(manifests)
@@ -166,7 +173,7 @@ def test_a_pull_goes_on_when_the_process_is_killed(tmp_path: Path, run: Run) -> 
             await download_file(
                 entry, session, weights_url(7, "large"), tmp_path / "here", ByteCounter()
             )
-        assert len(killed) == 2 and reports == ["signal 9"] * 2
+        assert len(killed) == 2 and reports == ["was ended by SIGKILL"] * 2
         assert came < 1.5 * LARGE, "it began anew"
 
     run(story())
@@ -198,18 +205,20 @@ def test_one_that_cannot_work_is_reported_and_tried_again_when_wanted(run: Run) 
             await asyncio.open_connection("127.0.0.1", files.port)  # it waits there all the time
             while len(reports) < 3:
                 await asyncio.sleep(0.01)
-        assert set(reports) == {"exit code 3"}
+        assert set(reports) == {"ended with code 3"}
 
     run(story())
 
 
 def test_one_that_stands_still_is_ended(run: Run) -> None:
-    once = Restarts(silence_seconds=0.1, first_backoff_seconds=1e6, longest_backoff_seconds=1e6)
+    once = Restarts(first_pause_seconds=1e6, longest_pause_seconds=1e6)
 
     async def story() -> None:
         reports: list[str] = []
         asleep = (sys.executable, "-c", "import signal; signal.pause()")
-        async with serving(reports=reports, command=asleep, restarts=once) as files:
+        async with serving(
+            reports=reports, command=asleep, restarts=once, silence_seconds=0.1
+        ) as files:
             await asyncio.open_connection("127.0.0.1", files.port)
             while files.pid is None:
                 await asyncio.sleep(0.001)
@@ -217,7 +226,7 @@ def test_one_that_stands_still_is_ended(run: Run) -> None:
             await gone(pid)
             while not reports:
                 await asyncio.sleep(0.001)
-        assert reports == ["silent for 0.1 s"]
+        assert reports == ["was silent for 0.1 s"]
 
     run(story())
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.rewards.frames import Outcome
+from rlboost_jax.rewards.frames import Outcome, Setup
 from rlboost_jax.rewards.futures import when_all
 from rlboost_jax.rewards.judge import Judge
-from rlboost_jax.rewards.pool import START_SECONDS, RewardWorkersLost
+from rlboost_jax.rewards.pool import START_SECONDS, RewardPool, RewardWorkersLost, Worker
 from rlboost_jax.rewards.verdict import Answered
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
+from rlboost_jax.supervision.restarts import Restarts, StartsExhausted
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import marked
 
@@ -323,6 +324,51 @@ def test_a_worker_that_is_killed_is_replaced(judge):
         (worker,) = asked._pool._workers
         os.kill(worker._process.pid, signal_number)
         assert asked.ask(answered()).result(WAIT).reward == 4.0
+
+
+def test_workers_that_are_killed_one_after_the_other_change_no_reward(judge, monkeypatch):
+    """A response that somebody else has cost three workers is no failure of its function."""
+    left, judged = [3], Worker.judge
+
+    def killed_first(self, job):
+        if left[0]:
+            left[0] -= 1
+            os.kill(self._process.pid, signal.SIGKILL)
+        return judged(self, job)
+
+    monkeypatch.setattr(Worker, "judge", killed_first)
+    assert judge(own("good")).ask(answered()).result(WAIT).reward == 4.0
+    assert not left[0]
+
+
+def test_one_that_is_killed_while_it_imports_has_a_successor(judge, tmp_path, monkeypatch):
+    imports = tmp_path / "imports"
+    (tmp_path / "dies_first.py").write_text(
+        "import os, signal\n"
+        f"with open({str(imports)!r}, 'a') as file: file.write('x')\n"
+        f"if os.path.getsize({str(imports)!r}) < 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"from {MODULE} import good\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    asked = judge(RewardConfig(name="dies_first:good"))
+    assert asked.ask(answered()).result(WAIT).reward == 4.0
+    assert imports.read_text() == "xxx"
+
+
+def test_one_that_is_killed_each_time_ends_the_run_in_a_line(tmp_path, monkeypatch):
+    (tmp_path / "dies.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    setup = Setup(
+        functions=(RewardConfig(name="dies:good"),),
+        columns=(),
+        memory_mb=200,
+        sandbox_required=False,
+        seed=0,
+        at_once=False,
+    )
+    few = Restarts(most_starts=2, first_pause_seconds=0.0)
+    with pytest.raises(StartsExhausted, match=r"worker was started 2 times .* ended by SIGKILL"):
+        RewardPool(setup, workers=1, restarts=few)
 
 
 @pytest.mark.parametrize(

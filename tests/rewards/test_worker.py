@@ -1,5 +1,6 @@
 """How a worker's processes end, seen from outside: it would end those of the tests, too."""
 
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from rlboost_jax.rewards.calls import children
 from rlboost_jax.rewards.frames import Job, Response, Setup
 from rlboost_jax.rewards.pool import Worker, WorkerGone
 from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.supervision import exits
 from tests.patience import PATIENCE_SECONDS
 from tests.rewards.test_judge import sleepers
 
@@ -77,7 +79,7 @@ def test_a_worker_that_is_asked_to_end_while_it_forks_ends(at_once):
     response = Response(completion="", completion_ids=(), finished=True)
     with pytest.raises(WorkerGone, match="ended"):
         worker.judge(Job(prompt="", responses=(response,), columns={}))
-    assert worker._process.wait(PATIENCE_SECONDS) == 0
+    assert worker._process.wait(PATIENCE_SECONDS) == exits.by_signal(signal.SIGTERM)
     worker.close()
     assert sleepers() <= before
 

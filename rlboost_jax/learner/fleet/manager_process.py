@@ -37,6 +37,15 @@ from rlboost_jax.manager.service.run_files import (
 )
 from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.supervision import exits
+from rlboost_jax.supervision.restarts import (
+    RESTARTS,
+    Again,
+    Cause,
+    End,
+    Restarts,
+    Stop,
+    after_end,
+)
 from rlboost_jax.weights.seal import SEAL_KEY, read_seal_key
 
 ANSWER_SECONDS = 30.0  # for a manager to answer, one that starts or stands still included
@@ -47,7 +56,7 @@ PROGRESS_BYTES = 200  # of what a manager says of its start
 
 
 class ManagerNotStarted(RuntimeError):
-    """The manager process ended, or did not answer in time."""
+    """The manager process ended too often in a row, or did not answer in time."""
 
 
 class ManagerMisconfigured(Mistake, ManagerNotStarted):
@@ -66,6 +75,7 @@ class ManagerProcess:
         ask_seconds: float = ASK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         waited: Callable[[int], float] = waited_seconds,
+        restarts: Restarts = RESTARTS,
     ):
         """Nothing is started before `locate`.
 
@@ -74,12 +84,16 @@ class ManagerProcess:
             ask_seconds: for one answer.
             clock: seconds.
             waited: seconds that a process would have run and had no processor.
+            restarts: how often it is started, and after which pauses.
         """
         self._clock, self._waited = clock, waited
         self._answer_seconds, self._ask_seconds = answer_seconds, ask_seconds
         self._workdir, self._run_id = workdir, run_id
         self._log = workdir / "logs" / "manager.log"
+        self._restarts = restarts
         self._child: subprocess.Popen[bytes] | None = None  # the last that was started here
+        self._failed = 0  # starts in a row that came to nothing
+        self._ready_at: float | None = None  # when that one was first found to answer
         self._locating = threading.Lock()
         self._trouble = ""  # why it was not reached
         self._progress = ""  # of a manager that still reads its journal, in its own words
@@ -87,34 +101,68 @@ class ManagerProcess:
     def locate(self) -> Endpoint:
         """The manager, with the trainer's own credentials; starts one where none lives.
 
-        One that lives is waited for, however slowly it answers. May be called from several
-        threads at once.
+        One that lives is waited for, however slowly it answers. One that was ended from outside is
+        started again, in its first seconds as later. May be called from several threads at once.
 
         Raises:
             ManagerNotStarted: with the end of its log; ManagerMisconfigured where that is a
                 mistake in the settings.
         """
         with self._locating:
-            deadline = self._clock() + self._answer_seconds
-            child, code = None, None  # what was started here and now, and how it ended
+            start_at = began = self._clock()
             self._progress = progress = ""
             while (found := self._answering()) is None:
+                now = self._clock()
                 if self._progress != progress:  # it reads its journal, however long that takes
-                    progress = self._progress
-                    deadline = self._clock() + self._answer_seconds
+                    progress, began = self._progress, now
                 code, excused = None, 0.0
-                if child is not None:  # on a busy host it may hardly have begun
-                    code, excused = child.poll(), self._waited(child.pid)
-                if code not in (None, ALREADY_MANAGED) or self._clock() > deadline + excused:
-                    if child is not None and code is None:
-                        child.kill()  # it has not come to where others could find it
-                    if code == exits.MISTAKE:
-                        raise ManagerMisconfigured(self._last_words())
-                    raise ManagerNotStarted(self._complaint(code))
-                if self._living() is None and (child is None or code is not None):
-                    child = self._start()
+                if self._child is not None:  # on a busy host it may hardly have begun
+                    code, excused = self._child.poll(), self._waited(self._child.pid)
+                if code is not None:
+                    self._child, pause = None, self._pause_after(exits.of_process(code))
+                    if code != ALREADY_MANAGED:
+                        start_at = began = now + pause
+                if now > began + self._answer_seconds + excused:
+                    if self._child is not None:
+                        self._child.kill()  # it has not come to where others could find it
+                        self._child.wait()
+                        self._child = None
+                    raise ManagerNotStarted(self._complaint())
+                if self._child is None and self._living() is None and now >= start_at:
+                    self._child = self._start()
                 time.sleep(POLL_SECONDS)
+            if self._ready_at is None:
+                self._ready_at = self._clock()
             return found
+
+    def _pause_after(self, code: int) -> float:
+        """Seconds from an end to the next start.
+
+        Args:
+            code: one of `exits`, of the manager that was started here last.
+
+        Raises:
+            ManagerNotStarted, ManagerMisconfigured
+        """
+        if code == ALREADY_MANAGED:
+            return 0.0
+        ready_at, self._ready_at = self._ready_at, None
+        served = 0.0 if ready_at is None else self._clock() - ready_at
+        mistake = code == exits.MISTAKE
+        end = End(
+            cause=Cause.MISTAKE if mistake else Cause.OUTSIDE,
+            how=self._last_words()
+            if mistake
+            else f"{exits.described(code)}; last words in {self._log}: {self._last_words()}",
+            served_seconds=served,
+        )
+        match after_end("the manager", self._failed, end, self._restarts):
+            case Again(failed=failed, seconds=seconds):
+                self._failed = failed
+                return seconds
+            case Stop(line=line):
+                self._failed = 0
+                raise (ManagerMisconfigured if mistake else ManagerNotStarted)(line)
 
     def seal_key(self) -> Ed25519PrivateKey:
         """What manifests are sealed with.
@@ -199,12 +247,8 @@ class ManagerProcess:
             )
         return self._child
 
-    def _complaint(self, code: int | None) -> str:
-        """Why there is no manager.
-
-        Args:
-            code: with which one that was started here has ended.
-        """
+    def _complaint(self) -> str:
+        """Why none answers in time."""
         record = self._living()
         if record is not None:
             return (
@@ -213,8 +257,8 @@ class ManagerProcess:
                 + (f" ({self._trouble})" if self._trouble else "")
             )
         return (
-            f"the manager (exit code {code}) does not listen after at most "
-            f"{self._answer_seconds:g} s; last words in {self._log}: {self._last_words()}"
+            f"the manager does not listen after {self._answer_seconds:g} s; "
+            f"last words in {self._log}: {self._last_words()}"
         )
 
     def _last_words(self) -> str:

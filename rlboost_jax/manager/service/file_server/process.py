@@ -13,14 +13,14 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
-from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.host.starting import start_program
 from rlboost_jax.manager.service.file_server.orders import PageSetup, Serve, Setup, frame
 from rlboost_jax.manager.service.gate import BACKLOG
 from rlboost_jax.messages import Manifest
+from rlboost_jax.supervision import exits
+from rlboost_jax.supervision.restarts import Again, Cause, End, Restarts, Stop, after_end
 from rlboost_jax.weights.serve import served_version
 
 PROGRAM: Final = "rlboost_jax.manager.service.file_server"
@@ -29,23 +29,9 @@ LEAVE_SECONDS: Final = 1.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Restarts:
-    """When a process counts as ended, and when the next one starts.
-
-    Attributes:
-        silence_seconds: of one that says each second that it lives, its start included.
-        settled_seconds: one that lived as long was a good one: the back-off begins anew.
-        first_backoff_seconds: doubles with each process that ends soon.
-    """
-
-    silence_seconds: float = 300.0
-    settled_seconds: float = 5.0
-    first_backoff_seconds: float = 0.1
-    longest_backoff_seconds: float = 5.0
-
-
-RESTARTS: Final = Restarts()
+SILENCE_SECONDS: Final = 300.0  # of one that says each second that it lives, its start included
+# A run can do without its file server for a while, and without its page for good.
+ENDLESS: Final = Restarts(most_starts=None)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -66,6 +52,9 @@ class FileServer:
         report: called with a line on why a process ended that should not have.
         fail: called with a mistake of this side, after which no process is watched.
         command: starts a process; the arguments of `__main__` are appended.
+        restarts: after which pauses the next one starts.
+        silence_seconds: after which one is ended, its start included; it says each second that it
+            lives.
         what: it is, for the log.
     """
 
@@ -76,11 +65,12 @@ class FileServer:
         report: Callable[[str], None],
         fail: Callable[[BaseException], None],
         command: tuple[str, ...] = (sys.executable, "-m", PROGRAM),
-        restarts: Restarts = RESTARTS,
+        restarts: Restarts = ENDLESS,
+        silence_seconds: float = SILENCE_SECONDS,
         what: str = "the file server",
     ) -> None:
         self._listener, self._setup, self._report = listener, setup, report
-        self._command, self._restarts = command, restarts
+        self._command, self._restarts, self._silence = command, restarts, silence_seconds
         self._serve = Serve(versions=())
         self._process: asyncio.subprocess.Process | None = None
         self._fail, self._what = fail, what
@@ -114,27 +104,23 @@ class FileServer:
 
     async def _watch(self) -> None:
         """One process after the other."""
-        loop = asyncio.get_running_loop()
-        restarts, attempt = self._restarts, 0
+        loop, failed = asyncio.get_running_loop(), 0
         while True:
             await self._wanted()
             began = loop.time()
             try:
                 reason = await self._live()
             except OSError as error:  # no memory, no more processes
-                reason = f"it cannot be started: {error}"
-            if loop.time() - began >= restarts.settled_seconds:
-                attempt = 0
-            log.error("%s ended: %s", self._what, reason)
+                reason = f"cannot be started: {error}"
+            log.error("%s %s", self._what, reason)
             self._report(reason)
-            await asyncio.sleep(
-                backoff_seconds(
-                    attempt,
-                    first=restarts.first_backoff_seconds,
-                    longest=restarts.longest_backoff_seconds,
-                )
-            )
-            attempt += 1
+            end = End(cause=Cause.OUTSIDE, how=reason, served_seconds=loop.time() - began)
+            match after_end(self._what, failed, end, self._restarts):
+                case Again(failed=failed, seconds=seconds):
+                    await asyncio.sleep(seconds)
+                case Stop(line=line):
+                    self._report(line)
+                    return
 
     async def _wanted(self) -> None:
         """Until somebody connects."""
@@ -163,11 +149,11 @@ class FileServer:
             process.stdin.write(frame(self._setup))
             self._send_orders(process)
             self._process = process
-            reason = await _heard_out(process.stdout, self._restarts.silence_seconds)
+            reason = await _heard_out(process.stdout, self._silence)
         finally:
             self._process = None
             code = await asyncio.shield(_ended(process, at_once=bool(reason)))
-        return reason or (f"signal {-code}" if code < 0 else f"exit code {code}")
+        return reason or exits.described(exits.of_process(code))
 
     def _send_orders(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -194,7 +180,7 @@ async def _heard_out(pipe: asyncio.StreamReader, silence_seconds: float) -> str:
             silences = 0
         except TimeoutError:
             silences += 1
-    return f"silent for {silence_seconds:g} s"
+    return f"was silent for {silence_seconds:g} s"
 
 
 async def _ended(process: asyncio.subprocess.Process, *, at_once: bool) -> int:
