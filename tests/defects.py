@@ -207,8 +207,8 @@ DEFECTS = (
     Defect(
         "blame",
         "a process that somebody has killed counts against its episodes",
-        "rlboost_jax/supervision/restarts.py",
-        "return any(code == exits.by_signal(number) for number in _SENT)",
+        "rlboost_jax/supervision/exits.py",
+        "return any(code == by_signal(number) for number in _SENT)",
         "return False",
         "tests/environments/test_pool.py::"
         "test_whatever_an_environment_does_is_its_own_loss[shared-kill-ended by SIGKILL-outside]",

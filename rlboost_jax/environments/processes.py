@@ -21,7 +21,6 @@ from rlboost_jax.host.proxies import direct_on_loopback
 from rlboost_jax.rewards.frames import FrameTooLong, frame
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.supervision import exits
-from rlboost_jax.supervision.restarts import is_sent
 
 START_SECONDS: Final = 120.0  # imports of a user's module, on a busy host
 _LENGTH_BYTES: Final = 4
@@ -139,7 +138,7 @@ class Process:
         if ready is None:
             await self.ended()
             code = exits.of_process(self._process.returncode)
-            if is_sent(code):
+            if exits.is_sent(code):
                 raise EndedFromOutside(f"{exits.described(code)} before it had imported {name!r}")
             raise ConfigError(
                 f"environment.name: the process that imports {name!r} ended with code "
@@ -187,7 +186,7 @@ class Process:
 def ended_with(code: int) -> tuple[str, bool]:
     """What a return code says: for a person, and whether somebody else ended the process."""
     code = exits.of_process(code)
-    return f"the environment worker {exits.described(code)}", is_sent(code)
+    return f"the environment worker {exits.described(code)}", exits.is_sent(code)
 
 
 async def _exactly(loop: asyncio.AbstractEventLoop, end: socket.socket, count: int) -> bytes | None:

@@ -6,6 +6,9 @@ descriptor 2 on their own. So descriptors 1 and 2 become pipes to a process (`pa
 always reads, keeps what waits within bounds and says how many lines it had to drop. It is a process
 and not a thread so that the last words of one that crashes are passed on, and so that no library
 that prints under Python's lock can stand in its own way.
+
+A relay that is killed has a successor, which reads the same pipes. Their reading ends are open here
+too: what was printed meanwhile waits in them, and a child that prints never finds them broken.
 """
 
 import atexit
@@ -15,13 +18,18 @@ import os
 import select
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Final
 
 from rlboost_jax.closing import Closing
+from rlboost_jax.supervision.restarts import Again, Cause, End, Restarts, Stop, after_end
 
 END_SECONDS: Final = 5.0  # for what still waits when a process ends
 LEAVE_SECONDS: Final = 0.2  # for the relay to be gone then; whom we have started may hold it
+AGAIN: Final = Restarts(most_starts=None, first_pause_seconds=0.02, longest_pause_seconds=1.0)
+AT_ONCE_BYTES: Final = 512  # what can be written, can be written whole: POSIX' PIPE_BUF
 PROGRAM: Final = Path(__file__).with_name("passing.py")
 
 _running: "list[Relay]" = []  # of this process; at most one
@@ -43,38 +51,87 @@ class Relay(Closing):
         if _same(self.out, self.err):  # then their order is kept
             _close(*pairs[2])
             pairs[2] = pairs[1]
-        ends = {pairs[number]: target for number, target in ((2, self.err), (1, self.out))}
-        routes = [f"{reads}:{target}" for (reads, _), target in ends.items()]
+        # Where the words of each pipe go, by its reading end.
+        self._targets = {pairs[2][0]: self.err, pairs[1][0]: self.out}
+        writes = {pair[1] for pair in pairs.values()}
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(PROGRAM), str(end_seconds), *routes],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[
-                    number for (reads, _), target in ends.items() for number in (reads, target)
-                ],
-                start_new_session=True,  # an interrupt in the terminal is not for it
-            )
-            for number, (_, writes) in pairs.items():
-                os.dup2(writes, number)
+            self._process = self._started()
+            for number, (_, end) in pairs.items():
+                os.dup2(end, number)
+        except OSError:
+            _close(*self._targets)
+            raise
         finally:
-            for pair in ends:
-                _close(*pair)
+            _close(*writes)
         sys.stdout, sys.stderr = Relayed(1, self.out), Relayed(2, self.err)
+        self._lock = threading.Lock()  # of the process, and of whether another may follow it
+        self._closing = threading.Event()
+        threading.Thread(target=self._keep, name="relay", daemon=True).start()
 
     def close(self) -> None:
         """What was printed is passed on, for as long as `end_seconds`; later words are lost."""
+        with self._lock:
+            self._closing.set()
         _flush()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):
             os.dup2(nowhere, number)
         os.close(nowhere)
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        select.select([self._process.stdout], [], [], self._seconds + LEAVE_SECONDS)
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        answer, seconds = self._process.stdout, self._seconds + LEAVE_SECONDS
+        if select.select([answer], [], [], seconds)[0] and not os.read(answer.fileno(), 1):
+            self._pass_on(seconds)  # it was killed
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        """Raises OSError."""
+        routes = [f"{reads}:{target}" for reads, target in self._targets.items()]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(PROGRAM), str(self._seconds), *routes],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[number for route in self._targets.items() for number in route],
+            start_new_session=True,  # an interrupt in the terminal is not for it
+        )
+
+    def _keep(self) -> None:
+        """Start another each time that one is gone, for as long as this process speaks."""
+        failed = 0
+        while True:
+            began = time.monotonic()
+            self._process.wait()
+            served = time.monotonic() - began
+            end = End(cause=Cause.OUTSIDE, how="ended", served_seconds=served)
+            match after_end("the relay", failed, end, AGAIN):
+                case Again(failed=failed, seconds=seconds):
+                    if self._closing.wait(seconds):
+                        return
+                case Stop():
+                    return
+            with self._lock, contextlib.suppress(OSError):  # no process can be started: later
+                if self._closing.is_set():
+                    return
+                gone, self._process = self._process, self._started()
+                for pipe in (gone.stdin, gone.stdout):
+                    assert pipe is not None
+                    pipe.close()
+
+    def _pass_on(self, seconds: float) -> None:
+        """Write what no relay has read, as far as it is taken in time."""
+        end = time.monotonic() + seconds
+        for reads, target in self._targets.items():
+            while select.select([reads], [], [], 0)[0]:
+                left = max(0.0, end - time.monotonic())
+                if not select.select([], [target], [], left)[1]:
+                    break
+                if not (data := os.read(reads, AT_ONCE_BYTES)):
+                    break
+                with contextlib.suppress(OSError):
+                    os.write(target, data)
 
 
 class Relayed(io.TextIOWrapper):

@@ -38,7 +38,6 @@ from rlboost_jax.supervision.restarts import (
     StartsExhausted,
     Stop,
     after_end,
-    is_sent,
 )
 
 START_SECONDS: Final = 120.0  # imports of a user's module, on a busy host
@@ -307,7 +306,7 @@ class Worker:
             code = exits.of_process(self._process.wait(LAST_SECONDS))
         except subprocess.TimeoutExpired:
             return WorkerGone("the reward worker has closed its pipe")
-        if is_sent(code):
+        if exits.is_sent(code):
             return EndedFromOutside(exits.described(code))
         return WorkerGone(f"the reward worker {exits.described(code)}")
 

@@ -21,6 +21,8 @@ BROKEN: Final = 1
 MISTAKE: Final = 2
 _KILLED: Final = 128  # plus the number of the signal
 
+# Others send these, or the kernel where no memory is left. A crash has signals of its own.
+_SENT: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ASKED: Final = frozenset(_KILLED + number for number in (signal.SIGINT, signal.SIGTERM))
 
 
@@ -65,6 +67,15 @@ def by_signal(number: int) -> int:
 def of_process(returncode: int) -> int:
     """The code in the words of a shell, for `subprocess`' negative ones."""
     return by_signal(-returncode) if returncode < 0 else returncode
+
+
+def is_sent(code: int) -> bool:
+    """Whether somebody else ended a process.
+
+    Args:
+        code: one of `of_process`.
+    """
+    return any(code == by_signal(number) for number in _SENT)
 
 
 def described(code: int) -> str:

@@ -6,16 +6,11 @@ the next start would make it again. `learner/supervisor.py` decides about traine
 has reached.
 """
 
-import signal
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, assert_never
 
 from rlboost_jax.backoff import backoff_seconds
-from rlboost_jax.supervision import exits
-
-# Others send these, or the kernel where no memory is left. A crash has signals of its own.
-_SENT: Final = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
 class StartsExhausted(RuntimeError):
@@ -106,12 +101,3 @@ def after_end(what: str, failed: int, end: End, restarts: Restarts = RESTARTS) -
             return Again(failed=failed, seconds=pause)
         case _ as never:
             assert_never(never)
-
-
-def is_sent(code: int) -> bool:
-    """Whether somebody else ended a process.
-
-    Args:
-        code: one of `exits.of_process`.
-    """
-    return any(code == exits.by_signal(number) for number in _SENT)

@@ -134,10 +134,61 @@ def test_one_whose_reader_has_gone_goes_on():
     assert process.wait(PATIENCE_SECONDS) == 0
 
 
+KILL = """
+from rlboost_jax.relay import start
+relay = start._running[0]
+def kill():
+    gone = relay._process
+    os.kill(gone.pid, signal.SIGKILL)
+    gone.wait()
+"""
+
+
+def test_a_relay_that_is_killed_has_a_successor():
+    """Also for children, who hold the same pipe: one that prints is not told that it is broken."""
+    source = """
+        import subprocess
+        print("before")
+        os.read(0, 1)  # that was heard
+        for number in range(3):
+            kill()
+            print(f"after {number}")
+            child = [sys.executable, "-c", f"print('child {number}', flush=True)"]
+            subprocess.run(child, check=True)
+        raise RuntimeError("last words")
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = heard(KILL + textwrap.dedent(source), **pipes)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"before\n"
+    output, errors = process.communicate(b".", timeout=PATIENCE_SECONDS)
+    # What a relay had read when it was killed is gone; all else is there, in order.
+    said = [f"{who} {n}" for n in range(3) for who in ("after", "child")]
+    found = output.decode().split("\n")[:-1]
+    assert [line for line in said if line in found] == found and found[-1] == "child 2"
+    assert errors.endswith(b"RuntimeError: last words\n") and process.returncode == 1
+
+
+def test_without_a_successor_the_last_words_go_straight():
+    source = KILL + textwrap.dedent("""
+        sys.executable = os.devnull  # none can be started
+        print("nobody reads")
+        os.read(0, 1)
+        kill()
+        print("this", flush=True)
+        from rlboost_jax.supervision import exits
+        exits.leave("error: last words", 2, at_once=True)
+    """)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = heard(source, **pipes)
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"nobody reads\n"
+    output, errors = process.communicate(b".", timeout=PATIENCE_SECONDS)
+    assert (output, errors) == (b"this\n", b"error: last words\n") and process.returncode == 2
+
+
 def test_a_relay_that_is_killed_ends_nobody():
-    source = "os.kill(relay._process.pid, signal.SIGKILL); relay._process.wait()" + SHOUT
-    source = "from rlboost_jax.relay import start; relay = start._running[0]\n" + source
-    process = speaking(source, stdout=subprocess.PIPE)
+    process = speaking(KILL + "kill()\n" + SHOUT, stdout=subprocess.PIPE)
     process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
 

@@ -12,7 +12,6 @@ from rlboost_jax.supervision.restarts import (
     Restarts,
     Stop,
     after_end,
-    is_sent,
 )
 
 FEW = Restarts(
@@ -75,4 +74,4 @@ def test_what_a_run_can_do_without_is_started_for_ever() -> None:
     ],
 )
 def test_signals_that_others_send_are_no_crashes(returncode: int, sent: bool) -> None:
-    assert is_sent(exits.of_process(returncode)) == sent
+    assert exits.is_sent(exits.of_process(returncode)) == sent
