@@ -1,8 +1,9 @@
 """A folder for the files of one snapshot on its way in, and gone afterwards.
 
 It is in memory where the host offers that. A lock says that it is in use; the lock ends with its
-process, and then the next process of the same user that needs a folder removes it. Anything else
-of that name, among the folders of all users, is skipped and never waited for.
+process, and then the next process of the same user that needs a folder removes it, or the local
+provider, which has started it. Anything else of that name, among the folders of all users, is
+skipped and never waited for.
 """
 
 import asyncio
@@ -75,8 +76,7 @@ class Spool:
 
     def make(self, folder: Path | None, num_bytes: int) -> Path:
         parent = folder or _roomiest(num_bytes)
-        for left in parent.glob(f"{PREFIX}*"):
-            _remove_if_orphaned(left)
+        _remove_orphans_of(parent)
         while self._path is None:
             path = self._make(parent)
             self._lock = self._locked(path)
@@ -104,6 +104,17 @@ class Spool:
             if not kept:
                 os.close(lock)
         return lock if kept else None
+
+
+def remove_orphans() -> None:
+    """Remove what killed processes have left: each may hold the memory of a snapshot."""
+    for parent in (MEMORY_FOLDER, Path(tempfile.gettempdir())):
+        _remove_orphans_of(parent)
+
+
+def _remove_orphans_of(parent: Path) -> None:
+    for left in parent.glob(f"{PREFIX}*"):
+        _remove_if_orphaned(left)
 
 
 def _roomiest(num_bytes: int) -> Path:

@@ -13,6 +13,7 @@ from rlboost_jax.host.processes import start_time
 from rlboost_jax.providers import local
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Listed, Refused, Started
 from rlboost_jax.providers.local import LocalProvider
+from rlboost_jax.weights import spool
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import rendezvous
 
@@ -67,7 +68,10 @@ def play(story) -> None:
 
 
 @pytest.mark.parametrize("end", ["its own", "grace", "none", "close"])
-def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left, end):
+def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left, end, monkeypatch):
+    """With the weights that it was about to load."""
+    monkeypatch.setattr(spool, "MEMORY_FOLDER", tmp_path)
+    (tmp_path / f"{spool.PREFIX}of-the-dead" / "weights").mkdir(parents=True)
     note(tmp_path, "local-7", left.pid, start_time(left.pid))
 
     async def story():
@@ -86,6 +90,7 @@ def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left,
     play(story)
     assert left.wait() == -(signal.SIGTERM if end in ("grace", "close") else signal.SIGKILL)
     assert notes(tmp_path) == []
+    assert not list(tmp_path.glob(f"{spool.PREFIX}*"))
 
 
 def test_a_process_that_only_has_the_number_is_left_alone(tmp_path, left):

@@ -437,16 +437,16 @@ class Run:
         return wait_until(settled_or_over, what)
 
 
-def wait_until(settled: Callable[[], Any], what: str) -> Any:
+def wait_until(settled: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
     """The first true value of `settled`."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         began = time.thread_time()
         value = settled()
         if value:
             return value
         time.sleep(max(LOOK_SECONDS, (time.thread_time() - began) / LOOK_SHARE))
-    raise AssertionError(f"no {what} in {PATIENCE_SECONDS:g} s")
+    raise AssertionError(f"no {what} in {seconds:g} s")
 
 
 @functools.lru_cache(maxsize=8)  # they are looked at often, and change seldom

@@ -165,3 +165,7 @@ class PacedModules(MetaPathFinder):
 
 if "RLBOOST_TEST_PACE" in os.environ:
     sys.meta_path.insert(0, PacedModules())
+if "RLBOOST_TEST_KILLS" in os.environ:
+    import killed
+
+    killed.hook(Path(os.environ["RLBOOST_TEST_KILLS"]), os.environ["RLBOOST_TEST_WORKDIR"])
