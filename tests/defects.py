@@ -146,6 +146,14 @@ DEFECTS = (
         "test_what_fills_a_batch_up_leaves_no_trace_in_its_update[dapo-choices1]",
     ),
     Defect(
+        "apart",
+        "an object of a judged program says whether it equals what the test expects",
+        "rlboost_jax/rewards/apart/stand_ins.py",
+        "        if type(other) is Remote:\n            return _truth",
+        "        if other is not self:\n            return _truth",
+        "tests/rewards/apart/test_verdicts.py::test_no_attack_wins[equal to everything]",
+    ),
+    Defect(
         "silence",
         "a response about which no reward function says anything has a reward of 0",
         "rlboost_jax/rewards/judge.py",

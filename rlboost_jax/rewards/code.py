@@ -11,6 +11,7 @@ from rlboost_jax.rewards.sandbox import (
     SECONDS,
     NotStarted,
     is_required,
+    passes_apart,
     run_contained,
 )
 from rlboost_jax.settings.foreign_keys import refuse_unknown
@@ -171,15 +172,17 @@ def judged(
 
 
 def _passes(program: str, test: str | tuple[str, str], *, seconds: float, memory_mb: int) -> bool:
-    source, stdin = (f"{program}\n{test}\n", "") if isinstance(test, str) else (program, test[0])
+    required = is_required()
+    if isinstance(test, str):
+        return passes_apart(program, test, seconds=seconds, memory_mb=memory_mb, required=required)
     ran = run_contained(
-        source, stdin=stdin, seconds=seconds, memory_mb=memory_mb, required=is_required()
+        program, stdin=test[0], seconds=seconds, memory_mb=memory_mb, required=required
     )
-    if isinstance(test, str) or not ran.completed:
-        return ran.completed
-    return [line.split() for line in ran.output.split("\n") if line.strip()] == [
-        line.split() for line in test[1].split("\n") if line.strip()
-    ]
+    return ran.completed and _lines(ran.output) == _lines(test[1])
+
+
+def _lines(text: str) -> list[list[str]]:
+    return [line.split() for line in text.split("\n") if line.strip()]
 
 
 # A host where programs cannot be contained is found out before the first response.

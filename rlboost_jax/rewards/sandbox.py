@@ -3,25 +3,32 @@
 What contains them is in `sandbox_child.py`, which also finds out whether it does.
 """
 
+import contextlib
 import json
 import os
 import resource
-import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from rlboost_jax.rewards import sandbox_child
+from rlboost_jax.rewards import apart, sandbox_child
+from rlboost_jax.rewards.apart import stand_ins
 
 SECONDS: Final = 6.0  # for all tests of a program, unless its reward says otherwise
 MEMORY_MB: Final = 512  # the same
 OUTPUT_BYTES: Final = 256 * 2**10  # most that a program may print
 _TROUBLE_BYTES: Final = 4096  # of standard error that are looked at
 _SCRIPT: Final = Path(sandbox_child.__file__)
+_APART: Final = {
+    name: (Path(__file__).parent / "apart" / f"{name}.py").read_text(encoding="utf-8")
+    for name in ("plain_values", "stand_ins", "known_names", "program_side", "asking_side")
+}
+_OF_BOTH: Final = ("plain_values",)
+_OF_TESTS: Final = (*_OF_BOTH, "stand_ins", "known_names")
 _NAMES: Final = {
     "network": "the network",
     "processes": "other processes",
@@ -56,9 +63,8 @@ def run_contained(
 ) -> Ran:
     """Run Python source; whatever it does, it is over after `seconds`.
 
-    `completed` follows a secret that this process is given and prints last. A program that only
-    exits, crashes or prints does not complete; one made to search its own interpreter for the
-    secret could pretend to.
+    A program may take its process over and say that it came to its end: `completed` is worth what
+    its author is. Whoever judges a program judges its output, or has `passes_apart`.
 
     Args:
         required: do not run it where something of `sandbox_child.py` does not hold here.
@@ -70,54 +76,93 @@ def run_contained(
         NotStarted: nothing is known of the program, since not a line of it ran.
     """
     _check_memory(memory_mb, most_bytes())
-    token = secrets.token_hex(16)
-    header = json.dumps(
-        {
-            "limits": {
-                "memory_bytes": memory_mb * 2**20,
-                "cpu_seconds": max(1, int(seconds) + 1),
-                "output_bytes": OUTPUT_BYTES,
-            },
-            "required": required,
-            "program": program,
-            "token": token,
-        }
-    ).encode()
-    with (
-        _file() as head,
-        _file() as report,
-        _file() as source,
-        _file() as output,
-        _file() as trouble,
-    ):
-        head.write(header)
-        head.seek(0)
-        source.write(stdin.encode(errors="surrogatepass"))
-        source.seek(0)
-        files = (head.fileno(), report.fileno())
-        process = subprocess.Popen(
-            # Not -I, which would have it ignore PYTHONHASHSEED along with all else of its kind.
-            [sys.executable, "-P", "-s", "-B", str(script), *map(str, files)],
-            pass_fds=files,
-            stdin=source,
-            stdout=output,
-            stderr=trouble,
-            env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
-            cwd="/",
-        )
+    limits = _Limits(seconds=seconds, memory_mb=memory_mb, required=required, script=script)
+    with _started(program, stdin, limits) as running:
+        return running.ended(seconds)
+
+
+def passes_apart(
+    program: str,
+    test: str,
+    *,
+    seconds: float,
+    memory_mb: int,
+    required: bool,
+    script: Path = _SCRIPT,
+) -> bool:
+    """Whether a test, Python source that raises where a program is wrong, holds of the program.
+
+    Each has a process of its own, and both are contained. The verdict is the exit code of the
+    test's, which the program cannot reach; what it answers there is data (`apart/`).
+
+    Raises:
+        NotContained, NotStarted: as `run_contained`.
+        ValueError: the test gives the program what cannot be given to another process.
+    """
+    limits = _Limits(seconds=seconds, memory_mb=memory_mb, required=required, script=script)
+    with contextlib.ExitStack() as open_still:
+        lines = _line(open_still), _line(open_still)
+        sides = []
+        for side, key, text, files, modules in (
+            ("program_side", "program", program, (lines[0][0], lines[1][1]), _OF_BOTH),
+            ("asking_side", "test", test, (lines[1][0], lines[0][1]), _OF_TESTS),
+        ):
+            numbers = [file.fileno() for file in files]
+            stdin = json.dumps({key: text, "files": numbers})
+            sides.append(
+                open_still.enter_context(_started(_APART[side], stdin, limits, numbers, modules))
+            )
+        for file in (*lines[0], *lines[1]):
+            file.close()  # else neither side would hear of the other's end
+        its_program, its_test = sides
+        ran = its_test.ended(seconds)
+        its_program.ended(0.0)  # raises where not a line of the program ran
+        if its_test.code == stand_ins.UNSENDABLE:
+            raise ValueError(its_test.last_words())
+    return ran.completed
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Limits:
+    seconds: float
+    memory_mb: int
+    required: bool
+    script: Path
+
+
+class _Contained:
+    """A process that `sandbox_child.py` is to contain, and the files that it has."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        report: IO[bytes],
+        output: IO[bytes],
+        trouble: IO[bytes],
+    ) -> None:
+        self._process = process
+        self._report, self._output, self._trouble = report, output, trouble
+        self.code: int | None = None  # exit code; None: its time was over
+
+    def ended(self, seconds: float) -> Ran:
+        """Wait for its end, or be its end.
+
+        Raises:
+            NotContained, NotStarted: as `run_contained`.
+        """
         try:
-            code = process.wait(seconds)
+            self.code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            code = None
+            self.code = None
         finally:
-            process.kill()
-            process.wait()
-        output.seek(0)
-        text = output.read(OUTPUT_BYTES).decode(errors="replace")
-        report.seek(0)
-        reported = report.read(_TROUBLE_BYTES)
+            self._process.kill()
+            self._process.wait()
+        self._output.seek(0)
+        text = self._output.read(OUTPUT_BYTES).decode(errors="replace")
+        self._report.seek(0)
+        reported = self._report.read(_TROUBLE_BYTES)
         started = reported == sandbox_child.STARTED
-        if code == sandbox_child.NOT_CONTAINED and not started:
+        if self.code == sandbox_child.NOT_CONTAINED and not started:
             names = reported.decode(errors="replace").split(", ")
             raise NotContained(
                 f"a program would reach {' and '.join(_NAMES.get(n, n) for n in names)} "
@@ -125,14 +170,81 @@ def run_contained(
                 "seccomp, or set rewards.sandbox to 'best_effort'"
             )
         if not started:
-            trouble.seek(0)
-            last = trouble.read(_TROUBLE_BYTES).decode(errors="replace").strip().rpartition("\n")[2]
-            why = f"no start in {seconds:g} s" if code is None else f"exit code {code}, {last!r}"
+            why = (
+                f"no start in {seconds:g} s"
+                if self.code is None
+                else f"exit code {self.code}, {self.last_words()!r}"
+            )
             raise NotStarted(f"a program's process did not come to run it: {why}")
-    ending = token + "\n"
-    completed = code == 0 and text.endswith(ending)
-    shown = text.removesuffix(ending) if completed else text
-    return Ran(completed=completed, output=shown, timed_out=code is None)
+        completed = self.code == sandbox_child.ENDED
+        return Ran(completed=completed, output=text, timed_out=self.code is None)
+
+    def last_words(self) -> str:
+        """The last line of its standard error."""
+        self._trouble.seek(0)
+        text = self._trouble.read(OUTPUT_BYTES).decode(errors="replace")
+        return text.strip().rpartition("\n")[2]
+
+
+@contextlib.contextmanager
+def _started(
+    program: str,
+    stdin: str,
+    limits: _Limits,
+    files: Sequence[int] = (),
+    modules: Sequence[str] = (),
+) -> Iterator[_Contained]:
+    """Args:
+    files: that it gets besides, by number.
+    modules: of `apart/` that it may import, each after those that it imports.
+    """
+    header = {
+        "limits": {
+            "memory_bytes": limits.memory_mb * 2**20,
+            "cpu_seconds": max(1, int(limits.seconds) + 1),
+            "output_bytes": OUTPUT_BYTES,
+        },
+        "required": limits.required,
+        "modules": {f"{apart.__name__}.{name}": _APART[name] for name in modules},
+        "program": program,
+    }
+    with (
+        _file() as head,
+        _file() as report,
+        _file() as source,
+        _file() as output,
+        _file() as trouble,
+    ):
+        head.write(json.dumps(header).encode())
+        head.seek(0)
+        source.write(stdin.encode(errors="surrogatepass"))
+        source.seek(0)
+        own = (head.fileno(), report.fileno())
+        process = subprocess.Popen(
+            # Not -I, which would have it ignore PYTHONHASHSEED along with all else of its kind.
+            [sys.executable, "-P", "-s", "-B", str(limits.script), *map(str, own)],
+            pass_fds=(*own, *files),
+            stdin=source,
+            stdout=output,
+            stderr=trouble,
+            env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            cwd="/",
+        )
+        try:
+            yield _Contained(process, report, output, trouble)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _line(open_still: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """A pipe: its end for reading, its end for writing."""
+    ends = os.pipe()
+    reading, writing = (
+        open_still.enter_context(os.fdopen(end, mode, buffering=0))
+        for end, mode in zip(ends, ("rb", "wb"), strict=True)
+    )
+    return reading, writing
 
 
 def _file() -> IO[bytes]:

@@ -13,7 +13,9 @@ closed before the first line of the program runs, and this process has dropped f
 - files: only the interpreter and system libraries can be read, nothing can be written
   (Landlock), and no owner, right, time or attribute of a file be changed (seccomp); standard
   output is a file of limited length;
-- memory, processor time, open files, core dumps: limited (setrlimit);
+- memory, processor time, open files, core dumps: limited (setrlimit); what the kernel would keep
+  for it besides (asynchronous I/O, shared memory, queues, keys, locks, timers, watches of files,
+  larger pipes) cannot be had (seccomp), and no memory be locked (setrlimit);
 - the rights of root (capabilities), which it has where the run is root's.
 
 It then tries each of the first three, and ends with `NOT_CONTAINED` where one is still open and
@@ -36,6 +38,7 @@ import struct
 import sys
 
 NOT_CONTAINED = 97  # exit code
+ENDED = 98  # exit code of a program that came to its end, as far as its own process can be believed
 MAX_TASKS = 64  # threads of a program, its first included
 STARTED = b"started"  # reported before the program's first line
 
@@ -49,99 +52,54 @@ _EPERM, _ENOSYS = 1, 38
 _OWN_USERS = 0x7FFE0000, 0x10000  # the first, how many
 
 # Denied system calls by name, with their numbers on x86_64 and aarch64; None where there is none.
+# fmt: off
 DENIED = {
-    "socket": (41, 198),
-    "socketpair": (53, 199),
-    "io_uring_setup": (425, 425),
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_open": (434, 434),
-    "pidfd_send_signal": (424, 424),
-    "pidfd_getfd": (438, 438),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_by_handle_at": (304, 265),
-    "setrlimit": (160, 164),
-    "prlimit64": (302, 261),
-    "memfd_create": (319, 279),
-    "userfaultfd": (323, 282),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "shmctl": (31, 195),
-    "msgget": (68, 186),
-    "msgsnd": (69, 189),
-    "msgrcv": (70, 188),
-    "msgctl": (71, 187),
-    "semget": (64, 190),
-    "semop": (65, 193),
-    "semctl": (66, 191),
-    "semtimedop": (220, 192),
-    "mq_open": (240, 180),
-    "mq_unlink": (241, 181),
-    "syslog": (103, 116),
-    "kcmp": (312, 272),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "setuid": (105, 146),
-    "setreuid": (113, 145),
-    "setresuid": (117, 147),
-    "setfsuid": (122, 151),
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, None),
-    "fchown": (93, 55),
-    "lchown": (94, None),
-    "fchownat": (260, 54),
-    "truncate": (76, 45),
-    "utime": (132, None),
-    "utimes": (235, None),
-    "futimesat": (261, None),
-    "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "setxattrat": (463, 463),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    "removexattrat": (466, 466),
-    "setpriority": (141, 140),
-    "ioprio_set": (251, 30),
-    "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
-    "sched_setattr": (314, 274),
-    "sched_setaffinity": (203, 122),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
+    # network and other processes
+    "socket": (41, 198), "socketpair": (53, 199), "fork": (57, None), "vfork": (58, None),
+    "execve": (59, 221), "execveat": (322, 281), "kill": (62, 129), "tkill": (200, 130),
+    "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438),
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "kcmp": (312, 272), "migrate_pages": (256, 238), "move_pages": (279, 239),
+    "process_madvise": (440, 440), "process_mrelease": (448, 448), "setpriority": (141, 140),
+    "ioprio_set": (251, 30), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274), "sched_setaffinity": (203, 122),
+    # rights and places of its own
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39),
+    "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429),
+    "fsopen": (430, 430), "fspick": (433, 433), "mount_setattr": (442, 442),
+    "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264), "setuid": (105, 146),
+    "setreuid": (113, 145), "setresuid": (117, 147), "setfsuid": (122, 151),
+    "setrlimit": (160, 164), "prlimit64": (302, 261), "personality": (135, 92),
+    "seccomp": (317, 277), "landlock_create_ruleset": (444, 444),
+    # what the kernel would keep for it, or share
+    "io_setup": (206, 0), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "userfaultfd": (323, 282), "vmsplice": (278, 75), "shmget": (29, 194), "shmat": (30, 196),
+    "shmctl": (31, 195), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),
+    "msgctl": (71, 187), "semget": (64, 190), "semop": (65, 193), "semctl": (66, 191),
+    "semtimedop": (220, 192), "mq_open": (240, 180), "mq_unlink": (241, 181), "add_key": (248, 217),
+    "request_key": (249, 218), "keyctl": (250, 219), "inotify_init": (253, None),
+    "inotify_init1": (294, 26), "fanotify_init": (300, 262), "timer_create": (222, 107),
+    "flock": (73, 32), "modify_ldt": (154, None), "bpf": (321, 280), "perf_event_open": (298, 241),
+    "syslog": (103, 116), "quotactl": (179, 60), "init_module": (175, 105),
+    "finit_module": (313, 273), "delete_module": (176, 106),
+    # files: rights, owners, times, attributes
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
+    "truncate": (76, 45), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
+    "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "removexattrat": (466, 466),
 }
+# fmt: on
 # Denied with some values of one argument: numbers, which argument, values.
 DENIED_WITH = (
-    ((72, 25), 1, (8, 10, 15)),  # fcntl, its command: who gets which signal of a file
-    ((157, 167), 0, (_SET_PDEATHSIG,)),  # prctl: to outlive the parent
+    # fcntl, its command: locks and leases on files that others use, who gets which signal of a
+    # file, notices, the size of a pipe.
+    ((72, 25), 1, (6, 7, 8, 10, 15, 37, 38, 1024, 1026, 1031)),
+    # prctl: to outlive the parent; filters of its own, which the kernel keeps.
+    ((157, 167), 0, (_SET_PDEATHSIG, _SET_SECCOMP)),
 )
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
 _CLONE, _CLONE3 = (56, 220), (435, 435)
@@ -162,6 +120,7 @@ def contain(limits: dict[str, int]) -> None:
         ("RLIMIT_FSIZE", limits["output_bytes"]),
         ("RLIMIT_NOFILE", 64),
         ("RLIMIT_NPROC", MAX_TASKS),
+        ("RLIMIT_MEMLOCK", 0),
         ("RLIMIT_CORE", 0),
     ):
         resource.setrlimit(getattr(resource, name), (value, value))
@@ -200,7 +159,7 @@ def gaps() -> list[str]:
 
 
 class Program(importlib.abc.InspectLoader):
-    """The program as the module `__main__`, without a file."""
+    """The program, or a module that it may import, without a file."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -328,17 +287,23 @@ def main() -> None:
         os._exit(NOT_CONTAINED)
     os.write(report, STARTED)
     os.close(report)
+    for name, text in header["modules"].items():
+        _load(name, text)
     random.seed(0)  # as sets are in the same order every time (PYTHONHASHSEED)
     sys.argv = ["program"]
     sys.setrecursionlimit(10_000)
-    loader = Program(header["program"])
-    spec = importlib.util.spec_from_loader("__main__", loader)
+    _load("__main__", header["program"])
+    sys.stdout.flush()
+    raise SystemExit(ENDED)
+
+
+def _load(name: str, source: str) -> None:
+    loader = Program(source)
+    spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["__main__"] = module
+    sys.modules[name] = module
     loader.exec_module(module)
-    if header["token"]:
-        print(header["token"], flush=True)
 
 
 if __name__ == "__main__":

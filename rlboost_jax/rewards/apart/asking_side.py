@@ -1,0 +1,201 @@
+"""Run a test of a program that is in another process, and end well only if the test holds.
+
+A program of its own in the process that `sandbox_child.py` makes; nobody imports it. Standard input
+is JSON: the `test`, and the two `files` of the line to `program_side.py`. What the program answers
+is data here; the test compares it in this process, which the program cannot reach.
+
+The test finds the program's global names as its own. Plain values come as copies. Functions,
+classes and their instances stay with the program, and a `Remote` takes their place: it asks the
+program for what the test does with it. Two rules keep the verdict here:
+
+- An object of the program never decides how it compares with a plain value. It equals none, unless
+  it is an instance of a subclass of a plain type, whose plain value then counts. What arithmetic
+  with a plain value makes of it is an object again, and no number.
+- A name that Python or its library has (`abs`, `sorted`, `Counter`) is theirs, whatever the program
+  defines, unless the test uses no other name of the program's: then it is what is tested.
+"""
+
+import builtins
+import importlib
+import json
+import sys
+import threading
+import types
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
+from typing import Any, NoReturn
+
+from rlboost_jax.rewards.apart.known_names import MODULES, Names
+from rlboost_jax.rewards.apart.plain_values import Broken, Line, Reader, Writer
+from rlboost_jax.rewards.apart.stand_ins import PLAIN, Remote, name_of, reference, unsendable
+
+
+class _Lost(BaseException):
+    """The program is gone, or broke the rules. The test has failed, whatever it catches."""
+
+
+class Tested:
+    """The program, as far as the test has come to know it."""
+
+    def __init__(self, line: Line) -> None:
+        self.lost = False
+        self._line = line
+        self._lock = threading.RLock()
+        self._writer = Writer(self._refer)  # of the message under way
+        self._remotes: dict[int, Any] = {}
+        self._functions: list[Callable[..., Any]] = []  # of the test, by number
+        self._count = 0
+        self.names = frozenset(self._received(0, "ready"))
+
+    def ask(self, verb: str, *given: Any, **named: Any) -> Any:
+        """What the program answers; what it raises is raised here."""
+        with self._lock:
+            writer = self._writer = Writer(self._refer)
+            self._count += 1
+            number = self._count
+            asked = writer.value((given, named))
+            self._sent([number, verb, asked])
+            kind, said, after, printed = self._reply(number)
+            reader = Reader(self._resolve, writer.containers)
+            with self._reading():
+                if after is not None:
+                    reader.value(after)
+                said = reader.value(said)
+        if printed:
+            sys.stdout.write(printed)
+        if kind == "value":
+            return said
+        raise self._error(said)
+
+    def _reply(self, number: int) -> Sequence[Any]:
+        """Answer what the program asks meanwhile."""
+        while True:
+            with self._reading():
+                got, kind, *rest = self._line.receive()
+                if (got, kind) != (0, "asks"):
+                    if got != number or kind not in ("value", "raised"):
+                        raise Broken("an answer to another question")
+                    said, after, printed = rest
+                    if type(printed) is not str:
+                        raise Broken("what was printed is no text")
+                    return kind, said, after, printed
+                function, given, named = Reader(self._resolve).value(rest[0])
+                called = self._functions[function]
+            try:
+                self._writer = Writer(self._refer)
+                self._sent(["value", self._writer.value(called(*given, **named))])
+            except Exception as error:
+                base = next(c for c in type(error).__mro__ if c.__module__ == "builtins")
+                self._sent(["raised", ["tuple", [base.__name__, str(error)]]])
+
+    def _received(self, number: int, kind: str) -> Any:
+        with self._reading():
+            got = self._line.receive()
+            if got[:2] != [number, kind] or not all(type(name) is str for name in got[2]):
+                raise Broken("no greeting")
+            return got[2]
+
+    def _sent(self, message: Any) -> None:
+        try:
+            self._line.send(message)
+        except Broken as error:
+            self.lose(error)
+        except ValueError as error:
+            unsendable(f"gives the program {error}")
+
+    def _reading(self) -> "_Reading":
+        return _Reading(self)
+
+    def lose(self, error: BaseException) -> NoReturn:
+        self.lost = True
+        raise _Lost(str(error))
+
+    def _refer(self, value: Any) -> Any:
+        """The kind and number of what the program knows, or of a function of the test."""
+        if type(value) is Remote:
+            return ["object", *reference(value)]
+        if (known := getattr(value, "rlboost_number", None)) is not None and type(value) is type:
+            return ["object", known, ""]
+        if callable(value) and getattr(builtins, name := name_of(value), None) is value:
+            return ["builtin", name]
+        if callable(value) and not isinstance(value, type):
+            self._functions.append(value)
+            return ["test", len(self._functions) - 1]
+        if isinstance(value, Iterator | KeysView | ValuesView | ItemsView):
+            return ["iterator", self._writer.value(tuple(value), 1)]
+        unsendable(f"gives the program an instance of {type(value).__name__!r}")
+
+    def _resolve(self, kind: str, rest: Sequence[Any]) -> Any:
+        match kind:
+            case "object":
+                number, base = rest
+                return self._known(number, lambda: Remote(self.ask, number, PLAIN.get(base)))
+            case "module":
+                name, number = rest
+                if name in MODULES:
+                    return importlib.import_module(name)
+                return self._known(number, lambda: Remote(self.ask, number, None))
+            case "builtin":
+                found = getattr(builtins, rest[0])
+                if not isinstance(found, type):
+                    raise Broken(f"{rest[0]} is no type")
+                return found
+            case "error":
+                number, name, base = rest
+                return self._known(number, lambda: _error_class(number, name, base))
+            case "test":
+                return self._functions[rest[0]]
+        raise Broken(f"a value of kind {kind!r}")
+
+    def _known(self, number: Any, make: Callable[[], Any]) -> Any:
+        if type(number) is not int:
+            raise Broken("a number that is none")
+        if number not in self._remotes:
+            self._remotes[number] = make()
+        return self._remotes[number]
+
+    def _error(self, said: Any) -> Exception:
+        with self._reading():
+            cls, text, given = said
+            if not issubclass(cls, Exception):
+                raise Broken("what is raised is no exception")
+            try:
+                error: Exception = cls(*given)
+            except TypeError:
+                error = cls.__new__(cls)
+                error.args = (text,)
+            return error
+
+
+class _Reading:
+    """A context in which whatever goes wrong with what was received loses the program."""
+
+    def __init__(self, tested: Tested) -> None:
+        self._tested = tested
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: Any, error: BaseException | None, *rest: Any) -> None:
+        if isinstance(error, Exception):
+            self._tested.lose(error)
+
+
+def _error_class(number: int, name: str, base: str) -> type[Exception]:
+    above = getattr(builtins, base)
+    if not issubclass(above, Exception):
+        raise Broken(f"{base} is no exception")
+    made: type[Exception] = type(str(name), (above,), {"rlboost_number": number})
+    return made
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    tested = Tested(Line(*asked["files"]))
+    names = Names(tested.ask, tested.names, asked["test"])
+    types.FunctionType(compile(asked["test"], "<test>", "exec", dont_inherit=True), names)()
+    if tested.lost:
+        raise _Lost
+
+
+if __name__ == "__main__":
+    main()
