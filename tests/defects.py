@@ -58,9 +58,25 @@ DEFECTS = (
         "the learner believes every log-probability",
         "rlboost_jax/learner/update/batch.py",
         "dynamic_sampling or gaps.within(learner.tolerated)):",
-        "dynamic_sampling or gap >= 0):",
+        "dynamic_sampling or gaps):",
         "tests/system/test_liars.py::"
         "test_a_lying_server_is_quarantined_and_its_work_done_again[shift]",
+    ),
+    Defect(
+        "choice",
+        "a server's true log-probabilities of tokens that it chose itself are believed",
+        "rlboost_jax/learner/doubts.py",
+        "            and self.choice <= tolerated.choice\n",
+        "",
+        "tests/learner/test_batch_update.py::test_a_choice_alone_is_disputed[choice-grpo]",
+    ),
+    Defect(
+        "habit",
+        "a server may forge as many tokens as it likes below the bound of a single one",
+        "rlboost_jax/learner/doubts.py",
+        "            and self.mean_choice <= tolerated.mean_choice\n",
+        "",
+        "tests/learner/test_batch_update.py::test_a_choice_alone_is_disputed[mean_choice-grpo]",
     ),
     Defect(
         "digest",

@@ -3,7 +3,8 @@ reported to the manager.
 
 Two things are compared of every sampled token: its log-probability with the learner's, and its
 choice with the one that its noise selects (`programs/choices.py`). A server that reports true
-log-probabilities of tokens that it likes better fails the second.
+log-probabilities of tokens that it likes better fails the second. If it likes only tokens that a
+single rounding might have chosen, the mean of its sequences is too large.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ ROUNDED: Final = 2.0  # 16-bit weights or caches: single tokens differ by tenths
 EXACT_CHOICE: Final = 2e-5  # honest gaps are at most 2e-6
 SINGLE_CHOICE: Final = 0.01
 ROUNDED_CHOICE: Final = 0.25
+ANY_CHOICE: Final = 1.0  # no choice is looked at
+MEAN_SHARE: Final = 1 / 64  # of the bound of one token, for the mean of a sequence
 
 
 class Gaps(NamedTuple):
@@ -31,17 +34,24 @@ class Gaps(NamedTuple):
 
     logprob: float  # |recomputed - behaviour|, nats
     choice: float  # probability between a token's interval and its noise
+    mean_choice: float  # of a sequence, see `mean_choice_gaps`
+    outside: int = 0  # tokens whose noise is outside of their interval, in any number
 
     def within(self, tolerated: "Gaps") -> bool:
         """False also where one is no number."""
-        return self.logprob <= tolerated.logprob and self.choice <= tolerated.choice
+        return (
+            self.logprob <= tolerated.logprob
+            and self.choice <= tolerated.choice
+            and self.mean_choice <= tolerated.mean_choice
+        )
 
-    def largest(self, other: "Gaps") -> "Gaps":
-        """The larger of each; NaN where one is no number."""
-        return Gaps(*(float(pair) for pair in np.maximum(self, other)))
+    def joined(self, other: "Gaps") -> "Gaps":
+        """The larger of each, NaN where one is no number; tokens outside are added up."""
+        logprob, choice, mean_choice, _ = (float(pair) for pair in np.maximum(self, other))
+        return Gaps(logprob, choice, mean_choice, self.outside + other.outside)
 
 
-NO_GAPS: Final = Gaps(0.0, 0.0)
+NO_GAPS: Final = Gaps(0.0, 0.0, 0.0)
 
 
 def tolerated_gaps(run: RunConfig, platform: str) -> Gaps:
@@ -55,14 +65,16 @@ def tolerated_gaps(run: RunConfig, platform: str) -> Gaps:
         platform: that the learner runs on, as JAX names it.
     """
     if {run.weights.rollout_dtype, run.engine.kv_dtype} != {"float32"}:
-        found = Gaps(ROUNDED, ROUNDED_CHOICE)
+        logprob, choice = ROUNDED, ROUNDED_CHOICE
     elif platform == "cpu":
-        found = Gaps(EXACT, EXACT_CHOICE)
+        logprob, choice = EXACT, EXACT_CHOICE
     else:
-        found = Gaps(SINGLE, SINGLE_CHOICE)
+        logprob, choice = SINGLE, SINGLE_CHOICE
+    choice = run.learner.tolerated_choice_gap or choice
     return Gaps(
-        logprob=run.learner.tolerated_gap or found.logprob,
-        choice=run.learner.tolerated_choice_gap or found.choice,
+        logprob=run.learner.tolerated_gap or logprob,
+        choice=choice,
+        mean_choice=choice if choice == ANY_CHOICE else choice * MEAN_SHARE,
     )
 
 

@@ -54,6 +54,8 @@ def policy_metrics(
         "clip_fraction": figures["clipped"],
         "max_logprob_gap": figures["max_logprob_gap"],
         "max_choice_gap": figures["max_choice_gap"],
+        "max_mean_choice_gap": figures["max_mean_choice_gap"],
+        "rounded_choices": figures["rounded_choices"],
         "response_tokens": int(lengths.sum()),
         "response_length_mean": float(lengths.mean()),
         "response_length_max": int(lengths.max()),

@@ -102,6 +102,10 @@ MEANINGS: Final = MappingProxyType(
         "learner_devices": "that the step was trained on: those of `learner.mesh`",
         "max_choice_gap": "largest probability between a token's interval and the noise that "
         "selected it; 0 where all tokens are those that the learner's numbers select",
+        "max_mean_choice_gap": "largest mean of these over a response's tokens and 64 more; what "
+        "exceeds a 64th of `learner.tolerated_choice_gap` is not believed",
+        "rounded_choices": "sampled tokens that rounding decided: their noise lies outside of the "
+        "interval that the learner computes, by no more than is tolerated",
     }
 )
 KEYS: Final = tuple(MEANINGS)

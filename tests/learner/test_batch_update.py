@@ -65,7 +65,7 @@ def build(config):
                 max_response_tokens=run.sampling.max_response_tokens,
                 stop_ids=(),
             ),
-            tolerated=Gaps(100.0, 1.0),
+            tolerated=Gaps(100.0, 1.0, 1.0),
         )
 
     return made
@@ -330,7 +330,7 @@ def test_what_is_disputed_leaves_no_trace(build, groups, name):
     """Whether responses are looked at first or with their gradients."""
     learners = build(name)
     updates = BatchUpdate(
-        replace(learners, tolerated=Gaps(2.0, 1.0)),
+        replace(learners, tolerated=Gaps(2.0, 1.0, 1.0)),
         fresh(learners),
         step=STEP,
         checkpoint=lambda: None,
@@ -345,6 +345,31 @@ def test_what_is_disputed_leaves_no_trace(build, groups, name):
     assert isinstance(doubts[0], Doubt) and doubts[0].gap > 4
     delivered = lie.sequence.tokens[lie.sequence.runs[0] :].tobytes(), logprobs.tobytes()
     assert doubts[0].checksum == zlib.crc32(b"".join(delivered))
+    assert updates.train(0, (batch[0],)) == [], "the truth is taken in its place"
+
+
+@pytest.mark.parametrize("name", ["grpo", "reinforce_pp"])
+@pytest.mark.parametrize("bound", ["choice", "mean_choice"])
+def test_a_choice_alone_is_disputed(build, groups, name, bound):
+    """Its log-probabilities are believed. Only one response has noise that is known; its tokens
+    are random, and so are its gaps. The mean names the token that is farthest out."""
+    learners = build(name)
+    strict = learners.tolerated._replace(**{bound: 1e-3})
+    state = fresh(learners)
+    updates = BatchUpdate(
+        replace(learners, tolerated=strict), state, step=STEP, checkpoint=lambda: None
+    )
+    batch = batch_of(learners, groups)
+    chosen, *others = sorted(batch[0].trajectories, key=lambda t: -t.num_sampled)
+    forged = replace(chosen, batch=STEP)
+    (packed,) = learners.pack([forged])
+    gaps = np.asarray(learners.policy.gaps(state.params, packed)["choice"])[packed.response_mask]
+    assert 0.1 < gaps.max() < 1 and gaps.argmax() > 0, "not the first token that is out"
+    assert gaps.sum() / (len(gaps) + 64) > 1e-3
+    (doubt,) = updates.train(0, (Group(prompt=0, trajectories=(forged, *others)),))
+    expected = np.argmax(gaps > 1e-3) if bound == "choice" else gaps.argmax()
+    assert (doubt.sample, doubt.position) == (chosen.sample, expected)
+    assert doubt.choice_gap == pytest.approx(gaps.max())
     assert updates.train(0, (batch[0],)) == [], "the truth is taken in its place"
 
 
@@ -363,7 +388,7 @@ def test_turns_are_updated_with_and_disputed_by_place(build, groups):
     logprobs = lying.sequence.logprobs.copy()
     logprobs[-1] = -0.001
     lie = replace(lying, sequence=replace(lying.sequence, logprobs=logprobs))
-    strict = replace(learners, tolerated=Gaps(2.0, 1.0))
+    strict = replace(learners, tolerated=Gaps(2.0, 1.0, 1.0))
     (doubt,) = strict.doubts(fresh(learners).params, [Group(prompt=0, trajectories=(lie,))])
     after_prompt = lying.sequence.mask[len(lying.sequence.prompt) :]
     assert doubt.position == np.flatnonzero(after_prompt)[-1] > len(logprobs) - 1

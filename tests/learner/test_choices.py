@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from rlboost_kernels import noise_keys, tokens_from_noise, uniforms
 
-from rlboost_jax.learner.doubts import EXACT_CHOICE
+from rlboost_jax.learner.doubts import EXACT_CHOICE, MEAN_SHARE, ROUNDED_CHOICE
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import pack
-from rlboost_jax.learner.programs.choices import choice_gaps
+from rlboost_jax.learner.programs.choices import SPARE_TOKENS, choice_gaps, mean_choice_gaps
 from rlboost_jax.learner.programs.logprobs import sampled_logprobs
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import Sequence
@@ -135,6 +135,48 @@ def test_one_forged_token_is_seen(factors):
     tokens = drawn(factors[0] @ factors[1], noise_of(), PLAIN).copy()
     tokens[200] = (tokens[200] + V // 2) % V
     assert np.flatnonzero(gaps(factors, tokens, PLAIN) > EXACT_CHOICE).tolist() == [200]
+
+
+def mean(gaps):
+    return gaps.sum() / (len(gaps) + SPARE_TOKENS)
+
+
+def rounded(factors):
+    return jnp.bfloat16(factors[0]) @ jnp.bfloat16(factors[1])
+
+
+def test_the_mean_tells_rounding_from_forgery_below_the_bound_of_a_token(factors):
+    """A server that computes in 16 bits, and one that moves its noise by little besides."""
+    honest = gaps(factors, drawn(rounded(factors), noise_of(), PLAIN), PLAIN)
+    moved = np.float32(np.minimum(noise_of() + 0.05, 1 - 2**-24))
+    forged = gaps(factors, drawn(rounded(factors), moved, PLAIN), PLAIN)
+    assert 0 < honest.max() < ROUNDED_CHOICE / 4 and forged.max() < ROUNDED_CHOICE / 2
+    bound = ROUNDED_CHOICE * MEAN_SHARE
+    assert mean(honest) < bound / 8 and mean(forged) > 2 * bound
+
+
+def test_means_are_of_sequences():
+    """Two share a row; what was given has no gap and counts in no mean."""
+    packed = pack(
+        [
+            Trajectory(
+                prompt=0,
+                sample=sample,
+                sequence=Sequence.of_response([1, 2], [3] * count, np.zeros(count), version=0),
+                reward=0.0,
+                advantage=0.0,
+                batch=BATCH,
+            )
+            for sample, count in ((1, 3), (2, 5))
+        ],
+        rows=1,
+        row_tokens=16,
+        loss_aggregation="token_mean",
+    )[0]
+    values = np.where(packed.response_mask, np.float32(packed.samples), 0.0)
+    found = np.asarray(mean_choice_gaps(packed, jnp.asarray(values.ravel()))).reshape(1, 16)
+    expected = np.select([packed.samples == 1, packed.samples == 2], [3 / 67, 10 / 69], 0.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_where_no_noise_is_known_nothing_is_said(factors):

@@ -1,3 +1,4 @@
+import itertools
 import math
 from dataclasses import replace
 
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.learner import doubts
-from rlboost_jax.learner.doubts import Gaps, message_of, tolerated_gaps
+from rlboost_jax.learner.doubts import NO_GAPS, Gaps, message_of, tolerated_gaps
 from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.sequences.identities import Batch
 
@@ -27,24 +28,28 @@ def test_what_rounds_is_tolerated(config, weights, cache, platform, expected):
         weights=replace(config.weights, rollout_dtype=weights),
         engine=replace(config.engine, kv_dtype=cache),
     )
-    bounds = getattr(doubts, expected), getattr(doubts, f"{expected}_CHOICE")
+    choice = getattr(doubts, f"{expected}_CHOICE")
+    bounds = Gaps(getattr(doubts, expected), choice, choice / 64)
     assert tolerated_gaps(run, platform) == bounds
 
 
 @pytest.mark.parametrize("value", [1e-6, 0.3, math.inf])
 def test_a_setting_goes_before(config, value):
     run = replace(config, learner=replace(config.learner, tolerated_gap=value))
-    assert tolerated_gaps(run, "cpu") == (value, doubts.EXACT_CHOICE)
-    run = replace(config, learner=replace(config.learner, tolerated_choice_gap=0.5))
-    assert tolerated_gaps(run, "cpu") == (doubts.EXACT, 0.5)
+    choice = doubts.EXACT_CHOICE
+    assert tolerated_gaps(run, "cpu") == Gaps(value, choice, choice / 64)
+    for choice, mean in ((0.5, 0.5 / 64), (1.0, 1.0)):  # 1 lets any choice pass
+        run = replace(config, learner=replace(config.learner, tolerated_choice_gap=choice))
+        assert tolerated_gaps(run, "cpu") == Gaps(doubts.EXACT, choice, mean)
 
 
 def test_what_is_no_number_is_within_no_bound():
-    bound = Gaps(1.0, 1.0)
-    assert bound.within(bound) and not Gaps(2.0, 0.0).within(bound)
-    assert not Gaps(0.0, 1.1).within(bound) and not Gaps(0.0, math.nan).within(bound)
-    assert not Gaps(0.0, 0.0).largest(Gaps(math.nan, 0.0)).within(bound)
-    assert Gaps(1.0, 0.0).largest(Gaps(0.0, 2.0)) == (1.0, 2.0)
+    bound = Gaps(1.0, 1.0, 1.0)
+    assert bound.within(bound)
+    for place, value in itertools.product(range(3), (1.1, math.nan)):
+        gaps = Gaps(*(value if each == place else 0.0 for each in range(3)))
+        assert not gaps.within(bound) and not NO_GAPS.joined(gaps).within(bound)
+    assert Gaps(1.0, 0.0, 3.0, 2).joined(Gaps(0.0, 2.0, 1.0, 3)) == Gaps(1.0, 2.0, 3.0, 5)
 
 
 def test_a_report_names_each_sequence_as_it_was_delivered():

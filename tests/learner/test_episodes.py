@@ -338,7 +338,7 @@ def test_a_doubt_names_the_sequence_and_the_place_in_it(build, episodes):
     """The first that is wrong: those after it are made of it."""
     learners = build("grpo")
     params = fresh(learners).params
-    strict = replace(learners, tolerated=Gaps(2.0, 1.0))
+    strict = replace(learners, tolerated=Gaps(2.0, 1.0, 1.0))
     several = next(t for t in everything(episodes) if len(t.sequences) == 3)
 
     def lying(sequence):

@@ -51,7 +51,7 @@ def build(config):
                 max_response_tokens=run.sampling.max_response_tokens,
                 stop_ids=(),
             ),
-            tolerated=Gaps(1e-3, 1.0),
+            tolerated=Gaps(1e-3, 1.0, 1.0),
         )
 
     return made

@@ -4,13 +4,21 @@ A server holds the weights: it could choose any token and report its true log-pr
 noise of a token is a function of its name, and the distribution follows from the learner's own
 logits, so the learner can tell which token had to be sampled: the one at whose interval of the
 cumulative distribution the noise lies. Only rounding may move the edges of an interval.
+
+Rounding moves an edge a little everywhere, and far hardly ever. A token may be as far out as that;
+whoever forges many tokens within the bound of one is seen by the mean of their sequence.
 """
+
+from typing import Final
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 from rlboost_kernels import noise_keys, uniforms
 
+from rlboost_jax.algorithms.segments import segment_sums
 from rlboost_jax.learner.packing import PackedBatch
+
+SPARE_TOKENS: Final = 64  # added to every sequence, without a gap: one token is no habit
 
 
 def choice_gaps(
@@ -30,3 +38,11 @@ def choice_gaps(
     noise = uniforms(noise_keys(seed, number, sample), place.astype(jnp.int32))
     outside = jnp.maximum(below - noise, noise - below - jnp.exp(logprobs))
     return jnp.where(jnp.asarray(batch.noise_known).ravel(), jnp.maximum(outside, 0.0), 0.0)
+
+
+def mean_choice_gaps(batch: PackedBatch, gaps: Float[Array, " N"]) -> Float[Array, " N"]:
+    """Mean gap of the sequence that a target is sampled in, `SPARE_TOKENS` counted with it."""
+    mask, segments = jnp.asarray(batch.response_mask), jnp.asarray(batch.segments)
+    counts = segment_sums(mask.astype(jnp.float32), segments)
+    means = segment_sums(gaps.reshape(mask.shape), segments) / (counts + SPARE_TOKENS)
+    return jnp.where(mask, means, 0.0).ravel()

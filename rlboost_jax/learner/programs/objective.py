@@ -21,11 +21,14 @@ from rlboost_jax.algorithms.ratios import (
 )
 from rlboost_jax.algorithms.segments import segment_sums
 from rlboost_jax.learner.packing import PackedBatch
+from rlboost_jax.learner.programs.choices import mean_choice_gaps
 from rlboost_jax.settings.algorithm import AlgorithmConfig
 
 Sums = dict[str, Float[Array, ""]]
 # Keys of Sums that are maxima over tokens.
-MAXIMA = frozenset({"max_logprob_gap", "max_choice_gap"})
+MAXIMA = frozenset({"max_logprob_gap", "max_choice_gap", "max_mean_choice_gap"})
+# Keys that say something of a server only under the parameters that it sampled with.
+OF_SERVERS = MAXIMA | {"rounded_choices"}
 
 
 def objective(
@@ -51,7 +54,8 @@ def objective(
     Returns:
         The weighted sum, and: `loss` (the same), `kl`, `entropy`, `clipped` and `tokens`
         (unweighted), and the maxima `max_logprob_gap`, the largest |recomputed - behaviour|
-        log-probability, and `max_choice_gap`. With a correction also `corrected`, the tokens that
+        log-probability, `max_choice_gap` and `max_mean_choice_gap`; and `rounded_choices`, the
+        tokens whose choice gap is not 0. With a correction also `corrected`, the tokens that
         a bound changed, and with "reject" the `divisor`, see `kept_weights`. With a lag also
         `ratio` and `behaviour_kl`, of the policy being trained to the one that sampled.
     """
@@ -97,8 +101,18 @@ def objective(
         "clipped": (stopped & (weights > 0)).sum().astype(jnp.float32),
         "tokens": counted.sum(),
         "max_logprob_gap": jnp.where(mask, jnp.abs(logprobs - behaviour), 0.0).max(),
-        "max_choice_gap": jnp.zeros(()) if choice_gaps is None else choice_gaps.max(),
+        **_choices(batch, choice_gaps),
         **extra,
+    }
+
+
+def _choices(batch: PackedBatch, gaps: Float[Array, " N"] | None) -> Sums:
+    if gaps is None:
+        gaps = jnp.zeros(batch.tokens.size)
+    return {
+        "max_choice_gap": gaps.max(),
+        "max_mean_choice_gap": mean_choice_gaps(batch, gaps).max(),
+        "rounded_choices": (gaps > 0).sum().astype(jnp.float32),
     }
 
 

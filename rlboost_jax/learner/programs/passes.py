@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from rlboost_jax.learner.packing import PackedBatch
-from rlboost_jax.learner.programs.choices import choice_gaps
+from rlboost_jax.learner.programs.choices import choice_gaps, mean_choice_gaps
 from rlboost_jax.learner.programs.logprobs import sampled_logprobs, whole_logprobs
 from rlboost_jax.learner.programs.objective import Sums, objective
 from rlboost_jax.models.adapters import joined
@@ -105,9 +105,11 @@ def gaps_of(
             soft_cap=model.final_soft_cap,
             by_row=by_row,
         )
+        choices = choice_gaps(batch, logprobs, below)
         found = {
             "logprob": jnp.abs(logprobs - jnp.ravel(batch.behaviour_logprobs)),
-            "choice": choice_gaps(batch, logprobs, below),
+            "choice": choices,
+            "mean_choice": mean_choice_gaps(batch, choices),
         }
         shape, mask = batch.tokens.shape, batch.response_mask
         return {name: jnp.where(mask, gap.reshape(shape), 0.0) for name, gap in found.items()}
@@ -130,7 +132,12 @@ def logprobs_of(
         logprobs, _, below = sampled_logprobs(
             *factors, targets, sampling, mesh=mesh, soft_cap=soft_cap, by_row=by_row
         )
-        found = {"policy": logprobs, "choice": choice_gaps(batch, logprobs, below)}
+        choices = choice_gaps(batch, logprobs, below)
+        found = {
+            "policy": logprobs,
+            "choice": choices,
+            "mean_choice": mean_choice_gaps(batch, choices),
+        }
         if reference is not None:
             whole_of = partial(
                 whole_logprobs,

@@ -29,10 +29,11 @@ class PolicyPrograms:
         combine, apply: see `apply_programs`.
         logprobs: (params, reference params or None, packed batch) → log-probabilities of each
             target [R, T], without gradients: "policy", as sampled, and with a reference also
-            "whole" and "reference", under the whole softmax of either; and "choice", its gap.
+            "whole" and "reference", under the whole softmax of either; and "choice" and
+            "mean_choice", its gap and that of its sequence, see `choices.py`.
         gaps: (params, packed batch) → of each target, 0 outside responses: "logprob", |recomputed
-            - behaviour|, and "choice", see `choices.py`; to find out whose they are where the
-            largest is too large.
+            - behaviour|, "choice" and "mean_choice"; to find out whose they are where the largest
+            is too large.
         shardings: of a TrainState.
         base: what the parameters of the state are added to, where they are adapters: gradients,
             logprobs and gaps take it along, see `over`. None where everything is trained.

@@ -101,7 +101,7 @@ class BatchUpdate:
             The responses that were not sampled as their servers say. Then nothing of the
             micro-batch is kept, and it comes again.
         """
-        learner, part, gaps, kl = self._learner, None, Gaps(math.nan, math.nan), 0.0
+        learner, part, gaps, kl = self._learner, None, Gaps(math.nan, math.nan, math.nan), 0.0
         members = tuple(t for group in groups for t in group.trajectories)
         has_gap = self._algorithm.has_evaluation_pass or self._sampler is not None
         if self._algorithm.has_evaluation_pass:
@@ -112,7 +112,12 @@ class BatchUpdate:
             part = self._policy.part(self._state.params, members)
             if not has_gap:
                 sums = part[1]
-                gaps = Gaps(float(sums["max_logprob_gap"]), float(sums["max_choice_gap"]))
+                gaps = Gaps(
+                    logprob=float(sums["max_logprob_gap"]),
+                    choice=float(sums["max_choice_gap"]),
+                    mean_choice=float(sums["max_mean_choice_gap"]),
+                    outside=int(sums["rounded_choices"]),
+                )
         # Dynamic sampling has checked the group already. What is not a number is no small gap.
         if not (self._algorithm.dynamic_sampling or gaps.within(learner.tolerated)):
             doubts = learner.doubts(self._sampled_by, groups)
@@ -191,8 +196,9 @@ class BatchUpdate:
         if self._critic is not None:  # which is not trained on all of them
             tokens = max(1.0, sum(figures["value_tokens"] for figures in made))
             figures["value_loss"] = sum(figures["value_loss"] for figures in made) / tokens
-        largest = functools.reduce(Gaps.largest, self._gaps.values())
-        figures["max_logprob_gap"], figures["max_choice_gap"] = largest
+        gaps = functools.reduce(Gaps.joined, self._gaps.values())
+        figures["max_logprob_gap"], figures["max_choice_gap"] = gaps.logprob, gaps.choice
+        figures["max_mean_choice_gap"], figures["rounded_choices"] = gaps.mean_choice, gaps.outside
         return steps.state, figures
 
     def trajectories(self) -> list[Trajectory]:
@@ -209,10 +215,10 @@ class BatchUpdate:
         assert self._sampler is not None
         new = [group for group in groups if not self._checked.keys() >= _attempts(group)]
         if new:
-            gaps = self._learner.gaps(self._sampler, new)
-            self._checked |= {attempt: gaps for group in new for attempt in _attempts(group)}
+            found = self._learner.gaps(self._sampler, new)
+            self._checked |= {a: found[a[0]] for group in new for a in _attempts(group)}
         every = (self._checked[a] for group in groups for a in _attempts(group))
-        return functools.reduce(Gaps.largest, every, NO_GAPS)
+        return functools.reduce(Gaps.joined, every, NO_GAPS)
 
     def _compare(self) -> None:
         """Give advantages what only the whole batch can tell."""

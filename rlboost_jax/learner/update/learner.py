@@ -1,7 +1,8 @@
 """What makes the updates of a run, and checks trajectories before them."""
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ from rlboost_jax.learner.stream.step_stream import Doubt
 from rlboost_jax.messages import checksum
 from rlboost_jax.models.params import Params
 from rlboost_jax.settings.run import RunConfig
+
+_NAMES = ("logprob", "choice", "mean_choice")  # of what `PolicyPrograms.gaps` returns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +72,9 @@ class Learner:
         in_reward = self.reference if self.run.algorithm.kl_in_reward else None
         sampled = self._logprobs(state.params if sampler is None else sampler, in_reward, batches)
         found = dict(sampled)
-        gaps = Gaps(
-            logprob=_largest(np.abs(sampled["policy"][t.sample] - t.logprobs) for t in everything),
-            choice=_largest(found.pop("choice").values()),
-        )
+        logprobs = {t.sample: np.abs(sampled["policy"][t.sample] - t.logprobs) for t in everything}
+        each = _gaps(logprobs, found.pop("choice"), found.pop("mean_choice")).values()
+        gaps = functools.reduce(Gaps.joined, each)
         if sampler is not None:
             found["policy"] = {}
             if self.run.algorithm.old_policy == "recomputed":
@@ -87,15 +89,14 @@ class Learner:
         kl = math.fsum(self.estimates.kl_of(t, scores) for t in everything)
         return tuple(members), gaps, kl
 
-    def gaps(self, params: Params, groups: Sequence[Group]) -> Gaps:
-        """The largest of some groups. NaN where one is no number."""
-        members = [t for group in groups for t in group.trajectories]
-        found = [self.policy.gaps(params, batch) for batch in self.pack(members)]
-        return Gaps(*(_largest(np.asarray(gaps[name]) for gaps in found) for name in Gaps._fields))
+    def gaps(self, params: Params, groups: Sequence[Group]) -> dict[int, Gaps]:
+        """Of each sample of some groups. NaN where one is no number."""
+        return _gaps(*self._by_token(params, [t for group in groups for t in group.trajectories]))
 
     def check(self, params: Params, groups: Sequence[Group]) -> list[Doubt]:
         """The same as `doubts`, and quick where there are none."""
-        fine = self.gaps(params, groups).within(self.tolerated)
+        found = self.gaps(params, groups).values()
+        fine = all(gaps.within(self.tolerated) for gaps in found)
         return [] if fine else self.doubts(params, groups)
 
     def doubts(self, params: Params, groups: Sequence[Group]) -> list[Doubt]:
@@ -110,16 +111,14 @@ class Learner:
 
     def _doubt(self, params: Params, t: Trajectory) -> Doubt | None:
         """About the first sequence of an episode that is wrong: what follows is made of it."""
-        batches = self.pack([t])
-        found = [self.policy.gaps(params, batch) for batch in batches]
-        gaps, choices = (
-            by_sample(batches, [np.asarray(each[name]) for each in found])[t.sample]
-            for name in Gaps._fields
-        )
-        wrong = ~((gaps <= self.tolerated.logprob) & (choices <= self.tolerated.choice))
+        gaps, choices, means = (found[t.sample] for found in self._by_token(params, [t]))
+        bounds = self.tolerated
+        wrong = ~((gaps <= bounds.logprob) & (choices <= bounds.choice))
         start = 0
         for place, sequence in enumerate(t.sequences):
             own = slice(start, start := start + sequence.num_sampled)
+            if not wrong[own].any() and not (means[own] <= bounds.mean_choice).all():
+                wrong[start - len(choices[own]) + np.argmax(choices[own])] = True
             if wrong[own].any():
                 after_prompt = sequence.sampled_positions - sequence.runs[0]
                 return Doubt(
@@ -136,6 +135,14 @@ class Learner:
                     choice_gap=float(choices[own].max()),
                 )
         return None
+
+    def _by_token(self, params: Params, members: Sequence[Trajectory]) -> tuple[ByToken, ...]:
+        """Gaps of each sampled token of each sample, in the order of `Gaps`."""
+        batches = self.pack(members)
+        found = [self.policy.gaps(params, batch) for batch in batches]
+        return tuple(
+            by_sample(batches, [np.asarray(each[name]) for each in found]) for name in _NAMES
+        )
 
     def _logprobs(
         self, params: Params, reference: Params | None, batches: Sequence[PackedBatch]
@@ -172,6 +179,13 @@ def learner_of(
     )
 
 
-def _largest(arrays: Iterable[np.ndarray]) -> float:
-    """NaN where one is no number."""
-    return float(np.max([array.max() for array in arrays]))
+def _gaps(logprobs: ByToken, choices: ByToken, means: ByToken) -> dict[int, Gaps]:
+    return {
+        sample: Gaps(
+            logprob=float(gaps.max()),
+            choice=float(choices[sample].max()),
+            mean_choice=float(means[sample].max()),
+            outside=int((choices[sample] > 0).sum()),
+        )
+        for sample, gaps in logprobs.items()
+    }

@@ -10,7 +10,7 @@ import numpy as np
 from rlboost_jax.learner.guards import NotFinite, check_counted, check_guards, kept
 from rlboost_jax.learner.packing import update_divisor
 from rlboost_jax.learner.programs.critic import CriticPrograms
-from rlboost_jax.learner.programs.objective import MAXIMA
+from rlboost_jax.learner.programs.objective import OF_SERVERS
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.accumulation import Accumulation, Members
@@ -61,7 +61,7 @@ class OptimizerSteps:
         members = [t for part in parts for t in part]
         sums = accumulated.total(self.state.params, parts)
         figures = {name: float(value) for name, value in sums.items()}
-        for name in MAXIMA:  # of this update's own policy: no longer the engine's
+        for name in OF_SERVERS:  # of this update's own policy: no longer the engine's
             del figures[name]
         check_counted(members, figures["tokens"], step=self._step)
         if self._kl is not None:
