@@ -15,6 +15,7 @@ Invariants:
   in deterministic mode, gives the same bits.
 """
 
+from functools import partial
 from typing import Any
 
 from rlboost_jax import messages
@@ -59,7 +60,12 @@ class TrainingLoop:
         self.state = session.state
         self._prompts = PromptStream(exercises, seed=run.seed)
         self._scoring = Scoring(
-            run, exercises, best=session.best, note=session.note, judge=session.judge
+            run,
+            exercises,
+            best=session.best,
+            note=session.note,
+            judge=session.judge,
+            routing=session.learner.policy.routing,
         )
         self._sampling = messages.Sampling(
             temperature=run.sampling.temperature,
@@ -207,7 +213,14 @@ class TrainingLoop:
         )
         for extension in measurement.extensions()[1:]:  # what groups leave over of each prompt
             link.extend_batch(extension)
-        drive_measurement(MeasuredIntake(measurement), link, waited=self._waited)
+        learner, params = session.learner, self.state.params
+        drive_measurement(
+            MeasuredIntake(measurement),
+            link,
+            number=Batch(version),
+            check=session.followers.checking_heldout(partial(learner.check, params, heldout=True)),
+            waited=self._waited,
+        )
         link.trained(
             messages.BatchTrained(batch=Batch(version), train_wait_seconds=0.0, train_seconds=0.0)
         )
@@ -237,6 +250,7 @@ class TrainingLoop:
         followers.begin(batch.batch, batch.version)
         train = followers.leading(update.train)
         check = followers.checking(update.check)
+        check_heldout = followers.checking_heldout(update.check_heldout)
         lines = JudgingLines(f"step {batch.batch}", batch.collector)
         with self._spans.span("stream", LANE), shown(lines, session.note):
             times = drive(
@@ -244,6 +258,7 @@ class TrainingLoop:
                 session.link,
                 train=self._spans.timed("micro-batch", LANE, train),
                 check=self._spans.timed("check", LANE, check),
+                check_heldout=self._spans.timed("check held-out", LANE, check_heldout),
                 extend=batch.extend,
                 ahead=[each.intake for each in self._open.values()],
                 waited=self._waited,

@@ -51,6 +51,11 @@ class EvaluationConfig:
     keep_best: bool = setting(False, "the checkpoint with the highest accuracy is never deleted")
 
     @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken, and no noise."""
+        return self.temperature == 0
+
+    @property
     def truncated(self) -> bool:
         """As `SamplingConfig.truncated`."""
         return self.top_p < 1 or self.top_k > 0

@@ -14,6 +14,7 @@ from rlboost_jax.learner.stream.lag import Lag
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import (
     Check,
+    CheckHeldout,
     StepStream,
     StreamTimes,
     TakeDevices,
@@ -188,8 +189,8 @@ class Trainer:
             case Update():
                 self._waited = batch.times.waiting
                 self._occupy(self._config.trainer.apply_seconds, batch, self._copy)
-            case Check():
-                raise AssertionError("every group is trained on")
+            case Check() | CheckHeldout():
+                raise AssertionError("every group is trained on, and none is measured")
             case unknown:
                 assert_never(unknown)
 

@@ -49,6 +49,7 @@ def learner_step(config: RunConfig) -> Callable[..., PolicyPrograms]:
             replace(config.sampling, temperature=0.8),
             num_updates=config.num_steps,
             mesh=make_mesh((1, 1, 1)),
+            evaluation=config.evaluation,
         )
 
     return build

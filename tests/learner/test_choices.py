@@ -1,5 +1,7 @@
 """Whoever holds the weights may choose any token, but only one is the choice of its noise."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,12 @@ from rlboost_kernels import noise_keys, tokens_from_noise, uniforms
 from rlboost_jax.learner.doubts import EXACT_CHOICE, MEAN_SHARE, ROUNDED_CHOICE
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import pack
-from rlboost_jax.learner.programs.choices import SPARE_TOKENS, choice_gaps, mean_choice_gaps
+from rlboost_jax.learner.programs.choices import (
+    SPARE_TOKENS,
+    choice_gaps,
+    greedy_gaps,
+    mean_choice_gaps,
+)
 from rlboost_jax.learner.programs.logprobs import sampled_logprobs
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import Sequence
@@ -177,6 +184,29 @@ def test_means_are_of_sequences():
     found = np.asarray(mean_choice_gaps(packed, jnp.asarray(values.ravel()))).reshape(1, 16)
     expected = np.select([packed.samples == 1, packed.samples == 2], [3 / 67, 10 / 69], 0.0)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_greedy_gap_is_how_far_a_token_is_below_the_likeliest(factors):
+    """Against float64; rounding may exchange two tokens of one likelihood."""
+    logits = np.asarray(factors[0], np.float64) @ np.asarray(factors[1], np.float64)
+    tokens = logits.argmax(1)
+    tokens[::3] = np.argsort(logits, axis=1)[::3, -2]
+    tokens[::7] = (tokens[::7] + 11) % V
+    sequence = Sequence.of_response([1, 2], tokens, np.full(N, -2e-4), version=0)
+    one = Trajectory(prompt=0, sample=1, sequence=sequence, reward=0.0, advantage=0.0)
+    (packed,) = pack([one], rows=1, row_tokens=N + 4, loss_aggregation="token_mean")
+    where = np.ravel(packed.response_mask)
+    hidden = np.zeros((packed.tokens.size, E), np.float32)
+    hidden[where] = factors[0]
+    best = replace(PLAIN, temperature=1.0, top_k=1)
+    logprobs, *_ = sampled_logprobs(
+        jnp.asarray(hidden), factors[1], jnp.ravel(packed.targets), best
+    )
+    nats, choices = (np.asarray(each)[where] for each in greedy_gaps(packed, logprobs))
+    below = logits.max(1) - logits[np.arange(N), tokens]
+    assert (below > 0).mean() > 0.3
+    np.testing.assert_allclose(nats, np.maximum(below, 2e-4), atol=2e-5)
+    np.testing.assert_allclose(choices, np.tanh(below / 2), atol=1e-5)
 
 
 def test_where_no_noise_is_known_nothing_is_said(factors):

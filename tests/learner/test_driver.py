@@ -1,6 +1,7 @@
 """The learner's side of a step against a scripted manager."""
 
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from rlboost_jax.learner.stream.intake import Intake, MeasuredIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import Doubt, StepStream, StreamTimes
 from rlboost_jax.rewards.verdict import Verdict, at_once
-from rlboost_jax.sequences.identities import Work
+from rlboost_jax.sequences.identities import Batch, Work
 from rlboost_jax.settings.presets import PRESETS
 
 GROUP = 2
@@ -184,14 +185,56 @@ def test_what_is_disputed_is_waited_for_again(deterministic: bool):
 class Aside:
     """Wants one response to prompt 9."""
 
-    complete = False
+    complete = check_due = False
 
     def take(self, rollout: m.FinishedRollout) -> bool:
-        self.complete |= rollout.work.prompt == 9
+        if rollout.work.prompt == 9:
+            self.complete = self.check_due = True
         return rollout.work.prompt == 9
 
+    def take_unchecked(self) -> Group:
+        self.check_due = False
+        return Group(prompt=9, trajectories=())
+
     def withdraw(self, withdrawn: m.Withdrawn) -> None:
+        self.complete = self.check_due = False
+
+    def reject(self, samples: Iterable[int]) -> None:
+        assert list(samples) == [18]
         self.complete = False
+
+
+LIE = Doubt(prompt=9, sample=18, attempt=0, checksum=0, position=0, gap=3.0)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_what_is_measured_is_looked_at_and_disputed_answers_are_waited_for_again(last: bool):
+    """Beside a step once the devices are free, and in no one's time; or by itself in the end."""
+    groups = [message for prompt in range(4) for message in whole_group(prompt)]
+    script = [rollout(9, 0), rollout(9, 0)]
+    link, aside, looked = ScriptedLink(script), Aside(), []
+
+    def look(groups: tuple[Group, ...]) -> list[Doubt]:
+        looked.append(link.now)
+        link.now += 5.0
+        return [LIE] if len(looked) == 1 else []
+
+    if last:
+        drive_measurement(MeasuredIntake(aside), link, number=Batch(0), check=look)
+        assert looked == [1.0, 7.0]
+    else:
+        link.script = deque([rollout(9, 0), *groups[:4], closed(), *groups[4:], rollout(9, 0)])
+        _, times = driven(
+            link,
+            collector(),
+            MicroBatches(4, 1, True),
+            lambda index, groups: [],
+            measured=aside,
+            check_heldout=look,
+        )
+        assert looked == [6.0, 16.0], "after what can be trained on, and at the very end"
+        assert (times.training, times.waiting) == (0.0, 4.0)
+    assert link.doubts == [(0, [LIE])] and not link.script and aside.complete
 
 
 def test_what_is_generated_beside_a_step_is_waited_for_in_no_ones_time():
@@ -218,7 +261,7 @@ def test_what_is_withdrawn_beside_a_step_is_waited_for_again():
     assert not link.script
 
 
-class Pair:
+class Pair(Aside):
     """Wants both responses to prompt 9."""
 
     def __init__(self) -> None:
@@ -240,7 +283,7 @@ def test_the_last_measurement_waits_again_for_what_is_withdrawn():
     withdrawn = m.Withdrawn(batch=0, samples=m.pack_ids([18]))
     script = [rollout(9, 0), withdrawn, rollout(9, 1), rollout(9, 0), closed()]
     link = ScriptedLink(script)
-    drive_measurement(MeasuredIntake(Pair()), link)
+    drive_measurement(MeasuredIntake(Pair()), link, number=Batch(0))
     assert list(link.script) == [closed()], "it is over when both are there"
 
 

@@ -305,6 +305,48 @@ def test_a_response_of_several_sequences_counts_once_it_is_whole(config, task):
     assert measurement.score().response_length_mean == 5
 
 
+def test_each_response_is_looked_at_once_as_it_was_generated_last(config, task):
+    """Three at a time, and the rest when all are here. What is withdrawn or disputed comes again,
+    and is looked at again."""
+    heldout = task.heldout(seed=0, count=4)
+    measurement = Measurement(
+        task, heldout, config.evaluation, step=3, max_tokens=24, group_size=4, check_size=3
+    )
+    places = finished(measurement, 4)
+    samples = [sample for _, sample in places]
+
+    def take(place, length=2):
+        said = rollout(*places[place], [1] * length)
+        logprobs = m.pack_logprobs([-0.5] * length)
+        assert measurement.take(msgspec.structs.replace(said, logprobs=logprobs))
+
+    for place in (2, 0):
+        take(place)
+        assert not measurement.check_due
+    measurement.withdraw(m.Withdrawn(batch=3, samples=m.pack_ids(samples[2:3])))
+    take(3)
+    assert not measurement.check_due
+    take(2, 5)
+    assert measurement.check_due and not measurement.complete
+    looked = measurement.take_unchecked().trajectories
+    assert [(t.sample, t.batch, t.num_sampled) for t in looked] == [
+        (samples[0], 3, 2),
+        (samples[2], 3, 5),
+        (samples[3], 3, 2),
+    ]
+    assert all((t.logprobs == -0.5).all() for t in looked)
+    np.testing.assert_array_equal(looked[0].sequence.prompt, heldout[0].tokens)
+    measurement.reject([samples[3]])
+    assert not measurement.check_due
+    take(1)
+    assert not measurement.check_due and not measurement.complete
+    take(3)
+    assert measurement.complete and measurement.check_due
+    again = measurement.take_unchecked().trajectories
+    assert [t.sample for t in again] == [samples[1], samples[3]]
+    assert not measurement.check_due
+
+
 def test_what_was_left_out_counts_in_no_score(config, task):
     class Losing(Task):
         """The environments of odd samples fail."""

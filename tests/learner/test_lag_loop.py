@@ -190,10 +190,13 @@ def make(config, learner_step, tmp_path):
         fleet = fleet or Fleet()
         settings = {"lag": 1, "group_size": GROUP} | algorithm
         policy = copy(learner_step(**settings))
+        policy.heldout_gaps = policy.gaps  # sampled in the same way
         run = replace(
             config,
             num_steps=STEPS,
-            evaluation=replace(config.evaluation, every_steps=evaluate, num_prompts=2),
+            evaluation=replace(
+                config.evaluation, every_steps=evaluate, num_prompts=2, temperature=0.8
+            ),
             algorithm=replace(config.algorithm, **settings),
             checkpoint=replace(config.checkpoint, every_steps=1),
             weights=replace(config.weights, rollout_dtype=rollout_dtype),
@@ -393,6 +396,24 @@ def test_what_is_measured_is_the_version_that_samples(make):
     loop.fleet.log.clear()
     loop.final_score()
     assert loop.fleet.log == [f"begin {STEPS} of {STEPS}", f"trained {STEPS}"]
+
+
+def test_lies_about_held_out_prompts_leave_no_trace_in_a_score(make):
+    """Each is compared with the version that is measured: of batch 4 that is version 2, and in the
+    end the last. What is doubted is sampled again."""
+    honest = make(lag=2, evaluate=2)
+    rows, score = rows_of(honest), honest.final_score()
+    fleet = Fleet("any")
+    second = sample_number(1, 0, group_size=GROUP, purpose="evaluate")
+    fleet.lies = {(4, second): 0.01}
+    loop = make(fleet, lag=2, evaluate=2)
+    assert bits(rows_of(loop)) == bits(rows)
+    assert f"doubt 4 {second} 1" in fleet.log
+    last = sample_number(0, 0, group_size=1, purpose="evaluate")
+    fleet.lies = {(STEPS, last): float("nan")}
+    fleet.log.clear()
+    assert loop.final_score() == score
+    assert f"doubt {STEPS} {last} 1" in fleet.log and len(fleet.log) == 3
 
 
 def test_a_resumed_run_of_another_length_has_what_its_next_batches_need(make):

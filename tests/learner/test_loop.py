@@ -56,6 +56,7 @@ class Link(ManagerLink):
     def __init__(self, world):
         self.world, self.inbox = world, deque()
         self.delivered = {}  # sample → what was said of it first
+        self.truth = {}  # sample → log-probability of each token
         self.lies = {}  # sample → log-probabilities that were made up
         self.dull = {}  # step → prompts to which all responses are alike
         self.prompts = {}  # step → tokens of the prompts asked for
@@ -78,6 +79,7 @@ class Link(ManagerLink):
             if sampling is None:
                 self.prompts[begin.batch].append(m.unpack_tokens(prompt.tokens).tolist())
                 self.trained_tokens += 3 * samples
+            truth = -4.7 if (sampling or begin.sampling).temperature else 0.0
             dull = prompt.prompt in self.dull.get(begin.batch, ())
             for place in range(samples):
                 sample = sample_number(
@@ -92,11 +94,12 @@ class Link(ManagerLink):
                         sample=sample,
                     ),
                     tokens=m.pack_tokens([5, 5 + (0 if dull else place), 1]),
-                    logprobs=m.pack_logprobs(self.lies.get(sample, [-4.7] * 3)),
+                    logprobs=m.pack_logprobs(self.lies.get(sample, [truth] * 3)),
                     versions=((begin.version, 3),),
                     instances=("a",),
                 )
                 self.inbox.append(self.delivered[sample])
+                self.truth[sample] = truth
 
     def doubt(self, step, doubts):
         """The same responses again, with the truth about them."""
@@ -104,7 +107,9 @@ class Link(ManagerLink):
             self.world.log.append(f"doubt {step} {doubt.sample} {doubt.position}")
             delivered = self.delivered[doubt.sample]
             self.inbox.append(
-                msgspec.structs.replace(delivered, logprobs=m.pack_logprobs([-4.7] * 3))
+                msgspec.structs.replace(
+                    delivered, logprobs=m.pack_logprobs([self.truth[doubt.sample]] * 3)
+                )
             )
 
     def receive(self, timeout=None):
@@ -215,6 +220,8 @@ def build(config, learner_step, world):
             ),
         )
         policy, exercises = copy(learner_step()), task(run.task)
+        if not run.evaluation.greedy:
+            policy.heldout_gaps = policy.gaps  # every distribution is nearly uniform here
         if accumulate is not None:
             policy.accumulate = partial(accumulate, policy.accumulate)
         learner = learner_of(
@@ -293,6 +300,20 @@ def test_the_last_version_is_measured_when_all_is_over(loop, world):
     assert begin.sampling.temperature == 0.0
     assert (score.accuracy, score.samples) == (1.0, 1)
     assert score.prompts == len(begin.prompts) == loop._run.evaluation.num_prompts
+
+
+def test_lies_about_greedy_answers_are_found_beside_a_step_and_in_the_end(build, world):
+    """The log-probability of a greedy token is 0, whatever its policy."""
+    loop = build(tolerated_gap=3.0)
+    beside, last = (sample_number(3, 0, group_size=size, purpose="evaluate") for size in (8, 1))
+    loop._session.link.lies = {beside: [0.0, 0.0, -4.7], last: [0.0, -4.7, 0.0]}
+    rows = run_all(loop)
+    assert [row["accuracy"] for row in rows] == [1.0, None, 1.0]
+    doubts = [line for line in world.log if line.startswith("doubt")]
+    assert doubts == [f"doubt {step} {beside} 2" for step in (0, 2)]
+    world.log.clear()
+    assert loop.final_score().accuracy == 1.0
+    assert world.log == ["load 3", "begin 3", f"doubt 3 {last} 1", "trained 3"]
 
 
 def test_more_samples_than_a_group_has_are_generated_in_the_end_too(build, world):

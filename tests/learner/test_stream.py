@@ -11,6 +11,7 @@ from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import (
     Check,
+    CheckHeldout,
     Doubt,
     Extend,
     Resample,
@@ -58,9 +59,9 @@ def group_of(prompt: int, *, differ: bool, attempt: int) -> Group:
 
 
 class Evaluation:
-    """Held-out responses that arrive at some time."""
+    """Held-out responses that arrive at some time, and are lies at first or not."""
 
-    complete = False
+    complete = check_due = believed = False
 
 
 class Schedule:
@@ -101,7 +102,7 @@ class Schedule:
             self.window_closed = True
             self.stream.window_closed(closed())
         if self.evaluation and not self.outstanding:
-            self.evaluation.complete = True
+            self.evaluation.complete = self.evaluation.check_due = True
         if not self.outstanding:
             return
         sample = self.outstanding.pop(self.chance.randrange(len(self.outstanding)))
@@ -151,6 +152,12 @@ class Schedule:
                     assert self.dynamic
                     self.log.append("check")
                     self.say(self.stream.checked(group, self.doubts((group,))))
+                case CheckHeldout():
+                    assert self.evaluation is not None and self.evaluation.check_due
+                    self.log.append("look")
+                    self.evaluation.check_due = False
+                    self.evaluation.believed = self.chance.random() < 0.5
+                    self.evaluation.complete = self.evaluation.believed
                 case Train(index, groups):
                     assert index not in self.trained
                     self.log.append("train")
@@ -160,6 +167,7 @@ class Schedule:
                         prompts = [group.trajectories[0].prompt for group in groups]
                         self.trained[index] = prompts
                 case Update():
+                    assert self.evaluation is None or self.evaluation.believed
                     self.log.append("update")
                     return
 
@@ -183,7 +191,7 @@ def test_whatever_arrives_when_each_group_is_trained_once_and_then_the_update_is
         schedule.run()
         log, batch = schedule.log, batch_of(schedule)
         assert log.count("take") == log.count("update") == 1
-        worked = [at for at, what in enumerate(log) if what in ("check", "train")]
+        worked = [at for at, what in enumerate(log) if what in ("check", "train", "look")]
         assert min(worked) > log.index("take"), "the devices were not free"
         assert sorted(p for prompts in schedule.trained.values() for p in prompts) == sorted(batch)
         assert list(schedule.stream.members) == batch

@@ -2,11 +2,12 @@
 
 The prompts ride on the step whose version they measure. They wait behind the step's own, so they
 fill slots that would be empty, on preemptible servers and reserved engines alike, and nothing of
-them reaches a gradient.
+them reaches a gradient. Their tokens are looked at like those that are trained on, since a score
+decides which checkpoint is kept.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -15,10 +16,12 @@ import numpy as np
 
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import Exercises, Prompt, Source, Tokens, Verdicts
-from rlboost_jax.learner.episodes.assembly import Episodes, Judge, by_response
+from rlboost_jax.learner.episodes.assembly import Episode, Episodes, Judge, by_response
 from rlboost_jax.learner.episodes.collector import check_version, sequence_of
+from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import Verdict, of_member
 from rlboost_jax.sequences.identities import Batch, sample_number
+from rlboost_jax.settings.routing import Routing
 from rlboost_jax.settings.sampling import EvaluationConfig
 
 Part = tuple[tuple[messages.PromptRequest, ...], int]  # prompts, and responses to each
@@ -68,6 +71,8 @@ class Measurement:
         version: int | None = None,
         turn_tokens: int = 0,
         judge: Judge | None = None,
+        check_size: int = 0,
+        routing: Routing | None = None,
     ) -> None:
         """Nothing is asked for yet.
 
@@ -79,6 +84,8 @@ class Measurement:
             version: that samples the step, and is measured; None: the one with its number.
             turn_tokens: most tokens sampled in one turn of a response; 0: as many as are left.
             judge: says what a response is worth; None: its exercises do, by the response alone.
+            check_size: responses that are looked at together; 0: none is looked at.
+            routing: of the routes that come with tokens; None: none do.
         """
         self._exercises, self._prompts, self._samples = exercises, prompts, config.samples
         self._step, self._group_size = step, group_size
@@ -110,11 +117,25 @@ class Measurement:
         self._tokens: dict[int, Tokens] = {}  # of responses whose groups are asked about
         self._lengths: dict[int, int] = {}
         self._attempts: dict[int, int] = {}  # of the responses that are here
+        self._check_size, self._routing = check_size, routing
+        self._unchecked: dict[int, Trajectory] = {}  # of the responses that are here, by sample
 
     @property
     def complete(self) -> bool:
         """Whether all responses are here; some may still be judged."""
         return len(self._asked) == len(self._expected)
+
+    @property
+    def check_due(self) -> bool:
+        """Whether as many as are looked at together are here, or the last of them."""
+        return bool(self._unchecked) and (self.complete or len(self._unchecked) >= self._check_size)
+
+    def take_unchecked(self) -> Group:
+        """Those that are looked at next, once."""
+        samples = sorted(self._unchecked)[: self._check_size]
+        return Group(
+            prompt=0, trajectories=tuple(self._unchecked.pop(sample) for sample in samples)
+        )
 
     def parts(self) -> tuple[Part, ...]:
         """What to ask for: full groups, and what is left over of each prompt."""
@@ -152,7 +173,7 @@ class Measurement:
         check_version(rollout, self.version)
         place = work.prompt // self._chunks
         prompt = self._prompts[place]
-        made = sequence_of(_with_logprobs(rollout), prompt.tokens)
+        made = sequence_of(_with_logprobs(rollout), prompt.tokens, self._routing)
         episode = self._episodes.take(rollout, made)
         if episode is None:
             return True
@@ -163,20 +184,26 @@ class Measurement:
             self._forget_group(place)
             self._asked[sample] = self._judge(prompt, episode)
             self._ask_if_whole(place, sample, episode.response)
+            if self._check_size:
+                self._unchecked[sample] = _trajectory(episode)
         return True
 
     def withdraw(self, withdrawn: messages.Withdrawn) -> None:
         """Forget responses that are not believed: they are generated again."""
         if withdrawn.batch == self._step:
-            for sample in messages.unpack_ids(withdrawn.samples).tolist():
-                self._episodes.drop(sample)
-                if sample in self._expected:
-                    self._forget_group(self._expected[sample] // self._chunks)
-                asked = self._asked.pop(sample, None)
-                if asked is not None:
-                    asked.cancel()
-                self._lengths.pop(sample, None)
-                self._attempts.pop(sample, None)
+            self.reject(messages.unpack_ids(withdrawn.samples).tolist())
+
+    def reject(self, samples: Iterable[int]) -> None:
+        """Forget these responses: they come again."""
+        for sample in samples:
+            self._episodes.drop(sample)
+            if sample in self._expected:
+                self._forget_group(self._expected[sample] // self._chunks)
+            asked = self._asked.pop(sample, None)
+            if asked is not None:
+                asked.cancel()
+            for known in (self._lengths, self._attempts, self._unchecked):
+                known.pop(sample, None)
 
     def score(self) -> Score:
         """Waits for what is still being judged. Raises ValueError where responses are missing."""
@@ -257,11 +284,27 @@ class Measurement:
 
 
 def _with_logprobs(rollout: messages.FinishedRollout) -> messages.FinishedRollout:
-    """Nobody looks at those of what is measured, and a run without a manager leaves them out."""
+    """A run without a manager leaves them out, and looks at none."""
     if rollout.logprobs:
         return rollout
     count = sum(count for _, count in rollout.versions)
     return msgspec.structs.replace(rollout, logprobs=messages.pack_logprobs(np.zeros(count)))
+
+
+def _trajectory(episode: Episode) -> Trajectory:
+    """What the learner looks at; its reward has no part in that."""
+    first, *later = episode.sequences
+    return Trajectory(
+        prompt=episode.work.prompt,
+        sample=episode.work.sample,
+        sequence=first,
+        later=tuple(later),
+        reward=0.0,
+        advantage=0.0,
+        trained=False,
+        batch=episode.work.batch,
+        attempts=episode.attempts,
+    )
 
 
 def _weighted(means: Mapping[Source | None, float]) -> float:

@@ -9,6 +9,7 @@ from rlboost_jax.learner.episodes.assembly import Judge
 from rlboost_jax.learner.evaluation.measurement import Measurement, Score
 from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.sequences.identities import Batch
+from rlboost_jax.settings.routing import Routing
 from rlboost_jax.settings.run import RunConfig
 
 
@@ -23,6 +24,7 @@ class Scoring:
         best: BestCheckpoint | None,
         note: Callable[[str], None],
         judge: Judge | None = None,
+        routing: Routing | None = None,
     ) -> None:
         """Take the held-out prompts of the run.
 
@@ -30,10 +32,11 @@ class Scoring:
             best: is offered every checkpoint that is measured.
             note: shows a line on the console.
             judge: of responses; None: the exercises.
+            routing: of the routes that come with tokens; None: none do.
         """
         self._lag = lag_of(run)
         self._run, self._exercises, self._best, self._note = run, exercises, best, note
-        self._judge = judge
+        self._judge, self._routing = judge, routing
         self._prompts = exercises.heldout(run.seed, run.evaluation.num_prompts)
 
     @property
@@ -88,4 +91,6 @@ class Scoring:
             group_size=group_size,
             turn_tokens=self._run.environment.turn_tokens,
             judge=self._judge,
+            check_size=self._run.learner.micro_batch_prompts * self._run.algorithm.group_size,
+            routing=self._routing,
         )

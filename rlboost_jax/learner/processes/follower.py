@@ -131,6 +131,12 @@ class Leader(Peers):
                 case [orders.CHECK, sent]:
                     assert updates is not None
                     updates.check(orders.groups_from_wire(sent))
+                case [orders.HELDOUT, sent]:
+                    groups = orders.groups_from_wire(sent)
+                    if updates is not None:
+                        updates.check_heldout(groups)
+                    else:  # of the last version, once all batches are over
+                        learner.check(state.params, groups, heldout=True)
                 case [orders.TRAIN, index, sent]:
                     assert updates is not None
                     groups = orders.groups_from_wire(sent)
@@ -142,6 +148,7 @@ class Leader(Peers):
                     everything.sort(key=lambda t: (t.prompt, t.sample))
                     prompts = sorted({t.prompt for t in everything})
                     state, _ = updates.finish(everything, prompts=prompts, host_params=None)
+                    updates = None
                     PULSE.step()
                 case [orders.WRITE, name]:
                     shares = shares_of(named(name), process=self._world.index)

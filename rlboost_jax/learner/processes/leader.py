@@ -80,6 +80,10 @@ class Followers(Peers):
         """`check`, on all processes."""
         return self._ordered(orders.CHECK, check)
 
+    def checking_heldout(self, check: Check) -> Check:
+        """`check` of responses to held-out prompts, on all processes."""
+        return self._ordered(orders.HELDOUT, check)
+
     def finish(self) -> None:
         self._order(orders.FINISH)
 

@@ -4,6 +4,8 @@ An order is a list: its name, then its arguments.
 
     begin   step, version              the updates of a batch, which that version has sampled
     check   groups                     compare log-probabilities with what was said
+    heldout groups                     the same of what is measured, by the newest version if no
+                                       batch has begun
     train   index, groups              take a micro-batch in
     finish                             make the updates
     write   name                       begin to write their shares of the parameters
@@ -25,6 +27,7 @@ from rlboost_jax.sequences.sequence import Sequence
 
 BEGIN: Final = "begin"
 CHECK: Final = "check"
+HELDOUT: Final = "heldout"
 TRAIN: Final = "train"
 FINISH: Final = "finish"
 WRITE: Final = "write"

@@ -40,6 +40,23 @@ def choice_gaps(
     return jnp.where(jnp.asarray(batch.noise_known).ravel(), jnp.maximum(outside, 0.0), 0.0)
 
 
+def greedy_gaps(
+    batch: PackedBatch, logprobs: Float[Array, " N"]
+) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """What takes the place of both gaps where the likeliest token is chosen, without noise: nats
+    that a target is below it, or what it is said to be below; and by how much it is the less
+    probable of the two.
+
+    Args:
+        logprobs: of the targets, each of the distribution that is left of itself and the likeliest
+            token: 0 where it is that.
+    """
+    p = jnp.exp(logprobs)
+    below = jnp.where(p <= 0.5, jnp.log1p(-p) - logprobs, 0.0)
+    said = jnp.abs(jnp.ravel(batch.behaviour_logprobs))
+    return jnp.maximum(jnp.maximum(below, 0.0), said), jnp.maximum(1 - 2 * p, 0.0)
+
+
 def mean_choice_gaps(batch: PackedBatch, gaps: Float[Array, " N"]) -> Float[Array, " N"]:
     """Mean gap of the sequence that a target is sampled in, `SPARE_TOKENS` counted with it."""
     mask, segments = jnp.asarray(batch.response_mask), jnp.asarray(batch.segments)

@@ -1,6 +1,7 @@
 """Forward and backward passes of the policy over a packed batch, to be compiled."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -9,7 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from rlboost_jax.learner.packing import PackedBatch
-from rlboost_jax.learner.programs.choices import choice_gaps, mean_choice_gaps
+from rlboost_jax.learner.programs.choices import choice_gaps, greedy_gaps, mean_choice_gaps
 from rlboost_jax.learner.programs.logprobs import sampled_logprobs, whole_logprobs
 from rlboost_jax.learner.programs.objective import Sums, objective
 from rlboost_jax.models.adapters import joined
@@ -87,9 +88,20 @@ def _experts(batch: PackedBatch) -> Int[Array, "L N A"] | None:
 
 
 def gaps_of(
-    model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
+    model: ModelConfig,
+    learner: LearnerConfig,
+    sampling: SamplingConfig,
+    mesh: Mesh,
+    *,
+    greedy: bool = False,
 ) -> Callable[[Params | None, Params, PackedBatch], dict[str, Float[Array, "R T"]]]:
-    """See `PolicyPrograms.gaps`; all functions here take the base of adapters first, or None."""
+    """See `PolicyPrograms.gaps`; all functions here take the base of adapters first, or None.
+
+    Args:
+        greedy: the likeliest token is chosen, see `greedy_gaps`; `sampling` says nothing then.
+    """
+    if greedy:
+        sampling = replace(sampling, temperature=1.0, top_p=1.0, top_k=1)
     factors_of = _factors(model, learner, mesh)
 
     def gaps(
@@ -105,9 +117,14 @@ def gaps_of(
             soft_cap=model.final_soft_cap,
             by_row=by_row,
         )
-        choices = choice_gaps(batch, logprobs, below)
+        if greedy:
+            gap, choices = greedy_gaps(batch, logprobs)
+        else:
+            gap = jnp.abs(logprobs - jnp.ravel(batch.behaviour_logprobs))
+            choices = choice_gaps(batch, logprobs, below)
+        choices = jnp.where(jnp.ravel(batch.response_mask), choices, 0.0)
         found = {
-            "logprob": jnp.abs(logprobs - jnp.ravel(batch.behaviour_logprobs)),
+            "logprob": gap,
             "choice": choices,
             "mean_choice": mean_choice_gaps(batch, choices),
         }

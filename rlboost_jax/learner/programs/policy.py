@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from rlboost_jax.settings.algorithm import AlgorithmConfig
 from rlboost_jax.settings.learner import LearnerConfig
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.routing import routing_of
-from rlboost_jax.settings.sampling import SamplingConfig
+from rlboost_jax.settings.sampling import EvaluationConfig, SamplingConfig
 
 
 class PolicyPrograms:
@@ -34,6 +35,8 @@ class PolicyPrograms:
         gaps: (params, packed batch) → of each target, 0 outside responses: "logprob", |recomputed
             - behaviour|, "choice" and "mean_choice"; to find out whose they are where the largest
             is too large.
+        heldout_gaps: the same of responses to held-out prompts, which are sampled in their own way;
+            None where nothing is evaluated.
         shardings: of a TrainState.
         base: what the parameters of the state are added to, where they are adapters: gradients,
             logprobs and gaps take it along, see `over`. None where everything is trained.
@@ -51,7 +54,11 @@ class PolicyPrograms:
         *,
         num_updates: int,
         mesh: Mesh,
+        evaluation: EvaluationConfig | None = None,
     ) -> None:
+        """Args:
+        evaluation: how responses to held-out prompts are sampled; None: there are none.
+        """
         self._algorithm, self.routing = algorithm, routing_of(model, algorithm)
         self.base: Params | None = None
         self.optimizer = make_optimizer(learner, num_updates)
@@ -76,6 +83,24 @@ class PolicyPrograms:
             in_shardings=(params, rows),
             out_shardings=whole,
         )
+        self.heldout_gaps: _OnBase | None = None
+        if evaluation is not None:
+            self.heldout_gaps = self._on_base(
+                gaps_of(
+                    model,
+                    learner,
+                    replace(
+                        sampling,
+                        temperature=evaluation.temperature,
+                        top_p=evaluation.top_p,
+                        top_k=evaluation.top_k,
+                    ),
+                    mesh,
+                    greedy=evaluation.greedy,
+                ),
+                in_shardings=(params, rows),
+                out_shardings=whole,
+            )
         self.combine, self.apply = apply_programs(
             learner, self.optimizer, self.shardings, mesh, num_updates=num_updates
         )
@@ -95,6 +120,8 @@ class PolicyPrograms:
         other.gradients, other.logprobs, other.gaps = (
             each.over(base) for each in (self.gradients, self.logprobs, self.gaps)
         )
+        if self.heldout_gaps is not None:
+            other.heldout_gaps = self.heldout_gaps.over(base)
         return other
 
     def compile(
@@ -126,6 +153,8 @@ class PolicyPrograms:
             if self._algorithm.has_evaluation_pass:
                 self.logprobs(state.params, in_reward, batch)
             self.gaps(state.params, batch)
+            if self.heldout_gaps is not None:
+                self.heldout_gaps(state.params if sampler is None else sampler, batch)
             if sampler is not None:
                 self.gaps(sampler, batch)
                 if self._algorithm.has_evaluation_pass:

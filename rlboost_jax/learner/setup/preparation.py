@@ -61,7 +61,13 @@ def programs(run: RunConfig, mesh: Mesh) -> tuple[PolicyPrograms, CriticPrograms
     """Those of the policy, and of the critic in a run that has one. Nothing is compiled yet."""
     num_updates = run.num_updates
     policy = PolicyPrograms(
-        run.model, run.learner, run.algorithm, run.sampling, num_updates=num_updates, mesh=mesh
+        run.model,
+        run.learner,
+        run.algorithm,
+        run.sampling,
+        num_updates=num_updates,
+        mesh=mesh,
+        evaluation=run.evaluation if run.evaluation.every_steps else None,
     )
     if not run.algorithm.has_critic:
         return policy, None

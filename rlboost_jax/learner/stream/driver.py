@@ -17,6 +17,7 @@ from rlboost_jax.learner.stream.intake import Intake, MeasuredIntake
 from rlboost_jax.learner.stream.step_stream import (
     Asked,
     Check,
+    CheckHeldout,
     Doubt,
     Extend,
     Resample,
@@ -43,6 +44,7 @@ def drive(
     *,
     train: Callable[[int, tuple[Group, ...]], Sequence[Doubt]],
     check: Callable[[tuple[Group, ...]], Sequence[Doubt]] = lambda groups: (),
+    check_heldout: Callable[[tuple[Group, ...]], Sequence[Doubt]] = lambda groups: (),
     extend: Callable[[range], None] = lambda places: None,
     ahead: Sequence[Intake] = (),
     waited: Callable[[messages.ToTrainer | None], None] = lambda message: None,
@@ -55,6 +57,7 @@ def drive(
         train: (micro-batch index, its groups) → what it doubts of them. Called in the order of
             completion; where it doubts anything it has kept nothing, and is called again.
         check: what is disputed of groups that are not trained on yet.
+        check_heldout: the same of responses that are measured, which make one group at a time.
         extend: has more prompts generated, named by their places from the step's cursor.
         ahead: of the batches that are open besides, and trained on later.
         waited: called with what each wait has brought.
@@ -96,6 +99,9 @@ def drive(
             case Check(group):
                 ask(stream.checked(group, check((group,))))
                 times.worked((now := clock()) - since, now)
+            case CheckHeldout():
+                _check_heldout(batch.others, link, Batch(stream.step), check_heldout)
+                times.worked_aside(clock() - since)
             case Train(index, groups):
                 ask(stream.trained(index, groups, train(index, groups)))
                 times.worked((now := clock()) - since, now)
@@ -111,17 +117,37 @@ def drive_measurement(
     batch: MeasuredIntake,
     link: Receiver,
     *,
+    number: Batch,
+    check: Callable[[tuple[Group, ...]], Sequence[Doubt]] = lambda groups: (),
     waited: Callable[[messages.ToTrainer | None], None] = lambda message: None,
 ) -> None:
     """Receive a batch until all of it is here, without training on it.
 
     Args:
+        number: of the batch.
+        check: what is disputed of its responses, once engines no longer need the devices.
         waited: called with what each wait has brought.
 
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the measurement.
     """
-    while not batch.complete:
+    while not batch.complete or batch.check_due:
+        if batch.complete:
+            _check_heldout(batch, link, number, check)
+            continue
         waited(message := link.receive())
         if message is not None:
             batch.take(message)
+
+
+def _check_heldout(
+    batch: MeasuredIntake,
+    link: Receiver,
+    number: Batch,
+    check: Callable[[tuple[Group, ...]], Sequence[Doubt]],
+) -> None:
+    assert batch.measured is not None
+    doubts = check((batch.measured.take_unchecked(),))
+    if doubts:
+        link.doubt(number, doubts)
+        batch.measured.reject(doubt.sample for doubt in doubts)

@@ -4,10 +4,12 @@ A batch has responses that are trained on and others that are measured. The last
 only the latter, and so no stream.
 """
 
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from rlboost_jax import messages
 from rlboost_jax.learner.episodes.collector import StepCollector
+from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.stream.step_stream import StepStream
 
 
@@ -17,8 +19,12 @@ class Measured(Protocol):
 
     @property
     def complete(self) -> bool: ...
+    @property
+    def check_due(self) -> bool: ...
     def take(self, rollout: messages.FinishedRollout, /) -> bool: ...
     def withdraw(self, withdrawn: messages.Withdrawn, /) -> None: ...
+    def take_unchecked(self) -> Group: ...
+    def reject(self, samples: Iterable[int], /) -> None: ...
 
 
 class MeasuredIntake:
@@ -34,6 +40,10 @@ class MeasuredIntake:
     @property
     def complete(self) -> bool:
         return self.measured is None or self.measured.complete
+
+    @property
+    def check_due(self) -> bool:
+        return self.measured is not None and self.measured.check_due
 
     def take(self, message: messages.ToTrainer) -> bool:
         """Whether it was a response that is measured. Raises WrongVersion."""
@@ -62,11 +72,11 @@ class Intake:
             measured: see `MeasuredIntake`.
         """
         self.stream, self.collector = stream, collector
-        self._others = MeasuredIntake(measured)
+        self.others = MeasuredIntake(measured)
 
     def take(self, message: messages.ToTrainer) -> None:
         """Raises WrongVersion."""
-        if self._others.take(message):
+        if self.others.take(message):
             return
         match message:
             case messages.FinishedRollout() if self.stream.arrived(message):

@@ -9,6 +9,7 @@ no clock, socket, device or thread: verbs say what happened, `next` says what to
         case Wait():                              # until more arrives
         case TakeDevices(): …; stream.took_devices()
         case Check(group): asked = stream.checked(group, doubts)
+        case CheckHeldout(): …                    # what is measured beside the step, if that is due
         case Train(index, groups): asked = stream.trained(index, groups, doubts)
         case Update():                            # the batch is whole
 
@@ -80,6 +81,11 @@ class Check:
 
 
 @dataclass(frozen=True)
+class CheckHeldout:
+    """Look at what is measured and was not looked at yet, as at a group."""
+
+
+@dataclass(frozen=True)
 class Train:
     """Train on a micro-batch, groups numbered by their places in the batch."""
 
@@ -93,7 +99,7 @@ class Update:
 
 
 Asked = tuple[Extend | Resample, ...]  # of the manager
-Next = Wait | TakeDevices | Check | Train | Update
+Next = Wait | TakeDevices | Check | CheckHeldout | Train | Update
 
 
 @runtime_checkable
@@ -102,6 +108,8 @@ class Awaited(Protocol):
 
     @property
     def complete(self) -> bool: ...
+    @property
+    def check_due(self) -> bool: ...
 
 
 class StreamTimes:
@@ -109,6 +117,7 @@ class StreamTimes:
 
     def __init__(self) -> None:
         self.training = 0.0  # on micro-batches, and on groups that may make up the batch
+        self._aside = self._aside_before_end = 0.0  # on what is measured beside the step
         self._taken_at: float | None = None
         self._end = 0.0
 
@@ -118,13 +127,17 @@ class StreamTimes:
     def worked(self, seconds: float, now: float) -> None:
         """The learner did something to the batch until now."""
         self.training += seconds
-        self._end = now
+        self._end, self._aside_before_end = now, self._aside
+
+    def worked_aside(self, seconds: float) -> None:
+        """The learner looked at what is measured beside the batch."""
+        self._aside += seconds
 
     @property
     def waiting(self) -> float:
         """Idle for want of a complete micro-batch, once the devices were free."""
         taken_at = self._end if self._taken_at is None else self._taken_at
-        return max(0.0, self._end - taken_at - self.training)
+        return max(0.0, self._end - taken_at - self.training - self._aside_before_end)
 
 
 class StepStream:
@@ -217,6 +230,8 @@ class StepStream:
         if self._ready:
             index, groups = self._ready.popleft()
             return Train(index, groups)
+        if self._awaited is not None and self._awaited.check_due:
+            return CheckHeldout()
         awaited = self._awaited is not None and not self._awaited.complete
         if self._over or awaited or not self._complete:
             return Wait()

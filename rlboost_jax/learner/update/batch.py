@@ -94,6 +94,11 @@ class BatchUpdate:
             return []
         return self._learner.doubts(self._sampler, groups)
 
+    def check_heldout(self, groups: Sequence[Group]) -> list[Doubt]:
+        """What is disputed of responses to held-out prompts, of the version that samples the batch;
+        they are in no micro-batch."""
+        return self._learner.check(self._sampled_by, groups, heldout=True)
+
     def train(self, index: int, groups: tuple[Group, ...]) -> list[Doubt]:
         """Take a micro-batch in, unless some of its responses are disputed.
 

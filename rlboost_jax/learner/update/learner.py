@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlboost_jax.learner.doubts import Gaps, tolerated_gaps
+from rlboost_jax.learner.doubts import ANY_CHOICE, Gaps, tolerated_gaps
 from rlboost_jax.learner.episodes.estimates import ByToken, Estimates, Scores
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.packing import PackedBatch, by_sample, pack
@@ -93,26 +93,38 @@ class Learner:
         """Of each sample of some groups. NaN where one is no number."""
         return _gaps(*self._by_token(params, [t for group in groups for t in group.trajectories]))
 
-    def check(self, params: Params, groups: Sequence[Group]) -> list[Doubt]:
+    def check(
+        self, params: Params, groups: Sequence[Group], *, heldout: bool = False
+    ) -> list[Doubt]:
         """The same as `doubts`, and quick where there are none."""
-        found = self.gaps(params, groups).values()
-        fine = all(gaps.within(self.tolerated) for gaps in found)
-        return [] if fine else self.doubts(params, groups)
+        members = [t for group in groups for t in group.trajectories]
+        found = _gaps(*self._by_token(params, members, heldout)).values()
+        fine = all(gaps.within(self._bounds(heldout)) for gaps in found)
+        return [] if fine else self.doubts(params, groups, heldout=heldout)
 
-    def doubts(self, params: Params, groups: Sequence[Group]) -> list[Doubt]:
+    def doubts(
+        self, params: Params, groups: Sequence[Group], *, heldout: bool = False
+    ) -> list[Doubt]:
         """The responses of a micro-batch that were not sampled as their servers say.
 
         Args:
             params: that sampled them, if what their servers say is true.
+            heldout: they answer held-out prompts, and were sampled as `evaluation` has it.
         """
         everything = (t for group in groups for t in group.trajectories)
-        found = (self._doubt(params, trajectory) for trajectory in everything)
+        found = (self._doubt(params, trajectory, heldout) for trajectory in everything)
         return [doubt for doubt in found if doubt is not None]
 
-    def _doubt(self, params: Params, t: Trajectory) -> Doubt | None:
+    def _bounds(self, heldout: bool) -> Gaps:
+        """A greedy choice is bounded in nats, as a log-probability is, and in the mean."""
+        if heldout and self.run.evaluation.greedy:
+            return self.tolerated._replace(choice=ANY_CHOICE)
+        return self.tolerated
+
+    def _doubt(self, params: Params, t: Trajectory, heldout: bool) -> Doubt | None:
         """About the first sequence of an episode that is wrong: what follows is made of it."""
-        gaps, choices, means = (found[t.sample] for found in self._by_token(params, [t]))
-        bounds = self.tolerated
+        gaps, choices, means = (found[t.sample] for found in self._by_token(params, [t], heldout))
+        bounds = self._bounds(heldout)
         wrong = ~((gaps <= bounds.logprob) & (choices <= bounds.choice))
         start = 0
         for place, sequence in enumerate(t.sequences):
@@ -136,10 +148,14 @@ class Learner:
                 )
         return None
 
-    def _by_token(self, params: Params, members: Sequence[Trajectory]) -> tuple[ByToken, ...]:
+    def _by_token(
+        self, params: Params, members: Sequence[Trajectory], heldout: bool = False
+    ) -> tuple[ByToken, ...]:
         """Gaps of each sampled token of each sample, in the order of `Gaps`."""
+        program = self.policy.heldout_gaps if heldout else self.policy.gaps
+        assert program is not None, "nothing is evaluated"
         batches = self.pack(members)
-        found = [self.policy.gaps(params, batch) for batch in batches]
+        found = [program(params, batch) for batch in batches]
         return tuple(
             by_sample(batches, [np.asarray(each[name]) for each in found]) for name in _NAMES
         )

@@ -95,6 +95,7 @@ def measure(world: World, folder: Path):
         kept.save(2, state, {"window": None})
     yield "went back", went_back(folder, trainer, world)
     yield "digests of what one process saved", digests_read(folder / "alone", trainer, world)
+    trainer.step.heldout_gaps = trainer.step.gaps  # sampled in the same way
     learner = learner_of(trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=())
     with_versions = Checkpoints(folder / "with_versions", keep=1)
     if not world.leads:
@@ -115,11 +116,16 @@ def measure(world: World, folder: Path):
 
 
 def doubts(connected: Followers, step: int, update: BatchUpdate):
-    """Of a response that version 2 has sampled, and of one with a lie in it."""
+    """Of a response that version 2 has sampled, and of one with a lie in it; and the same where
+    these are measured."""
     connected.begin(step, 2)
-    check = connected.checking(update.check)
+    checks = connected.checking(update.check), connected.checking_heldout(update.check_heldout)
     honest, lie = response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])
-    found_in = [check((Group(prompt=0, trajectories=(honest, other)),)) for other in (honest, lie)]
+    found_in = [
+        check((Group(prompt=0, trajectories=(honest, other)),))
+        for check in checks
+        for other in (honest, lie)
+    ]
     return [[(doubt.sample, doubt.position) for doubt in found] for found in found_in]
 
 
