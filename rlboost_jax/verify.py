@@ -19,10 +19,18 @@ from typing import Final, NamedTuple
 from rlboost_jax import usage
 from rlboost_jax.data.open import FILE as DATA
 from rlboost_jax.learner.checkpoints import base, best, origin
-from rlboost_jax.learner.checkpoints.folders import BROKEN, broken_in, is_of_before, steps_in
+from rlboost_jax.learner.checkpoints.folders import (
+    Owner,
+    asides_in,
+    is_of_before,
+    misplaced,
+    owner_of,
+    steps_in,
+)
 from rlboost_jax.learner.setup import hosts
 from rlboost_jax.manager.journal import read_segment
 from rlboost_jax.manager.service.journal_files import SUFFIX
+from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.storage import at_rest
 from rlboost_jax.storage.durable import Damaged
 
@@ -49,9 +57,10 @@ def findings(workdir: Path) -> Iterator[Finding]:
     for folder in FOLDERS:
         for step in steps_in(workdir / folder):
             yield from _of_checkpoint(workdir, f"{folder}/{step}")
-        for step in broken_in(workdir / folder):
-            aside = f"{folder}/{step}{BROKEN}"
-            yield Finding(aside, True, "put aside by an earlier start; delete it when you like")
+        for _, aside in asides_in(workdir / folder):
+            yield Finding(
+                f"{folder}/{aside}", True, "put aside by an earlier start; delete it when you like"
+            )
     for path in sorted((workdir / "journal").glob(f"*{SUFFIX}")):
         yield _of_journal(workdir, path)
 
@@ -80,11 +89,22 @@ def _of_checkpoint(workdir: Path, name: str) -> Iterator[Finding]:
         return
     files = said["files"]
     faults = [*at_rest.faults(place, files, from_disk=True), *at_rest.strangers(place, files)]
+    if reason := misplaced(said, int(place.name), _owner(place.parent)):
+        yield Finding(f"{name}/{at_rest.FILE}", False, reason)
+        return
     for path, reason in faults:
         yield Finding(path.relative_to(workdir).as_posix(), False, reason)
     size = sum(size for size, _ in files.values())
     words = f"{len(files)} files, {size:,} bytes"
     yield Finding(name, not faults, words + (f", {len(faults)} broken" if faults else ""))
+
+
+def _owner(folder: Path) -> Owner | None:
+    """The run of a folder; None where `config.json` does not say, which has a line of its own."""
+    try:
+        return owner_of(folder)
+    except ConfigError:
+        return None
 
 
 def _of_journal(workdir: Path, path: Path) -> Finding:

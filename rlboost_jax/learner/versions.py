@@ -19,13 +19,16 @@ from weakref import WeakValueDictionary
 import jax
 import numpy as np
 
+from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import HOST_MEMORY
+from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params
 from rlboost_jax.rollout.weight_updates import PullerLike
-from rlboost_jax.sequences.identities import Version
+from rlboost_jax.sequences.identities import Batch, Version
+from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.download import ByteCounter
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
@@ -202,22 +205,32 @@ def _placed(leaf: Any, sharding: Any) -> jax.Array:
 
 
 def restored_versions(
-    checkpoints: Checkpoints, step: int, extra: Mapping[str, Any], params: Params, *, dtype: str
+    checkpoints: Checkpoints,
+    step: int,
+    extra: Mapping[str, Any],
+    params: Params,
+    run: RunConfig,
 ) -> dict[Version, KeptVersion]:
-    """Those of a checkpoint; none where it has none. Every process of a trainer calls this.
+    """The older versions of a checkpoint. Every process of a trainer calls this.
 
     Args:
         extra: what the checkpoint holds besides arrays.
         params: the learner's, of the same shapes and shardings.
-        dtype: the rollout dtype.
 
     Raises:
-        CheckpointBroken: they cannot be read.
+        CheckpointBroken: they cannot be read, or are not those that open batches are sampled from.
     """
     digests = extra.get(DIGESTS) or {}
+    needed = lag_of(run).kept_at(Batch(step))
+    if sorted(digests) != sorted(map(str, needed)):
+        raise CheckpointBroken(
+            f"checkpoint {step} in {checkpoints.folder} has the older versions "
+            f"{', '.join(sorted(digests)) or 'none'}, and its open batches are sampled from "
+            f"{', '.join(map(str, needed)) or 'none'}; take another, or remove this one"
+        )
     if not digests:
         return {}
-    floats = np.dtype(dtype)
+    floats = np.dtype(run.weights.rollout_dtype)
 
     def as_kept(leaf: Any) -> Any:
         kept = stored(as_share(np.empty(0, leaf.dtype)), floats)

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +27,7 @@ _SHOWN: Final = 3  # faults in a line
 _THREADS: Final = 4  # hashing leaves the interpreter to others
 _UNREADABLE: Final = {
     *durable.LOST,
-    *(errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
+    *(errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EACCES),
 }
 
 Digests = dict[str, tuple[int, str]]  # size and SHA-256 by the name of a file below a folder
@@ -104,10 +105,13 @@ def _digest_of(values: Mapping[str, Any]) -> str:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Names of all files but `digests.json`, sorted, with slashes."""
-    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
-    names = (path.relative_to(folder).as_posix() for path in found)
-    return sorted(name for name in names if name != FILE)
+    """Names of all files but `digests.json`, sorted, with slashes; links to folders count."""
+    found = [
+        os.path.relpath(os.path.join(place, name), folder)
+        for place, folders, files in os.walk(folder)
+        for name in (*files, *(n for n in folders if os.path.islink(os.path.join(place, n))))
+    ]
+    return sorted(name.replace(os.sep, "/") for name in found if name != FILE)
 
 
 def digests_of(folder: Path, names: Iterable[str]) -> Digests:
@@ -142,7 +146,21 @@ def described(folder: Path) -> dict[str, Any] | None:
         raise Damaged(f"{path} cannot be read: {error.strerror}; {remedy}") from None
     if values is not None and not {SEAL, "files"} <= values.keys():
         raise Damaged(f"{path} is damaged (it lacks digests); {remedy}")
-    return None if values is None else unsealed(values, path, remedy)
+    if values is None:
+        return None
+    values = unsealed(values, path, remedy)
+    files = values["files"]
+    if not isinstance(files, dict) or not all(map(_is_digest, files, files.values())):
+        raise Damaged(f"{path} has other values than sizes and digests of files below; {remedy}")
+    return values
+
+
+def _is_digest(name: str, value: Any) -> bool:
+    below = not Path(name).is_absolute() and ".." not in Path(name).parts
+    match value:
+        case [int(), str()]:
+            return below
+    return False
 
 
 def faults(
@@ -181,8 +199,11 @@ def strangers(folder: Path, digests: Collection[str]) -> Iterator[Fault]:
 def _fault(path: Path, size: int, sha256: str, from_disk: bool) -> str:
     """What is wrong with a file; nothing: ""."""
     try:
-        if (found := path.stat().st_size) != size:
-            return f"it has {found:,} bytes of {size:,}"
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return "it is no file"  # opening a pipe would wait for whoever writes into it
+        if found.st_size != size:
+            return f"it has {found.st_size:,} bytes of {size:,}"
         same = _digest_of_file(path, from_disk=from_disk)[1] == sha256
     except OSError as error:
         if error.errno not in _UNREADABLE:

@@ -276,7 +276,7 @@ def _has_updates(path: Path, *, after: int) -> bool:
         if (path / METRICS).stat().st_size:
             return True
     names = [each.name for name in CHECKPOINTS for each in _entries(path / name)]
-    steps = (name.removesuffix(".broken") for name in names)
+    steps = (name.partition(".broken")[0] for name in names)
     return any(step.isdigit() and int(step) > after for step in steps)
 
 

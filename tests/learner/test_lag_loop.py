@@ -222,7 +222,7 @@ def make(config, learner_step, tmp_path):
             abstract = abstract_state(run.model, policy.optimizer, make_mesh((1, 1, 1)))
             before.wait()
             state, extra = before.restore(step, abstract)
-            older = restored_versions(before, step, extra, state.params, dtype=rollout_dtype)
+            older = restored_versions(before, step, extra, state.params, run)
             kept = {"versions": Versions(older), "prompts_used": extra["prompts_used"]}
         session = Session(
             run=run,

@@ -9,8 +9,10 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from rlboost_jax.learner.checkpoints import folders
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.storage import at_rest, durable
+from rlboost_jax.storage.durable import Damaged
 
 FOLDER: Final = "best"
 FILE: Final = "best.json"
@@ -56,9 +58,9 @@ class BestCheckpoint:
         except BaseException:  # whatever it was, the folder says which one is there
             self._known = best_step(self._workdir)
             raise
-        for other in self._folder.iterdir():
-            if other.is_dir() and other != place:
-                shutil.rmtree(other)
+        for other in folders.steps_in(self._folder):
+            if other != step:
+                folders.remove(self._folder / str(other))
 
 
 def _link(source: str, target: str) -> None:
@@ -72,5 +74,11 @@ def best_step(workdir: Path) -> tuple[int, float] | None:
         Damaged: what says so.
     """
     path = workdir / FOLDER / FILE
-    values = at_rest.read_sealed(path, f"delete {path.parent}, and the next best is kept")
-    return None if values is None else (int(values["step"]), float(values["accuracy"]))
+    remedy = f"delete {path.parent}, and the next best is kept"
+    values = at_rest.read_sealed(path, remedy)
+    if values is None:
+        return None
+    match values:
+        case {"step": int(step), "accuracy": int() | float() as accuracy}:
+            return step, float(accuracy)
+    raise Damaged(f"{path} names no step and accuracy; {remedy}")

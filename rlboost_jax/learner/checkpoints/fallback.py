@@ -1,8 +1,8 @@
 """Which checkpoint a run goes on from: the newest that is sound, on all processes.
 
 One that is not what was written is never trained on. The run goes back to the one before, says so,
-and keeps the broken one aside as `<step>.broken`; what lies between is trained again and, in
-deterministic mode, gives the same bits.
+and keeps the broken one aside as `<step>.broken`; so it does with one that is whole and of another
+step or run. What lies between is trained again and, in deterministic mode, gives the same bits.
 
 Invariants:
 - all processes go on from the same checkpoint: what one of them cannot read none uses;
@@ -23,7 +23,12 @@ _STEPS: Final = 100  # that are looked at, the newest
 
 
 def newest_sound(
-    checkpoints: Checkpoints, abstract: Tree, world: World, note: Callable[[str], None]
+    checkpoints: Checkpoints,
+    abstract: Tree,
+    world: World,
+    note: Callable[[str], None],
+    *,
+    step_of: Callable[[Tree], int | None] = lambda state: None,
 ) -> tuple[Tree, dict[str, Any]] | None:
     """State and extra of the newest sound checkpoint, which is the newest now; None if there is
     no checkpoint at all.
@@ -33,6 +38,7 @@ def newest_sound(
     Args:
         abstract: see `Checkpoints.restore`.
         note: shows a line to people.
+        step_of: the step that a state is of, where it says so; None: it does not.
 
     Raises:
         CheckpointBroken: none is sound, or what is sound is of another model.
@@ -40,14 +46,16 @@ def newest_sound(
     steps, reasons = _steps(checkpoints, world), dict[int, str]()
     for step in reversed(steps):
         found, reason = _tried(checkpoints, step, abstract, world)
+        if found is not None and (own := step_of(found[0])) not in (None, step):
+            found, reason = None, f"its state is of step {own}"  # all processes have the same
         if found is None:
             reasons[step] = reason
             continue
         for broken, why in reasons.items():
-            _put_aside(checkpoints, broken, world)
+            aside = _put_aside(checkpoints, broken, world)
             note(
-                f"checkpoint {broken} is broken: {why}; it is kept as {broken}.broken, and the run "
-                f"goes on from checkpoint {step}"
+                f"checkpoint {broken} is broken: {why}; it is kept as {aside}, and the run goes on "
+                f"from checkpoint {step}"
             )
         if not checkpoint_reading.has_digests(checkpoints.folder, step):
             note(f"checkpoint {step} was written without digests: its files cannot be checked")
@@ -56,8 +64,8 @@ def newest_sound(
         return None
     shown = "; ".join(f"{step}: {reason}" for step, reason in reasons.items())
     raise CheckpointBroken(
-        f"no checkpoint in {checkpoints.folder} is sound ({shown}); bring one back from a copy, or "
-        "begin in a new --workdir"
+        f"no checkpoint in {checkpoints.folder} is sound ({shown}); bring one back from a copy, "
+        "rename those in the place of others, or begin in a new --workdir"
     )
 
 
@@ -109,9 +117,10 @@ def _said(reason: str, world: World) -> str:
     return next((line for reason, line in others if reason), "")
 
 
-def _put_aside(checkpoints: Checkpoints, step: int, world: World) -> None:
-    if world.leads:
-        checkpoints.put_aside(step)
+def _put_aside(checkpoints: Checkpoints, step: int, world: World) -> str:
+    """Its name from now on, where this process leads."""
+    aside = checkpoints.put_aside(step).name if world.leads else ""
     if world.count > 1:
         tell_all({})  # the others see it gone
     checkpoints.look_again()
+    return aside

@@ -3,13 +3,22 @@
 <step>/state, versions, extra    arrays, older parameters, JSON values
 <step>/digests.json              of all its files, and of the arrays as they were in memory
 <step>.part                      what is being written, or was when a process died
-<step>.broken                    what was complete, and did not hold any more what was written
+<step>.broken                    what was complete, and not what was written there; more of the same
+                                 step are <step>.broken-2, <step>.broken-3, …
+
+A checkpoint has its step and the id of its run among its digests: one that was copied or renamed to
+another place is known by them.
 """
 
+import itertools
+import os
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+from rlboost_jax.settings.load import read_origin, read_run_id
 from rlboost_jax.storage import durable
 
 STATE: Final = "state"
@@ -19,19 +28,65 @@ EXTRA_FILE: Final = "metadata"  # in EXTRA, as Orbax's own reader of JSON has it
 BROKEN: Final = ".broken"
 _LEFTOVERS: Final = (f"*{durable.PART}", "*.orbax-checkpoint-tmp*")  # the second: of before
 _OF_BEFORE: Final = "_CHECKPOINT_METADATA"  # in a checkpoint of a release that had no digests
+_STEP: Final = re.compile(r"0|[1-9][0-9]{0,18}")  # as `str` writes it
+_ASIDE: Final = re.compile(rf"({_STEP.pattern}){re.escape(BROKEN)}(-[0-9]+)?")
+
+
+class Owner(NamedTuple):
+    """The run that a folder of checkpoints belongs to.
+
+    Attributes:
+        run_id: its own.
+        begins: the step of another run that it was forked from; -1: it was not.
+    """
+
+    run_id: str
+    begins: int
+
+
+def owner_of(folder: Path) -> Owner | None:
+    """The run in the workdir that has `folder`; None where there is no run. Raises ConfigError."""
+    workdir = folder.absolute().parent
+    if not (workdir / "config.json").exists():
+        return None
+    origin = read_origin(workdir)
+    return Owner(read_run_id(workdir), origin.step if origin else -1)
+
+
+def misplaced(digests: Mapping[str, Any], step: int, owner: Owner | None) -> str:
+    """Why a checkpoint is not the one that belongs in its place; it is: "".
+
+    Earlier releases wrote neither step nor run: what they wrote is taken as it is.
+
+    Args:
+        digests: what its `digests.json` says.
+        step: the folder's name.
+        owner: of the folder; a fork also has checkpoints of other runs, up to where it begins.
+    """
+    said, run = digests.get("step", step), digests.get("run")
+    if said != step:
+        return f"it is the checkpoint of step {said!r:.20}, in the place of another"
+    if owner is None or run in (None, owner.run_id) or step <= owner.begins:
+        return ""
+    return f"it is of another run ({run!r:.14}…), which a new one may begin with by --fork"
 
 
 def steps_in(folder: Path) -> list[int]:
     """Of the complete checkpoints, in order."""
     if not folder.is_dir():
         return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    return sorted(int(path.name) for path in folder.iterdir() if _STEP.fullmatch(path.name))
 
 
 def broken_in(folder: Path) -> list[int]:
     """Steps of the checkpoints that were put aside, in order."""
-    names = (path.name.removesuffix(BROKEN) for path in folder.glob(f"*{BROKEN}"))
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted({step for step, _ in asides_in(folder)})
+
+
+def asides_in(folder: Path) -> list[tuple[int, str]]:
+    """Step and name of each checkpoint that was put aside, in order."""
+    found = (_ASIDE.fullmatch(path.name) for path in folder.glob(f"*{BROKEN}*"))
+    return sorted((int(match[1]), match[0]) for match in found if match)
 
 
 def part_of(place: Path) -> Path:
@@ -40,9 +95,10 @@ def part_of(place: Path) -> Path:
 
 
 def put_aside(place: Path) -> Path:
-    """Rename a broken checkpoint; one of the same step that was there before is deleted."""
-    aside = place.with_name(place.name + BROKEN)
-    shutil.rmtree(aside, ignore_errors=True)
+    """Rename a broken checkpoint. Others of the same step that were put aside stay: one that is
+    whole in the wrong place may be the only copy of another step."""
+    names = (place.name + BROKEN + (f"-{each}" if each > 1 else "") for each in itertools.count(1))
+    aside = next(a for a in map(place.with_name, names) if not os.path.lexists(a))
     durable.replace(place, aside)
     return aside
 
@@ -50,15 +106,23 @@ def put_aside(place: Path) -> Path:
 def remove(place: Path) -> None:
     """Delete a checkpoint; it counts no more as soon as the deletion has begun."""
     part = part_of(place)
-    shutil.rmtree(part, ignore_errors=True)
+    _delete(part)
     place.rename(part)
-    shutil.rmtree(part, ignore_errors=True)
+    _delete(part)
 
 
 def remove_leftovers(folder: Path) -> None:
     for pattern in _LEFTOVERS:
         for leftover in folder.glob(pattern):
-            shutil.rmtree(leftover, ignore_errors=True)
+            _delete(leftover)
+
+
+def _delete(path: Path) -> None:
+    """A folder with all in it, or a file or link in its place; nothing where there is none."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def is_of_before(place: Path) -> bool:

@@ -32,7 +32,7 @@ class CheckpointBroken(Mistake, ValueError):
 
 
 def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
-    """What is wrong with the files of a complete checkpoint, in a line; nothing: "".
+    """What is wrong with the place or the files of a complete checkpoint, in a line; nothing: "".
 
     Args:
         share: see `at_rest.faults`.
@@ -44,6 +44,8 @@ def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
         return str(error)
     if digests is None:
         return "" if folders.is_of_before(place) else f"{place / at_rest.FILE} is missing"
+    if reason := folders.misplaced(digests, step, folders.owner_of(folder)):
+        return reason
     files = digests["files"]
     found = [*at_rest.faults(place, files, share=share), *at_rest.strangers(place, files)]
     return at_rest.one_line(found)
@@ -107,6 +109,8 @@ def read_extra(folder: Path, step: int) -> dict[str, Any]:
     extra: dict[str, Any] = _read(
         folder, step, EXTRA, lambda path: foreign_json.read(path / EXTRA_FILE, dict)
     )
+    if not isinstance(extra, dict):
+        raise _broken(folder, step, f"{EXTRA}/{EXTRA_FILE} is no JSON object")
     return extra
 
 
@@ -130,8 +134,13 @@ def _read(folder: Path, step: int, name: str, read: Callable[[Path], Any]) -> An
             raise  # this host cannot read anything now
         reason = " ".join(str(error).split())[:REASON_LETTERS]
         raise _broken(folder, step, reason) from error
-    expected = (at_rest.described(place) or {}).get("leaves", {}).get(name, {})
-    if wrong := leaf_digests.differing(tree, expected):
+    try:
+        expected = (at_rest.described(place) or {}).get("leaves", {}).get(name, {})
+        wrong = leaf_digests.differing(tree, expected)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        reason = f"{at_rest.FILE} has no digests of arrays: {error!r:.80}"
+        raise _broken(folder, step, reason) from None
+    if wrong:
         others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise _broken(folder, step, f"{name}.{wrong[0]}{others} is not what was in memory")
     return tree

@@ -6,7 +6,8 @@ they were in memory, are written with it and checked whenever it is read.
 
 Invariants:
 - `save` only copies arrays to the host: all else is done by a thread, in the order of steps;
-- none is deleted before a newer one was read back.
+- none is deleted before a newer one was read back;
+- what says that it is another checkpoint, or says nothing that can be read, is never deleted.
 """
 
 import json
@@ -28,6 +29,7 @@ from rlboost_jax.learner.checkpoints.reading import check, read_extra, read_tree
 from rlboost_jax.learner.processes.bulletin import Bulletin
 from rlboost_jax.models.params import Params
 from rlboost_jax.storage import at_rest, durable
+from rlboost_jax.storage.durable import Damaged
 
 Tree = TypeVar("Tree")  # a pytree of arrays
 
@@ -76,6 +78,7 @@ class Checkpoints(Closing):
         self._folder, self._keep, self._on_durable = Path(folder).absolute(), keep, on_durable
         self._before, self._waiting_bytes = before, waiting_bytes
         durable.make_folder(self._folder)
+        self._owner = folders.owner_of(self._folder)
         self._bulletin = Bulletin(self._folder.name)
         if self._bulletin.index == 0:
             folders.remove_leftovers(self._folder)
@@ -249,7 +252,9 @@ class Checkpoints(Closing):
                 orbax_files.finish(part / name)
             (part / EXTRA).mkdir()
             (part / EXTRA / EXTRA_FILE).write_text(json.dumps(item.extra))
-            digests = at_rest.describe(part, _joined(files), leaves=_joined_parts(leaves))
+            place = {"step": item.step, **({"run": self._owner.run_id} if self._owner else {})}
+            leaf_parts = _joined_parts(leaves)
+            digests = at_rest.describe(part, _joined(files), leaves=leaf_parts, **place)
             (part / at_rest.FILE).write_bytes(digests)
             durable.sync_tree(part)
         self._finish(item.step)
@@ -283,8 +288,18 @@ class Checkpoints(Closing):
         self._underway.discard(step)
         self._on_durable(step)
         if self._bulletin.index == 0:
-            for old in self.complete()[: -self._keep]:
-                folders.remove(self.place(old))
+            known = [each for each in self.complete() if each <= step]
+            for old in known[: -self._keep]:
+                if self._is_own(old):
+                    folders.remove(self.place(old))
+
+    def _is_own(self, step: int) -> bool:
+        """Whether what lies in the place of a checkpoint is that checkpoint, by its own word."""
+        try:
+            digests = at_rest.described(self.place(step))
+        except Damaged:
+            return False
+        return not folders.misplaced(digests or {}, step, self._owner)
 
     def _read_back(self, step: int) -> None:
         """From the device, where that can be had; each process its share.

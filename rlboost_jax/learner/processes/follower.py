@@ -278,13 +278,8 @@ def _follow_session(
         ready = prepared(
             *(run, path, policy, critic, checkpoints, restored, _Silence()), begins=begins
         )
-        kept = restored_versions(
-            checkpoints,
-            first,
-            restored[1] if restored else {},
-            ready.state.params,
-            dtype=run.weights.rollout_dtype,
-        )
+        extra = restored[1] if restored else {}
+        kept = restored_versions(checkpoints, first, extra, ready.state.params, run)
         stop_ids, stop_strings = ends_of(run)
         learner = learner_of(
             run,

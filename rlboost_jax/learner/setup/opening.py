@@ -142,9 +142,7 @@ class Opening:
             *(run, self._path, policy, critic, checkpoints, restored, console),
             begins=begins,
         )
-        kept = restored_versions(
-            checkpoints, first, extra, ready.state.params, dtype=run.weights.rollout_dtype
-        )
+        kept = restored_versions(checkpoints, first, extra, ready.state.params, run)
         versions = Versions(kept)
         store = self._makers.snapshots(
             self._path / FOLDER,

@@ -152,7 +152,10 @@ def restore(
     abstract = _abstract(run, policy)
     if critic is not None:
         abstract = replace(abstract, critic=critic.abstract())
-    return newest_sound(checkpoints, abstract, world, note)
+    per_step = run.algorithm.updates_per_batch
+    return newest_sound(
+        checkpoints, abstract, world, note, step_of=lambda state: int(state.step) // per_step
+    )
 
 
 def lies_elsewhere(before: RunConfig, now: RunConfig) -> bool:

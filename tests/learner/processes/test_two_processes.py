@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -132,10 +133,15 @@ def test_each_keeps_its_half_of_an_older_version_and_all_check_with_it(measured)
 
 def test_a_checkpoint_has_older_versions_whole_on_whatever_mesh(ended, measured):
     folder, _ = ended
-    trainer = Trainer(ALONE)
+    trainer, run = Trainer(ALONE), small_run()
+    run = replace(
+        run,
+        algorithm=replace(run.algorithm, lag=1),
+        weights=replace(run.weights, rollout_dtype="float32"),
+    )
     with Checkpoints(folder / "with_versions", keep=1) as kept:
         state, extra = kept.restore(3, trainer.abstract())
-        versions = restored_versions(kept, 3, extra, state.params, dtype="float32")
+        versions = restored_versions(kept, 3, extra, state.params, run)
     assert extra == {"versions": {"2": "two"}} and versions[2].digest == "two"
     assert params_digest(versions[2].params) == measured["digest"]
 
