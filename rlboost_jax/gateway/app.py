@@ -24,13 +24,21 @@ from aiohttp.typedefs import Handler
 
 from rlboost_jax.credentials import bearer_of, bears
 from rlboost_jax.gateway.answers import ChatAnswer, encoded, generated, models
-from rlboost_jax.gateway.calls import Call, chat_call, decode, reward_of, token_call
+from rlboost_jax.gateway.bodies import read_object
+from rlboost_jax.gateway.calls import Call, chat_call, reward_of, token_call
 from rlboost_jax.gateway.errors import ApiError, invalid, unauthorized
-from rlboost_jax.gateway.limits import MAX_BODY_BYTES, MAX_KEY
+from rlboost_jax.gateway.limits import MAX_BODY_BYTES, MAX_KEY, listener_limits
 from rlboost_jax.gateway.progress import Progress
 from rlboost_jax.gateway.sessions import OpenSession, Sessions
 from rlboost_jax.gateway.unread import unread
 from rlboost_jax.manager.service.browser_hosts import check_host
+from rlboost_jax.manager.service.bytes_in_flight import (
+    BytesInFlight,
+    HeldBytes,
+    send_part,
+    send_whole,
+    taken_in_time,
+)
 from rlboost_jax.manager.service.gate import RETRY_AFTER
 from rlboost_jax.manager.service.listener_limits import OWNER
 
@@ -38,8 +46,7 @@ log: Final = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-Session-ID"
 KEY_HEADER: Final = "Idempotency-Key"
-BODY_SECONDS: Final = 60.0  # for a body to arrive
-WRITE_SECONDS: Final = 30.0  # a client that takes nothing for longer is hung up on
+HELD: Final = web.RequestKey("held", HeldBytes)
 BEAT_SECONDS: Final = 10.0  # between signs of life of a stream
 _SPOKEN: Final = (
     "of OpenAI's protocol there are /v1/chat/completions and /v1/models, and a client's base URL "
@@ -68,9 +75,8 @@ def make_app(
         hosts: names by which clients may ask, beside those of this host.
     """
     gateway = _Gateway(sessions, token)
-    app = web.Application(
-        middlewares=[_errors, _guard(gateway, admit, hosts)], client_max_size=MAX_BODY_BYTES
-    )
+    flight = BytesInFlight(listener_limits(sessions.limits))
+    app = web.Application(middlewares=[_errors, _guard(gateway, admit, hosts, flight)])
     app.router.add_get("/v1/models", gateway.models)
     app.router.add_get("/v1/models/{name:.+}", gateway.one_model)
     app.router.add_post("/v1/chat/completions", gateway.chat)
@@ -109,15 +115,25 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     return response
 
 
-def _guard(gateway: "_Gateway", admit: Callable[[Any, str], None], hosts: Collection[str]) -> Any:
+def _guard(
+    gateway: "_Gateway",
+    admit: Callable[[Any, str], None],
+    hosts: Collection[str],
+    flight: BytesInFlight,
+) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         check_host(request.headers.getall("Host", []), hosts, "allowed_hosts")
         session = gateway.session_of(request)
         if session is None and not gateway.owns(request):
             raise unauthorized()
-        admit(request.protocol, OWNER if session is None else session.id)
-        return await handler(request)
+        credential = OWNER if session is None else session.id
+        admit(request.protocol, credential)
+        with flight.held(credential) as held:
+            request[HELD] = held
+            response = await handler(request)
+            await send_whole(request, response, held)
+            return response
 
     return guard
 
@@ -147,7 +163,7 @@ class _Gateway:
         return _json({**card, "id": name})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        call = chat_call(decode(await _body(request)))
+        call = chat_call(await read_object(request, request[HELD]))
 
         async def answered(session: OpenSession, progress: Progress) -> web.StreamResponse:
             backend = self.sessions.backend
@@ -167,7 +183,7 @@ class _Gateway:
         return await self._call(request, call, answered)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        call = token_call(decode(await _body(request)))
+        call = token_call(await read_object(request, request[HELD]))
 
         async def answered(session: OpenSession, progress: Progress) -> web.StreamResponse:
             done, model = await progress.answered(), self.sessions.backend.model
@@ -178,7 +194,7 @@ class _Gateway:
     async def open(self, request: web.Request) -> web.Response:
         if self.session_of(request) is not None:
             raise ApiError(403, "session_token", "a session's token opens no other session")
-        value = decode(await _body(request) or b"{}")
+        value = await read_object(request, request[HELD], or_nothing=True)
         ignored = unread(value, ("id",))
         session = self.sessions.open(_name(value.get("id"), "id"))
         try:
@@ -204,7 +220,7 @@ class _Gateway:
     async def reward(self, request: web.Request) -> web.Response:
         """What the episode was worth. With it the episode is over."""
         session = self._named(request)
-        value = decode(await _body(request))
+        value = await read_object(request, request[HELD])
         session.reward, session.metrics = reward_of(value)
         await self.sessions.end(session, "its reward was posted")
         ignored = unread(value, ("reward", "metrics"))
@@ -254,18 +270,6 @@ class _Gateway:
             )
 
 
-async def _body(request: web.Request) -> bytes:
-    if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
-        raise ApiError(415, "unsupported_encoding", "bodies are taken as they are, not compressed")
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return await request.read()
-    except TimeoutError:
-        raise ApiError(
-            408, "request_timeout", f"the body took more than {BODY_SECONDS:g} s"
-        ) from None
-
-
 async def _stream(
     request: web.Request, answer: ChatAnswer, progress: Progress
 ) -> web.StreamResponse:
@@ -280,25 +284,24 @@ async def _stream(
     async def write(data: bytes) -> None:
         if not response.prepared:
             await response.prepare(request)
-            await asyncio.wait_for(response.write(answer.first()), WRITE_SECONDS)
+            await send_part(request, response, answer.first(), held)
         if data:
-            await asyncio.wait_for(response.write(data), WRITE_SECONDS)
+            await send_part(request, response, data, held)
 
+    held = request[HELD]
+    async for piece in progress.pieces(BEAT_SECONDS):
+        await write(b": wait\n\n" if piece is None else answer.piece(piece))
     try:
-        async for piece in progress.pieces(BEAT_SECONDS):
-            await write(b": wait\n\n" if piece is None else answer.piece(piece))
-        try:
-            done = await progress.answered()
-        except ApiError as error:
-            if not response.prepared:
-                raise
-            await write(b"data: " + encoded(error.body()) + b"\n\n")
-        else:
-            for chunk in answer.rest(done):
-                await write(chunk)
+        done = await progress.answered()
+    except ApiError as error:
+        if not response.prepared:
+            raise
+        await write(b"data: " + encoded(error.body()) + b"\n\n")
+    else:
+        for chunk in answer.rest(done):
+            await write(chunk)
+    async with taken_in_time(request):
         await response.write_eof()
-    except TimeoutError:
-        raise ConnectionResetError("the client takes nothing") from None
     return response
 
 

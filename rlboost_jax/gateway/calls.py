@@ -4,7 +4,6 @@ Three kinds of fields: those that are followed, those that would change what is 
 refused, and all others, which are ignored and named in the answer.
 """
 
-import contextlib
 import hashlib
 import json
 import math
@@ -16,14 +15,14 @@ import msgspec
 
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.gateway.errors import invalid
-from rlboost_jax.gateway.limits import MAX_DEPTH, MAX_STOP_CHARS, MAX_STOPS
+from rlboost_jax.gateway.limits import (
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+)
 from rlboost_jax.gateway.messages import canonical_messages, canonical_tools
 from rlboost_jax.gateway.refused_fields import FIXED, refuse
 from rlboost_jax.gateway.unread import UNSET, unread, unread_of_messages, unread_of_tools
 from rlboost_jax.settings.limits import MAX_STOP_IDS
-from rlboost_jax.settings.readable import unreadable_places
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable
 
 # Of chat completions: what is followed. `top_logprobs` has the sampled token only.
 _TURN: Final = ("n", "max_tokens", "temperature", "top_p", "top_k", "stop", "stop_token_ids")
@@ -94,28 +93,6 @@ class TokenCall:
 
 
 Call = ChatCall | TokenCall
-
-
-def decode(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises ApiError."""
-    try:
-        value = msgspec.json.decode(body)  # noqa: TID251  (a bounded body, and JSON to the letter)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(_half_of_a_pair(body) or f"the body is no JSON: {str(error)[:200]}") from None
-    if not isinstance(value, dict):
-        raise invalid("the body must be a JSON object")
-    if foreign_json.deeper(value, MAX_DEPTH):
-        raise invalid(f"the body has lists in lists deeper than {MAX_DEPTH}")
-    return value
-
-
-def _half_of_a_pair(body: bytes) -> str:
-    """Name the text of a body that was cut within a character, as JavaScript cuts them, or ""."""
-    with contextlib.suppress(Unreadable):
-        value = foreign_json.decode(body, "the body", object, halves=True)
-        for place in unreadable_places(value):
-            return f"{place[:200]} has half of a surrogate pair: it was cut within a character"
-    return ""
 
 
 def chat_call(value: Mapping[str, Any]) -> ChatCall:

@@ -25,8 +25,11 @@ MAX_KEY: Final = 256  # of a session's id, of an idempotency key
 MAX_QUEUED: Final = 16  # calls that wait in one session
 SESSION_CONNECTIONS: Final = 2 * MAX_QUEUED  # of one session: calls, and some that broke
 SESSION_BYTES: Final = 4 * MAX_BODY_BYTES
-HELD_PER_BYTE: Final = 8  # a body of token ids, each a number of its own
-DECODED_BYTES: Final = 64 * MAX_BODY_BYTES  # of the worst body, until it is refused
+HELD_PER_BYTE: Final = 10  # of memory, of what is counted by `decoded_bytes`
+VALUE_BYTES: Final = 10
+NUMBER_BYTES: Final = 4
+MAX_VALUES: Final = 500_000  # of a body, besides numbers
+DECODED_BYTES: Final = 40 * MAX_BODY_BYTES  # of the worst body, until it is refused
 
 
 @dataclass(frozen=True, kw_only=True)

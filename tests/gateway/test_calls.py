@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.chat.formats.objects import arguments_of, call_of
-from rlboost_jax.gateway.calls import CallSampling, chat_call, decode, reward_of, token_call
+from rlboost_jax.gateway.bodies import decode
+from rlboost_jax.gateway.calls import CallSampling, chat_call, reward_of, token_call
 from rlboost_jax.gateway.errors import ApiError
 from rlboost_jax.gateway.limits import MAX_DEPTH
 from rlboost_jax.gateway.messages import canonical_messages, grown, same

@@ -16,19 +16,25 @@ from aiohttp.typedefs import Handler
 
 from rlboost_jax.credentials import bears
 from rlboost_jax.manager.service.browser_hosts import check_host
+from rlboost_jax.manager.service.bytes_in_flight import (
+    BytesInFlight,
+    HeldBytes,
+    send_part,
+    send_whole,
+)
 from rlboost_jax.manager.service.gate import (
     HANDSHAKE_SECONDS,
     KEEP_ALIVE_SECONDS,
     NEWCOMER_SECONDS,
 )
-from rlboost_jax.manager.service.listener_limits import ListenerLimits
+from rlboost_jax.manager.service.listener_limits import OWNER, ListenerLimits
 from rlboost_jax.observe.page import assets, prometheus
 from rlboost_jax.observe.page.stream import Cursor, Message
 from rlboost_jax.observe.page.view import RunView
 
 LOOK_SECONDS: Final = 0.25  # between two looks at the files, while somebody watches
 BEAT_SECONDS: Final = 1.0  # between words to a page, at most
-WRITE_SECONDS: Final = 30.0  # a page that takes nothing for longer is hung up on
+HELD: Final = web.RequestKey("held", HeldBytes)
 MAX_PAGES: Final = 32  # that watch at a time
 LOG_BYTES: Final = 2**16  # of the end of a log
 MAX_LOGS: Final = 200
@@ -87,6 +93,7 @@ def make_app(
 def _guard(token: str | None, admit: Callable[[Any], None], hosts: Collection[str]) -> Any:
     """Everything has the headers; what is said of the run asks for the token."""
     allowed = hosts if token is not None else None
+    flight = BytesInFlight(LIMITS)
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -97,12 +104,15 @@ def _guard(token: str | None, admit: Callable[[Any], None], hosts: Collection[st
                 raise web.HTTPUnauthorized(text="wrong token; open the address in page/url again\n")
             if token is None or not open_to_all:
                 admit(request.protocol)
-            response = await handler(request)
+            with flight.held(OWNER) as held:
+                request[HELD] = held
+                response = await handler(request)
+                if not response.prepared:
+                    response.headers.update(HEADERS)
+                await send_whole(request, response, held)
         except web.HTTPException as error:
             error.headers.update(HEADERS)
             raise
-        if not response.prepared:
-            response.headers.update(HEADERS)
         return response
 
     return guard
@@ -142,9 +152,12 @@ class _Page:
         assert task is not None
         self._pages.add(task)
         try:
-            await self._tell(response, Cursor(self._workdir.name))
-        except (ConnectionError, TimeoutError):
+            await self._tell(request, response, Cursor(self._workdir.name))
+        except ConnectionError:
             pass  # it has gone, or takes nothing
+        except web.HTTPTooManyRequests:  # said too late: an answer has begun
+            if request.transport is not None:
+                request.transport.abort()  # its browser asks again
         finally:
             self._pages.discard(task)
         return response
@@ -167,7 +180,9 @@ class _Page:
             text = await asyncio.to_thread(prometheus.metrics_text, self._view, name=name)
         return web.Response(body=text.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
 
-    async def _tell(self, response: web.StreamResponse, cursor: Cursor) -> None:
+    async def _tell(
+        self, request: web.Request, response: web.StreamResponse, cursor: Cursor
+    ) -> None:
         loop = asyncio.get_running_loop()
         said = float("-inf")
         while True:
@@ -178,7 +193,7 @@ class _Page:
                     messages = [("now", self._view.now())]
             for message in messages:
                 said = loop.time()
-                await asyncio.wait_for(response.write(frame(message)), WRITE_SECONDS)
+                await send_part(request, response, frame(message), request[HELD])
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> None:
