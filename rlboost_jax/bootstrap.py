@@ -1,10 +1,11 @@
 """From a bare Python to a rollout server: wheels of the run, an environment, the server.
 
-    RLBOOST_MANAGER=HOST:PORT RLBOOST_JOIN=… python3 -c "$(cat bootstrap.py)" [options of rollout]
+    RLBOOST_MANAGER=HOST:PORT RLBOOST_JOIN=… python3 -P -c "$(cat bootstrap.py)" [options …]
 
 Needs Python 3.11 or later and nothing else: no pip, no index, no package. What is fetched comes
 from the run's own file server, which proves itself by the run's certificate; each wheel has the
-digest that this server lists. `rlboost wheelhouse --script` prints this file.
+digest that this server lists. `rlboost wheelhouse --script` prints this file, with the functions
+that it imports from the package put in.
 """
 
 import base64
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import urllib.request
 from pathlib import Path
+
+from rlboost_jax.host.owners import Replaceable, code_place
 
 NAME = "manager.rlboost.internal"  # whatever address leads to the manager
 PLACE = Path(os.environ.get("RLBOOST_HOME", Path.home() / ".cache" / "rlboost_jax" / "server"))
@@ -57,23 +60,31 @@ def main() -> None:
     listed = json.loads(get(files, "/wheels")[0])
     digest = hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()[:16]
     place = PLACE / f"{digest}-{sys.version_info[0]}.{sys.version_info[1]}"
+    try:  # whoever could write it would run code here, with the token at hand
+        code_place(PLACE, "RLBOOST_HOME")
+        code_place(place, "RLBOOST_HOME")
+    except Replaceable as error:
+        raise SystemExit(str(error)) from None
     python = place / "bin" / "python"
     if not (place / "complete").exists():
         wheels = place / "wheels"
-        wheels.mkdir(mode=0o700, parents=True, exist_ok=True)
+        wheels.mkdir(mode=0o700, exist_ok=True)
         for wheel in listed:
             name = os.path.basename(wheel["path"])
             data = get(files, f"/wheels/{name}")[0]
             if hashlib.sha256(data).hexdigest() != wheel["sha256"]:
                 raise SystemExit(f"{name} is not as the run's file server lists it")
             (wheels / name).write_bytes(data)
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+        subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", place], check=True)
         pip = [*wheels.glob("pip-*.whl")]
         if not pip:
             raise SystemExit("the wheelhouse has no pip; make it anew with `rlboost wheelhouse`")
-        install = ["install", "-q", "--no-index", f"--find-links={wheels}", "rlboost-jax"]
-        subprocess.run([python, pip[0] / "pip", *install], check=True)
+        # What pip would read of variables and files could name other places of wheels.
+        alone = ["--isolated", "--no-cache-dir", "install", "-q", "--no-index"]
+        install = [*alone, f"--find-links={wheels}", "rlboost-jax"]
+        subprocess.run([python, "-I", pip[0] / "pip", *install], check=True)
         (place / "complete").touch()
+    os.environ["PYTHONSAFEPATH"] = "1"  # no modules of the folder that this was started in
     words = [str(python), "-m", "rlboost_jax.rollout", f"--manager={manager}", *sys.argv[1:]]
     os.execv(python, words)
 

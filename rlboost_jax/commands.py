@@ -7,6 +7,7 @@ Nothing of a command is imported before it is chosen.
 
 import os
 import runpy
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -145,9 +146,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(module: str, arguments: list[str]) -> None:
     """As `python -m module arguments` does, the folder it is called in first among the places of
-    modules: configurations and reward functions may lie there."""
-    if not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())
+    modules: configurations and reward functions may lie there. Not so where every user may put
+    modules there, as in /tmp."""
+    folder = os.getcwd()
+    if not sys.flags.safe_path and os.stat(folder).st_mode & stat.S_IWOTH:
+        print(
+            f"modules of {folder} are not imported, since every user may put some there; "
+            "start in a folder of your own if the run needs modules of yours",
+            file=sys.stderr,
+        )
+        os.environ["PYTHONSAFEPATH"] = "1"  # of the processes that the command starts
+    elif not sys.flags.safe_path:
+        sys.path.insert(0, folder)
     sys.argv = [sys.argv[0], *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

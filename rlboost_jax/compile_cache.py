@@ -14,7 +14,7 @@ import jaxlib
 from jax._src import compilation_cache  # what it compresses with has no public name
 
 from rlboost_jax.host.exhaustion import exhausted
-from rlboost_jax.host.private_paths import own_folder
+from rlboost_jax.host.private_paths import code_folder
 from rlboost_jax.jax_switches import check_switches, devices_found
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.readable import check_text
@@ -32,7 +32,7 @@ def enable(folder: str = "") -> Path:
         folder: "" takes the place that JAX's own variable names, as it is, or `DEFAULT_FOLDER`.
 
     Raises:
-        NotOurs: the place is another user's, whose programs would be run.
+        NotOurs: another user could put programs there, which would be run.
         ConfigError: it cannot be made; or a switch of JAX makes other programs (`check_switches`).
     """
     check_switches()
@@ -41,9 +41,7 @@ def enable(folder: str = "") -> Path:
     setting = "JAX_COMPILATION_CACHE_DIR" if given else "compile_cache_dir"
     check_text(place, setting)
     try:
-        if not given:
-            own_folder(place.parent, setting)
-        own_folder(place, setting)
+        code_folder(place, setting)
     except OSError as error:
         if exhausted(error):
             raise

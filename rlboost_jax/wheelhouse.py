@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from rlboost_jax import usage
+from rlboost_jax.host.private_paths import NotOurs, code_folder
 
 OURS: Final = ("rlboost-jax", "rlboost-kernels")
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("options", nargs="*", help="of pip, behind --")
     args = parser.parse_args(arguments)
     if args.script:
-        print(Path(__file__).with_name("bootstrap.py").read_text(encoding="utf-8"), end="")
+        print(script(), end="")
         return 0
     if args.to is None:
         parser.error("name a folder with --to, or ask for --script")
@@ -40,10 +41,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {args.source} is no checkout; name one with --source", file=sys.stderr)
         return 2
     try:
-        args.to.mkdir(parents=True, exist_ok=True)
+        code_folder(args.to, "--to")
+    except NotOurs as error:
+        parser.error(str(error))
     except OSError as error:
         parser.error(f"--to={args.to} is no place for a folder: {error.strerror}")
     return make(args.to, args.source, args.add, args.options)
+
+
+def script() -> str:
+    """`bootstrap.py` for a host without the package: what it imports of ours is in it."""
+    text, owners = (
+        CHECKOUT.joinpath("rlboost_jax", *parts).read_text(encoding="utf-8")
+        for parts in (("bootstrap.py",), ("host", "owners.py"))
+    )
+    ours = [line for line in text.splitlines(keepends=True) if line.startswith("from rlboost_jax")]
+    assert len(ours) == 1
+    return text.replace(ours[0], owners)
 
 
 def make(to: Path, source: Path, more: Sequence[str], options: Sequence[str]) -> int:

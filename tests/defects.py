@@ -178,6 +178,15 @@ DEFECTS = (
         "tests/rewards/apart/test_verdicts.py::test_no_attack_wins[equal to everything]",
     ),
     Defect(
+        "places",
+        "code is run from a folder that belongs to another user",
+        "rlboost_jax/host/owners.py",
+        "if found.st_uid not in ours:",
+        "if found.st_uid < 0:",
+        "tests/hostile/test_places.py::test_whose_places_may_hold_code"
+        "[1001-16877-True-belongs to user 1001 (mode 755)]",
+    ),
+    Defect(
         "silence",
         "a response about which no reward function says anything has a reward of 0",
         "rlboost_jax/rewards/judge.py",

@@ -1,6 +1,7 @@
 """`rlboost`: its commands, what it says of mistakes, and what shells complete."""
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -133,6 +134,29 @@ def test_configurations_are_those_of_the_folder_and_import_what_a_wheel_has() ->
     for path in (ROOT / "configs").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"^\s*(from|import) configs\b", text, re.MULTILINE), path
+
+
+@pytest.mark.parametrize(("mode", "imported"), [(0o755, True), (0o1777, False), (0o777, False)])
+def test_modules_of_the_folder_are_imported_unless_all_may_put_some_there(
+    mode: int,
+    imported: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    folder.chmod(mode)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(commands.runpy, "run_module", lambda *_, **__: None)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    assert commands.main(["report"]) == 0
+    assert (sys.path[0] == str(folder)) == imported
+    assert ("PYTHONSAFEPATH" in os.environ) == (not imported)
+    assert (f"modules of {folder} are not imported" in capsys.readouterr().err) == (not imported)
+    os.environ.pop("PYTHONSAFEPATH", None)
 
 
 def test_a_module_configs_that_is_not_there_is_explained(tmp_path: Path) -> None:

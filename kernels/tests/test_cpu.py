@@ -18,7 +18,7 @@ from rlboost_kernels import (
     ragged_paged_attention,
 )
 from rlboost_kernels.cpu import build, library
-from rlboost_kernels.cpu.build import interface_version, library_of
+from rlboost_kernels.cpu.build import FOLDER, interface_version, library_of, replaceable
 from rlboost_kernels.implementations import choose
 from rlboost_kernels.problems import CHECKED, Problem, random_arguments
 
@@ -270,6 +270,16 @@ def test_without_the_library_everything_else_works(no_library):
         NotImplementedError, match=r"not been built.*python -m rlboost_kernels\.cpu"
     ):
         ragged_paged_attention(*arguments, implementation="cpu")
+
+
+def test_a_library_that_others_may_write_is_not_loaded(cpu, no_library):
+    """Loading it would run it."""
+    name = library_of(interface_version())
+    (no_library / name).write_bytes((FOLDER / name).read_bytes())
+    (no_library / name).chmod(0o666)
+    assert "anybody's" in library.why_missing() and "(mode 666)" in library.why_missing()
+    (no_library / name).chmod(0o600)
+    assert replaceable(no_library / name) == ""
 
 
 def test_a_file_that_is_no_library(no_library):

@@ -8,14 +8,12 @@ drawn (`weights/spool.py`).
 
 import contextlib
 import os
-import stat
-import tempfile
 from pathlib import Path
 from typing import IO, Final
 
+from rlboost_jax.host.owners import Replaceable, code_place, foreign
 from rlboost_jax.settings.errors import ConfigError
 
-ROOT = 0  # may do everything anyway
 # Of a workdir: without locks two trainers, or two managers, could work in one folder.
 NO_LOCKS: Final = (
     "choose a --workdir on a file system with locks (NFS 4, or NFS 3 with its lock service)"
@@ -42,21 +40,17 @@ def own_folder(folder: Path, name: str) -> Path:
     return folder
 
 
-def foreign(folder: Path) -> str:
-    """Why what lies in a folder may be another user's; "" where it cannot be.
+def code_folder(folder: Path, name: str) -> Path:
+    """A folder that code is run from: `owners.code_place`, whose objection is a mistake of use.
 
     Raises:
-        OSError: there is no such folder.
+        NotOurs: another user could put code there, or above it.
+        OSError: it cannot be made.
     """
-    for found in (folder.lstat(), folder.stat()):  # a link, and what it leads to
-        if found.st_uid not in (os.geteuid(), ROOT) and found.st_uid != _uid_of_new_files(folder):
-            return (
-                f"belongs to user {found.st_uid}, who could put in it what is then taken for ours; "
-                f"choose another, or a new folder in it"
-            )
-        if stat.S_ISDIR(found.st_mode) and _open_to_all(found.st_mode):
-            return f"can be written by every user; chmod o-w {str(folder)!r}, or choose another"
-    return ""
+    try:
+        return code_place(folder, name)
+    except Replaceable as error:
+        raise NotOurs(str(error)) from None
 
 
 def open_private(path: Path, mode: str) -> IO[str]:
@@ -69,17 +63,3 @@ def open_private(path: Path, mode: str) -> IO[str]:
         return descriptor
 
     return open(path, mode, opener=opener)
-
-
-def _open_to_all(mode: int) -> bool:
-    """Whether anyone may replace what lies there; in a sticky folder each only what is theirs."""
-    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
-
-
-def _uid_of_new_files(folder: Path) -> int:
-    """Whose what we make there is: not always ours, on a file system of another host."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            return os.fstat(file.fileno()).st_uid
-    except OSError:
-        return os.geteuid()

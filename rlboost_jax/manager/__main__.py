@@ -85,6 +85,7 @@ from rlboost_jax.settings.load import read_run_config, read_run_id
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.compiled import FOLDER as COMPILED
 from rlboost_jax.weights.seal import prepare_seal
+from rlboost_jax.weights.wheels import check_place
 
 BROKEN, MISTAKE = 1, 2  # exit codes
 SHUTDOWN_SECONDS = 1.0  # for handlers to end
@@ -103,6 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         own_folder(workdir, "--workdir")
         run, run_id = read_run_config(workdir), read_run_id(workdir)
+        check_place(run.fleet.wheelhouse)
         with only_manager(workdir):
             return asyncio.run(serve(workdir, run, run_id))
     except (Mistake, AlreadyManaged, OSError, MemoryError) as error:

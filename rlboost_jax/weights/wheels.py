@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from rlboost_jax.host.private_paths import code_folder
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.weights.compiled import INDEX
 from rlboost_jax.weights.compiled import URL as COMPILED_URL
@@ -37,6 +38,19 @@ class Wheelhouse:
                 self._known[key] = FileEntry(path=path.name, size=state.st_size, sha256=digest)
             found.append(self._known[key])
         return found
+
+
+def check_place(folder: str) -> None:
+    """What lies in a wheelhouse runs on every server that starts from it.
+
+    Args:
+        folder: `fleet.wheelhouse`; "": there is none.
+
+    Raises:
+        NotOurs: another user could put wheels there.
+    """
+    if folder and (place := Path(folder).expanduser()).is_dir():
+        code_folder(place, "fleet.wheelhouse")
 
 
 def add_delivery_routes(app: web.Application, *, compiled: str, wheels: str) -> None:

@@ -9,6 +9,7 @@ import ensurepip
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -19,14 +20,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from msgspec import to_builtins
 
-from rlboost_jax import bootstrap
+from rlboost_jax import bootstrap, wheelhouse
 from rlboost_jax.credentials import FILES_PORT, JOIN_VARIABLE, packed
 from rlboost_jax.manager.service import authority
 from rlboost_jax.manager.service.authorization import guarded
 from rlboost_jax.manager.service.run_files import Tokens, token_of
 from rlboost_jax.weights.seal import prepare_seal
 from rlboost_jax.weights.wheels import Wheelhouse, add_delivery_routes
+from tests.hostile.nobody import done, needs_root, reachable
 from tests.patience import PATIENCE_SECONDS
 
 SERVER = "import os, sys; print('serving', sys.argv[1:], os.environ['RLBOOST_NONCE'], sys.prefix)"
@@ -85,7 +88,7 @@ def bootstrapped(
     join, tokens = run_of(folder)
 
     async def story() -> subprocess.CompletedProcess[str]:
-        app = guarded(tokens, lambda connection: None)
+        app = guarded(tokens, lambda connection, holder: None)
         spoil(app)
         add_delivery_routes(app, compiled="", wheels=str(wheels))
 
@@ -105,7 +108,7 @@ def bootstrapped(
         }
         change(environment)
         python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-        words = (python, "-I", "-c", Path(bootstrap.__file__).read_text(), "--name=bare")
+        words = (python, "-I", "-c", wheelhouse.script(), "--name=bare")
         try:
             return await asyncio.to_thread(
                 subprocess.run,
@@ -131,6 +134,47 @@ def test_a_bare_python_becomes_a_server(tmp_path: Path, wheels: Path) -> None:
         home = tmp_path / ".cache" / "rlboost_jax" / "server"
         (place,) = home.iterdir()
         assert str(place) in done.stdout, "it runs in the environment that was made"
+
+
+PLANTED = """
+place = pathlib.Path(sys.argv[1])
+(place / "bin").mkdir(parents=True)
+(place / "complete").touch()
+(place / "bin" / "python").write_text("#!/bin/sh\\necho stolen $RLBOOST_JOIN\\n")
+(place / "bin" / "python").chmod(0o755)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("below", ["", "ours/"])
+def test_an_environment_that_another_user_made_first_is_not_run(
+    tmp_path: Path, wheels: Path, below: str
+) -> None:
+    """It would have the token: in a folder like /tmp, or in ours while all could write it."""
+    listed = to_builtins(Wheelhouse(wheels).entries())
+    digest = hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()[:16]
+    with reachable() as common:
+        common.chmod(0o1777)
+        (common / "ours").mkdir()
+        (common / "ours").chmod(0o777)
+        home = common / f"{below}home"
+        name = f"{digest}-{sys.version_info[0]}.{sys.version_info[1]}"
+        done(PLANTED, home / name)
+        (common / "ours").chmod(0o755)
+        ended = bootstrapped(
+            tmp_path, wheels, lambda environment: environment.update(RLBOOST_HOME=str(home))
+        )
+    assert ended.returncode != 0 and "stolen" not in ended.stdout
+    assert re.fullmatch(r"RLBOOST_HOME '.*/home': .*/home belongs to user 65534 .*\n", ended.stderr)
+
+
+def test_modules_of_the_folder_it_is_started_in_are_not_imported(
+    tmp_path: Path, wheels: Path
+) -> None:
+    for name in "venv", "pip", "runpy", "rlboost_jax":
+        (tmp_path / f"{name}.py").write_text("print('imported here'); raise SystemExit(3)")
+    ended = bootstrapped(tmp_path, wheels)
+    assert ended.returncode == 0 and "imported here" not in ended.stdout, ended.stderr
 
 
 def wrong_token(environment: dict[str, str]) -> None:

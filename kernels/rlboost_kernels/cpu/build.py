@@ -15,6 +15,7 @@ import platform
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,21 @@ def versions(folder: Path) -> dict[tuple[int, int], Path]:
     return {(int(match[1]), int(match[2])): path for match, path in found if match}
 
 
+def replaceable(library: Path) -> str:
+    """Why somebody could put another library in place of one who may not change the sources.
+
+    What is loaded is run. So a library belongs to this user, to root or to whoever owns this file,
+    and only those may write it who may write this file; "" where that is so.
+    """
+    found, source = library.lstat(), Path(__file__).stat()
+    mode = f"mode {stat.S_IMODE(found.st_mode):o}"
+    if found.st_uid not in (os.geteuid(), 0, source.st_uid):
+        return f"{library} belongs to user {found.st_uid} ({mode})"
+    if found.st_mode & ~source.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+        return f"{library} ({mode}) can be written by others"
+    return ""
+
+
 def interface_version() -> tuple[int, int]:
     """Major and minor number of XLA's interface for calls (`XLA_FFI_API_*`), by jaxlib's headers.
 
@@ -94,8 +110,10 @@ def build(libraries: Path = FOLDER) -> Path:
         _run([*compiler, "-shared", "-pthread", *objects, "-o", str(linked)])
         # Beside the old one first: a running process keeps the file it has mapped.
         beside = library.with_name(f".{library.name}.{os.getpid()}")
-        with open(linked, "rb") as made, open(beside, "wb") as file:
+        beside.unlink(missing_ok=True)
+        with open(linked, "rb") as made, open(beside, "xb") as file:
             shutil.copyfileobj(made, file)
+            os.fchmod(file.fileno(), 0o644)  # whatever the umask: it is run
             file.flush()
             os.fsync(file.fileno())  # else a power cut may leave an empty library
         os.replace(beside, library)

@@ -15,6 +15,7 @@ from rlboost_kernels.cpu.build import (
     FOLDER,
     CannotBuild,
     interface_version,
+    replaceable,
     sources_digest,
     versions,
 )
@@ -59,6 +60,8 @@ def _load() -> tuple[str | None, str | None]:
     path, reason = _newest_that_fits()
     if path is None:
         return None, reason
+    if objection := replaceable(path):
+        return None, f"its library could be anybody's: {objection}; run {BUILD_COMMAND}"
     try:
         library = ctypes.CDLL(str(path))
         library.rlboost_sources.restype = ctypes.c_char_p
