@@ -37,6 +37,7 @@ from rlboost_jax.settings.explain import explain
 from rlboost_jax.settings.load import run_config
 from rlboost_jax.settings.plan import plan_line, plan_text
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.storage import disk_thread
 from rlboost_jax.storage.workdir import check_usable
 from rlboost_jax.supervision import exits, stacks
 from rlboost_jax.supervision.pulse import show_pulse
@@ -127,6 +128,7 @@ def main(argv: list[str]) -> None:
             if _CLUSTER.value:
                 raise ConfigError("--supervise and --cluster; let the cluster start them again")
             sys.exit(_supervise(_WORKDIR.value, relay))
+        disk_thread.listen(lambda stall: exits.leave_soon(f"error: {stall}", exits.BROKEN))
         leave_without_memory()  # but not the supervisor, whose trainer would go on without it
         world = _world()
         several = world is not None and world.count > 1

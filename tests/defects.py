@@ -262,6 +262,24 @@ DEFECTS = (
         'f"{batch} {seed}\\n"',
         "tests/environments/test_ledger.py::test_no_two_episodes_have_the_same_name",
     ),
+    Defect(
+        "behind",
+        "a small state never waits for its checkpoints, however many of them hang",
+        "rlboost_jax/learner/loop.py",
+        "self._session.checkpoints.wait(step - self._run.checkpoint.max_behind)",
+        "pass",
+        "tests/learner/test_loop.py::"
+        "test_a_row_says_which_checkpoint_is_durable_and_no_save_may_take_too_many_steps",
+    ),
+    Defect(
+        "stopped",
+        "the time in which a process was stopped counts as one in which its disk did not answer",
+        "rlboost_jax/storage/disk_thread.py",
+        "self._still += min(seconds, MOST_SECONDS)",
+        "self._still += seconds",
+        "tests/storage/test_disk_thread.py::"
+        "test_time_in_which_the_process_was_stopped_does_not_count",
+    ),
 )
 
 

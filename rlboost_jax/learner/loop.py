@@ -165,6 +165,7 @@ class TrainingLoop:
             **(episode_metrics(trajectories) if session.has_environment else {}),
             "trajectories_digest": trajectories_digest(trajectories),
             "params_digest": self._digest,
+            "durable_step": session.checkpoints.durable or 0,
         }
         before, self._lap = self._lap, session.clock()
         return {**row, "step_seconds": self._lap - before}
@@ -172,8 +173,10 @@ class TrainingLoop:
     def save(self, step: int) -> None:
         """Begin the checkpoint to go on with `step` from, where one is due.
 
-        Once it is durable no row of an earlier step is written any more.
+        Once it is durable no row of an earlier step is written any more. Waits until nothing is
+        saved that has taken `checkpoint.max_behind` steps.
         """
+        self._session.checkpoints.wait(step - self._run.checkpoint.max_behind)
         last = step in (self._run.num_steps, self._session.until)
         if last or step % self._run.checkpoint.every_steps == 0:
             older = self._lag.kept_at(Batch(step))

@@ -3,22 +3,31 @@
 A step begins after the one before is over, so nobody needs a version any more once a newer one was
 handed over. With `algorithm.lag` open batches are sampled from several: with each that is handed
 over comes which is the oldest that is needed.
+
+Invariant: no wait is without an end. A version that gets nothing done is abandoned (`DiskThread`),
+as one that cannot be written.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from rlboost_jax.host.exhaustion import exhausted
+from rlboost_jax.learner.checkpoints.base import Base
+from rlboost_jax.learner.processes.leader import Followers
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import Params
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.storage.disk_thread import STALL_SECONDS, DiskStalled, DiskThread
 from rlboost_jax.weights.pull import open_params
-from rlboost_jax.weights.snapshots import SnapshotStore
+from rlboost_jax.weights.snapshots import BASE, SnapshotStore
 
 
 class SnapshotNotWritten(RuntimeError):
@@ -36,24 +45,24 @@ class Publisher:
         in_use: Callable[[], Collection[int]],
         report: Callable[[str], None],
         spans: Recorder | None = None,
+        disk_seconds: float = STALL_SECONDS,
     ):
         """Start the writer thread.
 
         Args:
             announce: called in the writer thread with each version once it is complete on disk.
             in_use: versions that servers hold or fetch now; they are not deleted.
-            report: called in the writer thread with what went wrong, in words.
+            report: called in a thread with what went wrong, in words.
             spans: of this process.
+            disk_seconds: how long a write may get nothing done before it is abandoned.
         """
         self._store, self._announce, self._in_use = store, announce, in_use
         self._report, self._spans = report, spans or Recorder()
-        self._changed = threading.Condition()  # of the four below
+        self._changed = threading.Condition()  # of the three below
         self._pending: deque[_Item] = deque()
-        self._closing = False
         self._written: Manifest | None = None
         self._error: SnapshotNotWritten | None = None
-        self._thread = threading.Thread(target=self._write_all, name="publisher", daemon=True)
-        self._thread.start()
+        self._writer = DiskThread("publisher", stall_seconds=disk_seconds)
 
     def submit(
         self,
@@ -81,7 +90,9 @@ class Publisher:
                 version=version, params=host_params, params_digest=params_digest, oldest=oldest
             )
             self._pending = deque([*waiting, new])
-            self._changed.notify_all()
+        self._writer.submit(
+            self._write_next, f"version {version}", self._store.folder, size_bytes=_bytes(new)
+        ).add_done_callback(self._ended)
 
     def open(self, version: Version) -> Params:
         """The version submitted last, on disk: its arrays, not read yet.
@@ -100,37 +111,60 @@ class Publisher:
         """Wait for what is being written; what nobody has come to is not needed any more."""
         with self._changed:
             self._pending.clear()
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
+        self._writer.close()
 
-    def _next(self) -> "_Item | None":
-        """The version to write now; None at the end."""
+    def _write_next(self) -> None:
+        """The oldest version that waits; nothing where a newer one has taken its place."""
         with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._closing)
-            return self._pending.popleft() if self._pending else None
-
-    def _write_all(self) -> None:
-        while (item := self._next()) is not None:
-            version = item.version
-            try:
-                near = self._spans.near(version)
-                with self._spans.span("write snapshot", "publisher", when=near, version=version):
-                    manifest = self._store.write(version, item.params, item.params_digest)
-                self._announce(manifest)
-                with self._changed:
-                    self._written = manifest
-                    self._changed.notify_all()
-                self._store.prune({*range(item.oldest, version + 1), *self._in_use()})
-            except Exception as error:  # whatever it is, the training loop must hear of it
-                reason = exhausted(error) or str(error)
-                failure = SnapshotNotWritten(f"version {version} could not be published: {reason}")
-                failure.__cause__ = error
-                with self._changed:
-                    self._error = failure
-                    self._changed.notify_all()
-                self._report(str(failure))
+            if not self._pending or self._error is not None:
                 return
+            item = self._pending.popleft()
+        version = item.version
+        self._writer.sign(f"writing version {version}")
+        try:
+            near = self._spans.near(version)
+            with self._spans.span("write snapshot", "publisher", when=near, version=version):
+                manifest = self._store.write(version, item.params, item.params_digest)
+            self._writer.sign("announcing it")
+            self._announce(manifest)
+            with self._changed:
+                self._written = manifest
+                self._changed.notify_all()
+            self._writer.sign("deleting older versions")
+            self._store.prune({*range(item.oldest, version + 1), *self._in_use()})
+        except Exception as error:  # whatever it is, the training loop must hear of it
+            reason = exhausted(error) or str(error)
+            failure = SnapshotNotWritten(f"version {version} could not be published: {reason}")
+            failure.__cause__ = error
+            self._fail(failure)
+
+    def _ended(self, end: "Future[None]") -> None:
+        if isinstance(error := end.exception(), DiskStalled):
+            failure = SnapshotNotWritten(f"no version can be published: {error}")
+            self._fail(failure)
+
+    def _fail(self, failure: SnapshotNotWritten) -> None:
+        """The first is raised where the next version is handed over or waited for."""
+        with self._changed:
+            if self._error is not None:
+                return
+            self._error = failure
+            self._changed.notify_all()
+        self._report(str(failure))
+
+
+def published_base(
+    params: Params, followers: Followers, store: SnapshotStore, disk_seconds: float
+) -> Base:
+    """Written for servers, once for all versions of this start. Raises DiskStalled."""
+    followers.write(BASE)
+    host_params = followers.host_copy(params)
+    with DiskThread("base", stall_seconds=disk_seconds) as disk:
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(host_params))
+        disk.submit(
+            lambda: store.write_base(host_params), "the base", store.folder, size_bytes=size
+        ).result()
+    return Base(params=params, digest=followers.digest(params, host_params, BASE))
 
 
 def _version(manifest: Manifest | None) -> Version | None:
@@ -143,3 +177,7 @@ class _Item:
     params: Any  # on the host
     params_digest: str
     oldest: Version  # version that is needed
+
+
+def _bytes(item: _Item) -> int:
+    return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(item.params))

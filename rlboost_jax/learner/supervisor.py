@@ -39,6 +39,7 @@ WATCH_SECONDS: Final = 1.0  # between two looks at a trainer
 DUMP_SECONDS: Final = 2.0  # for one that stands still to write down where, at most
 DUMP_LOOK_SECONDS: Final = 0.25  # what has not grown for as long is written
 LEAVE_SECONDS: Final = 10.0  # … and to end by itself
+GONE_SECONDS: Final = 30.0  # for one that was killed to be gone, before a line says that it is not
 PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -255,9 +256,18 @@ class Supervisor:
             code = _code(trainer, self._leave_seconds)
         if code is None:
             trainer.kill()
-            code = exits.of_process(trainer.wait())
+            code = self._gone(trainer)
         over = code in (exits.COMPLETE, exits.MISTAKE)  # at the last moment
         return code if over else exits.by_signal(signal.SIGKILL)
+
+    def _gone(self, trainer: "subprocess.Popen[bytes]") -> int:
+        """The exit code of a trainer that was killed. The kernel may wait for a disk before."""
+        if _code(trainer, GONE_SECONDS) is None:
+            self._note(
+                f"the trainer (process {trainer.pid}) was killed and is not gone: the system waits "
+                f"for a device, likely the disk of {self._workdir}; after that it is started again"
+            )
+        return exits.of_process(trainer.wait())
 
     def _dumped(self, trainer: "subprocess.Popen[bytes]", before: int) -> int | None:
         """Wait until it has written where it stands; its exit code if it has ended instead.

@@ -1,17 +1,18 @@
 """When somebody is to be called, decided from what the files of a run say.
 
-Each alert is given once a run, however often it is started; that no server is ready once each time
-that it begins.
+Each alert is given once a run, however often it is started; that no server is ready, or that the
+newest durable checkpoint is behind, once each time that it begins.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from rlboost_jax.observe.diagnostics import is_behind, steps_behind
 from rlboost_jax.observe.page.view import RunView
 from rlboost_jax.settings.alerts import AlertsConfig
 
-Kind = Literal["end", "break", "reward", "servers", "spend"]
+Kind = Literal["end", "break", "reward", "servers", "spend", "checkpoint"]
 STEPS: Final = 10  # that a mean reward is of
 
 
@@ -42,6 +43,7 @@ class Watch:
         self._best = float("-inf")
         self._without: float | None = None  # since when no server is ready
         self._called = False  # for want of servers
+        self._behind = False  # the newest durable checkpoint was, when somebody last looked
 
     def look(self, view: RunView, now: float) -> list[Alert]:
         """What is new; `now` in seconds, by a clock that only goes forward."""
@@ -58,6 +60,11 @@ class Watch:
         if minutes and self._alone(view, now) >= 60 * minutes and not self._called:
             self._called = True
             yield "servers", f"no server has been ready for {minutes:g} min"
+        behind = view.config is not None and is_behind(view.config, view.last)
+        if behind and not self._behind and view.config is not None:
+            late, newest = steps_behind(view.config, view.last), view.last["durable_step"]
+            yield "checkpoint", f"checkpoint {newest} is the newest durable, {late} steps behind"
+        self._behind = behind
 
     def _first(self, kind: Kind) -> bool:
         first = kind not in self._said

@@ -1,4 +1,5 @@
-"""Signs in the rows of a run that it learns nothing, each in a line that says where to look.
+"""Signs in the rows of a run that it learns nothing, or that its checkpoints fall behind, each in a
+line that says where to look.
 
 A pure function of the rows: the console shows a line at the step that completes it, the report
 those of the whole run.
@@ -67,6 +68,31 @@ def diagnose(run: RunConfig, rows: Iterable[Row]) -> list[str]:
     return [line for row in rows for line in looked.after(row)]
 
 
+def steps_behind(run: RunConfig, row: Row) -> int:
+    """By how many steps the newest durable checkpoint is later than it should be; 0 where it is
+    not, or where a row of an earlier release does not say."""
+    if row.get("durable_step") is None:
+        return 0
+    since = row["step"] - row["durable_step"]
+    return max(0, since - (run.checkpoint.every_steps - 1))
+
+
+def is_behind(run: RunConfig, row: Row) -> bool:
+    """Whether somebody is to look at the disk: half-way to where training waits for it."""
+    return steps_behind(run, row) > max(1, run.checkpoint.max_behind // 2)
+
+
+def _behind(run: RunConfig, rows: Sequence[Row], beginning: _Beginning) -> str:
+    if not all(is_behind(run, row) for row in rows):
+        return ""
+    return (
+        f"checkpoint {rows[-1]['durable_step']} is the newest that is durable, "
+        f"{steps_behind(run, rows[-1])} steps behind; at {run.checkpoint.max_behind} "
+        "(checkpoint.max_behind) training waits for the disk: does it answer, and how long does it "
+        "take to write one?"
+    )
+
+
 def _equal_rewards(run: RunConfig, rows: Sequence[Row], beginning: _Beginning) -> str:
     if any(row.get("reward_std") != 0 for row in rows):
         return ""
@@ -126,6 +152,7 @@ _SIGNS: Final[Mapping[str, Callable[[RunConfig, Sequence[Row], _Beginning], str]
     "equal rewards": _equal_rewards,
     "cut off": _cut_off,
     "collapsed": _collapsed,
+    "behind": _behind,
 }
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,13 +11,15 @@ from rlboost_jax.observe import metrics, samples
 from rlboost_jax.observe.lines import StepLines
 from rlboost_jax.observe.samples import SampleRow, sample_values
 from rlboost_jax.observe.summary import Summary
+from rlboost_jax.storage.disk_thread import STALL_SECONDS, DiskThread, ThreadClosed
 
 MOST_WAITING: Final = 1_000  # calls; then the next one waits for the disk
 
 
 class FilesTracker(Closing):
     """Rows are written in a thread, in order and without a gap: a disk that is slow or does not
-    answer for a while holds up no step. An error of it ends the run, at one of the next calls.
+    answer for a while holds up no step. An error of it ends the run, at one of the next calls; so
+    does a disk that does not answer for `disk_seconds` (`DiskStalled`).
 
     What has to be there before a checkpoint counts waits for `written`; other threads may call
     that and `sync`.
@@ -26,6 +27,7 @@ class FilesTracker(Closing):
     Args:
         step: the first step to come; what a run that died has left from there on is taken out.
         most_waiting: calls that may wait for the disk.
+        disk_seconds: how long the disk may not answer.
         lines: makes what a file is written with.
     """
 
@@ -35,13 +37,15 @@ class FilesTracker(Closing):
         *,
         step: int = 0,
         most_waiting: int = MOST_WAITING,
+        disk_seconds: float = STALL_SECONDS,
         lines: Callable[..., StepLines] = StepLines,
     ) -> None:
+        self._folder = Path(workdir)
         self._metrics = lines(Path(workdir) / metrics.FILE, step=step)
         self._samples = lines(Path(workdir) / samples.FILE, step=step)
         self._room = threading.BoundedSemaphore(most_waiting)
         self._error: Exception | None = None  # after it nothing is written any more
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        self._thread = DiskThread("rows", stall_seconds=disk_seconds)
 
     def samples(self, rows: Sequence[SampleRow]) -> None:
         self._put(self._samples, rows, sample_values)
@@ -56,10 +60,10 @@ class FilesTracker(Closing):
         """Return once all rows so far are written.
 
         Raises:
-            OSError: they cannot be.
+            OSError, DiskStalled: they cannot be.
         """
-        with contextlib.suppress(RuntimeError):  # closed, and all is written
-            self._thread.submit(lambda: None).result()
+        with contextlib.suppress(ThreadClosed):  # all is written
+            self._thread.submit(lambda: None, "rows", self._folder).result()
         self._check()
 
     def sync(self) -> None:
@@ -69,9 +73,10 @@ class FilesTracker(Closing):
         self._samples.sync()
 
     def close(self) -> None:
-        self._thread.shutdown()
-        self._metrics.close()
-        self._samples.close()
+        self._thread.close()
+        if self._thread.stalled is None:  # closing a file waits for the disk, too
+            self._metrics.close()
+            self._samples.close()
         self._check()
 
     def _put(
@@ -82,7 +87,10 @@ class FilesTracker(Closing):
     ) -> None:
         self._check()
         self._room.acquire()
-        self._thread.submit(self._write, lines, rows, values)
+        written = self._thread.submit(
+            lambda: self._write(lines, rows, values), "rows of metrics and samples", self._folder
+        )
+        written.add_done_callback(lambda end: self._room.release())
 
     def _write(
         self,
@@ -95,9 +103,8 @@ class FilesTracker(Closing):
                 lines.write(map(values, rows))
         except Exception as error:  # raised in the thread of the run
             self._error = error
-        finally:
-            self._room.release()
 
     def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
+        error = self._error or self._thread.stalled
+        if error is not None:
+            raise error

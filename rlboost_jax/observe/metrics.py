@@ -106,6 +106,8 @@ MEANINGS: Final = MappingProxyType(
         "exceeds a 64th of `learner.tolerated_choice_gap` is not believed",
         "rounded_choices": "sampled tokens that rounding decided: their noise lies outside of the "
         "interval that the learner computes, by no more than is tolerated",
+        "durable_step": "that a start would resume with if all power failed at the end of this "
+        "one: the newest durable checkpoint's. At best `step` itself; see `checkpoint.max_behind`",
     }
 )
 KEYS: Final = tuple(MEANINGS)

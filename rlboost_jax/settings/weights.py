@@ -36,3 +36,18 @@ class CheckpointConfig:
         note="One that does not hold what was written is put aside, and the run goes on from the "
         "one before. None is deleted before a newer one was read back from the disk.",
     )
+    max_behind: int = setting(
+        10,
+        "steps that a checkpoint may take to become durable; then training waits for it",
+        at_least=1,
+        note="A larger state waits earlier, for want of memory. From half of it on the console, "
+        "the page and the alerts say that the newest durable checkpoint is behind.",
+    )
+    disk_seconds: float = setting(
+        600.0,
+        "how long the disk of the work directory may get nothing done before the trainer ends",
+        unit="s",
+        at_least=1.0,
+        note="Of a checkpoint, a version for servers, or rows of metrics. The same command, and "
+        "`--supervise` by itself, goes on from the newest durable checkpoint.",
+    )

@@ -145,12 +145,17 @@ def sync_folder(folder: Path) -> None:
             raise
 
 
-def sync_tree(folder: Path) -> None:
-    """Have all that is in a folder last, and the folder's own name."""
+def sync_tree(folder: Path, synced: Callable[[], None] = lambda: None) -> None:
+    """Have all that is in a folder last, and the folder's own name.
+
+    Args:
+        synced: called after each file.
+    """
     for place, _, files in os.walk(folder, topdown=False):
         for name in files:
             if not os.path.islink(os.path.join(place, name)):
                 _sync(Path(place, name))
+                synced()
         sync_folder(Path(place))
     sync_folder(folder.parent)
 

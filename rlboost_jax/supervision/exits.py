@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Final, NoReturn
 
 from rlboost_jax.relay.start import finish
@@ -20,6 +21,7 @@ COMPLETE: Final = 0
 BROKEN: Final = 1
 MISTAKE: Final = 2
 _KILLED: Final = 128  # plus the number of the signal
+LEAVE_SECONDS: Final = 60.0  # for a trainer to close what it has opened, once its disk hangs
 
 # Others send these, or the kernel where no memory is left. A crash has signals of its own.
 _SENT: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -39,6 +41,17 @@ def leave(line: str, code: int, *, at_once: bool = False) -> NoReturn:
         finish()
         os._exit(code)
     sys.exit(code)
+
+
+def leave_soon(line: str, code: int, seconds: float = LEAVE_SECONDS) -> None:
+    """End this process after so long unless it has ended by itself, whatever its main thread waits
+    for: it may stand in the same system call, or wait for servers that get no weights."""
+
+    def wait_and_leave() -> None:
+        time.sleep(seconds)
+        leave(line, code, at_once=True)
+
+    threading.Thread(target=wait_and_leave, name="leave soon", daemon=True).start()
 
 
 def threads_left() -> bool:

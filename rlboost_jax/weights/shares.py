@@ -41,6 +41,11 @@ class Share:
     dtype: np.dtype
     parts: Mapping[Place, np.ndarray]
 
+    @property
+    def nbytes(self) -> int:
+        """Of its parts."""
+        return sum(part.nbytes for part in self.parts.values())
+
 
 def shares_of(params: Params, *, process: int, read: Read = np.asarray) -> Params:
     """The tree with a process's share, in its memory, in place of each array.

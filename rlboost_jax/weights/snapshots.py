@@ -66,6 +66,10 @@ class SnapshotStore:
         self._written = [int(path.name) for path in found]
 
     @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
     def versions(self) -> tuple[int, ...]:
         """Versions on disk, oldest first."""
         return tuple(self._written)

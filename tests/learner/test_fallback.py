@@ -15,8 +15,8 @@ import pytest
 from rlboost_jax.learner.checkpoints import leaf_digests, orbax_files
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
 from rlboost_jax.learner.checkpoints.folders import steps_in
-from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
-from rlboost_jax.learner.checkpoints.writing import CheckpointNotWritten, Checkpoints
+from rlboost_jax.learner.checkpoints.reading import CheckpointBroken, CheckpointNotWritten
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.processes.world import ALONE
 from rlboost_jax.storage import at_rest, durable
 from tests.patience import PATIENCE_SECONDS

@@ -47,7 +47,7 @@ class World:
 
     def __init__(self):
         self.log, self.now = [], 0.0
-        self.digests, self.trained, self.saved = {}, [], {}
+        self.digests, self.trained, self.saved, self.waited = {}, [], {}, []
 
 
 class Link(ManagerLink):
@@ -150,8 +150,13 @@ class Cabinet(Checkpoints):
     def __init__(self, world):
         self.world = world
 
+    durable = 41
+
     def latest(self):
         return 41
+
+    def wait(self, up_to=None):
+        self.world.waited.append(up_to)
 
     def save(self, step, state, extra, versions):
         assert not versions, "without a lag no older one is needed"
@@ -207,7 +212,7 @@ def build(config, learner_step, world):
             num_steps=3,
             evaluation=replace(config.evaluation, **{"every_steps": 2} | (evaluation or {})),
             algorithm=replace(config.algorithm, **algorithm or {}),
-            checkpoint=replace(config.checkpoint, every_steps=2),
+            checkpoint=replace(config.checkpoint, every_steps=2, max_behind=5),
             learner=replace(
                 config.learner,
                 **{
@@ -375,6 +380,12 @@ def test_w14_a_checkpoint_has_the_state_and_the_window_after_the_step_before(loo
     run_all(loop)
     assert {step: updates for step, (updates, _) in world.saved.items()} == {2: 2, 3: 3}
     assert window_of(world.saved[2][1]) == WINDOW
+
+
+def test_a_row_says_which_checkpoint_is_durable_and_no_save_may_take_too_many_steps(build, world):
+    rows = run_all(build())
+    assert [row["durable_step"] for row in rows] == [41, 41, 41]
+    assert world.waited == [1 - 5, 2 - 5, 3 - 5], "also after steps without a checkpoint"
 
 
 def test_the_params_digest_of_a_row_names_what_the_next_step_samples_from(loop, world):

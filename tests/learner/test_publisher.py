@@ -2,18 +2,25 @@
 
 import errno
 import os
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
 from rlboost_jax.learner.publisher import Publisher, SnapshotNotWritten
 from rlboost_jax.messages import Manifest
+from rlboost_jax.storage import disk_thread
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.patience import PATIENCE_SECONDS
+
+DISK_SECONDS = 10_000.0  # which the process's own looks do not come to
 
 
 class Store(SnapshotStore):
     """Each write waits for `go`; versions of `broken` cannot be written."""
+
+    folder = Path("snapshots")
 
     def __init__(self, broken=(), error=None):
         self.broken, self.error = broken, error or OSError("no space left")
@@ -47,6 +54,7 @@ class Desk:
             announce=lambda manifest: self.announced.append(manifest.version),
             in_use=lambda: (3,),
             report=self.report,
+            disk_seconds=DISK_SECONDS,
         )
 
     def report(self, text):
@@ -148,3 +156,23 @@ def test_the_last_version_is_no_reason_to_fail():
     desk.store.go.release()
     desk.publisher.close()
     assert len(desk.reported) == 1
+
+
+def test_a_write_that_hangs_ends_the_run_at_the_next_and_is_waited_for_by_nobody():
+    desk = Desk(Store())
+    desk.submit(1)
+    desk.wait_for_write()
+    while not desk.heard.is_set():
+        disk_thread.look_at_all(DISK_SECONDS)
+    (line,) = desk.reported
+    assert re.match(
+        r"no version can be published: version 1 got nothing done for \d+ s \(writing",
+        line,
+    )
+    with pytest.raises(SnapshotNotWritten, match="got nothing done"):
+        desk.submit(2)
+    with pytest.raises(SnapshotNotWritten, match="got nothing done"):
+        desk.publisher.open(1)
+    desk.publisher.close()
+    assert not desk.announced
+    desk.store.go.release()

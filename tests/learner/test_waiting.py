@@ -10,9 +10,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from rlboost_jax.learner.checkpoints import orbax_files
+from rlboost_jax.learner.checkpoints import backlog, folders, orbax_files
 from rlboost_jax.learner.checkpoints.waiting import WritesStalled, wait_for_writes
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.storage import at_rest, disk_thread, durable
+from rlboost_jax.storage.disk_thread import DiskStalled
 from tests.patience import PATIENCE_SECONDS
 
 QUICK = {"size_bytes": 0, "look_seconds": 0.001, "looks": 3}
@@ -122,6 +124,97 @@ def test_a_checkpoint_that_is_never_written_ends_the_run(tmp_path, never, plant,
     assert checkpoints.complete() == []
 
 
+DISK_SECONDS = 9_999.0  # which the process's own looks do not come to
+HANGS = {  # where a save can stand: what is called there, and what the line says of it
+    "writing its arrays": (orbax_files, "begin"),
+    "joining what was written": (orbax_files, "finish"),
+    "taking digests of its files": (at_rest, "describe"),
+    "forcing its files to the disk": (durable, "sync_tree"),
+    "waiting for the rows before it": None,
+    "putting it in its place": (durable, "replace"),
+    "reading it back": (at_rest, "faults"),
+    "forcing the events before it to the disk": None,
+    "deleting older ones": (folders, "remove"),
+}
+
+
+@pytest.mark.parametrize("part", HANGS)
+def test_wherever_a_save_hangs_whoever_waits_for_it_hears_of_it(tmp_path, never, plant, part):
+    """The next save, the final wait and the end of the run: none of them waits for good."""
+    reached = threading.Event()
+
+    def stuck(*given: object, **named: object) -> None:
+        reached.set()
+        never()
+
+    def free(*given: object) -> None:
+        pass
+
+    checkpoints = Checkpoints(
+        tmp_path,
+        keep=1,
+        before=stuck if part == "waiting for the rows before it" else free,
+        on_durable=stuck if part == "forcing the events before it to the disk" else free,
+        disk_seconds=DISK_SECONDS,
+    )
+    if part == "deleting older ones":
+        checkpoints.save(0, {"x": np.ones(3)}, {})
+        checkpoints.wait()
+    if HANGS[part]:
+        plant(*HANGS[part], stuck)
+    checkpoints.save(1, {"x": np.ones(3)}, {})
+    checkpoints.save(2, {"x": np.ones(3)}, {})
+    assert reached.wait(PATIENCE_SECONDS)
+    for _ in range(int(DISK_SECONDS / disk_thread.MOST_SECONDS) + 2):  # the first sees the sign
+        disk_thread.look_at_all(DISK_SECONDS)
+    line = rf"^checkpoint 1 got nothing done for \d+ s \({part}\) in {tmp_path}: does its disk"
+    with pytest.raises(DiskStalled, match=line):
+        checkpoints.save(3, {"x": np.ones(3)}, {})
+    with pytest.raises(DiskStalled, match=line):
+        checkpoints.wait()
+    checkpoints.close()
+    durable_then = part in ("forcing the events before it to the disk", "deleting older ones")
+    assert checkpoints.durable == (1 if durable_then else None)
+
+
+def test_a_small_state_waits_for_the_disk_too_once_it_is_late(tmp_path):
+    """Of several saves under way only those up to a step are waited for."""
+    answers, durable_steps = threading.Semaphore(0), []
+
+    def on_durable(step: int) -> None:
+        assert answers.acquire(timeout=PATIENCE_SECONDS)
+        durable_steps.append(step)
+
+    with Checkpoints(tmp_path, keep=2, on_durable=on_durable) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"x": np.ones(3)}, {})
+        checkpoints.wait(0)
+        assert not durable_steps
+        answers.release(2)
+        checkpoints.wait(2)
+        assert durable_steps == [1, 2] and checkpoints.durable >= 2
+        answers.release()
+
+
+def test_what_is_waited_for_is_said_now_and_then(tmp_path, monkeypatch):
+    """Twice as seldom each time; a tenth of the usual time, so that this test is short."""
+    monkeypatch.setattr(backlog, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(backlog, "NOTE_SECONDS", 0.01)
+    lines, answers = [], threading.Event()
+
+    def note(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 3:
+            answers.set()
+
+    with Checkpoints(
+        tmp_path, keep=2, before=lambda: answers.wait(PATIENCE_SECONDS), note=note
+    ) as checkpoints:
+        checkpoints.save(1, {"x": np.ones(3)}, {})
+        checkpoints.wait()
+    assert lines[2].startswith(f"waiting until it is durable: checkpoint 1 in {tmp_path}: ")
+
+
 STALLED = """
 import threading
 from absl import app
@@ -151,3 +244,32 @@ def test_a_trainer_leaves_whatever_threads_it_has(tmp_path, error, said, code):
     command = [sys.executable, "-c", STALLED.format(error), *settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (code, said)
+
+
+HUNG = """
+import threading
+from pathlib import Path
+from absl import app
+from rlboost_jax import main
+from rlboost_jax.storage.disk_thread import DiskThread
+from rlboost_jax.supervision import exits
+
+def train(*given, **named):
+    disk = DiskThread("checkpoint", stall_seconds=0.01)
+    disk.submit(threading.Event().wait, "checkpoint 7", Path("/run"))
+    threading.Event().wait()  # for tokens, or in a system call
+
+main.train = train
+soon = exits.leave_soon
+exits.leave_soon = lambda line, code: soon(line, code, seconds=0.01)
+app.run(main.main, flags_parser=main.parse)
+"""
+
+
+def test_a_trainer_ends_when_its_disk_hangs_whatever_its_main_thread_waits_for(tmp_path):
+    settings = ["--config=configs/tiny.py", f"--workdir={tmp_path}/run"]
+    command = [sys.executable, "-c", HUNG, *settings]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert line.startswith("error: checkpoint 7 got nothing done for"), done.stderr

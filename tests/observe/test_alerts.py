@@ -116,6 +116,19 @@ def test_no_server_for_minutes(folder: Path) -> None:
     assert story.watch(300) == ["break"]
 
 
+def test_a_durable_checkpoint_that_falls_behind(folder: Path) -> None:
+    story = Story(folder)
+    with FilesTracker(folder) as files:
+        for step in range(6):
+            files.step(metrics_row(row(step, durable_step=0)))
+    assert story.watch(2) == ["break"]
+    with FilesTracker(folder, step=6) as files:
+        files.step(metrics_row(row(6, durable_step=0)))
+    assert story.watch(2) == ["checkpoint", "break"]
+    alert = list(read_lines(folder / "alerts.jsonl"))[-2]
+    assert alert["text"] == "checkpoint 0 is the newest durable, 6 steps behind"
+
+
 def test_what_fails_is_kept_and_harms_nothing(folder: Path) -> None:
     story = Story(folder, command=("/no/such/program",), webhook_file="/no/such/file")
     assert story.watch(1) == ["break"]

@@ -1,11 +1,12 @@
 """What is said of rows, and that it is said once."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from configs import base
-from rlboost_jax.observe.diagnostics import STEPS, Diagnostics, diagnose
+from rlboost_jax.observe.diagnostics import STEPS, Diagnostics, diagnose, is_behind
 from rlboost_jax.settings.load import run_config
 from tests.observe.conftest import row
 
@@ -101,3 +102,24 @@ def test_rows_of_before_say_nothing_of_what_they_lack() -> None:
         for each in rows(10)
     ]
     assert diagnose(RUN, old) == []
+
+
+@pytest.mark.parametrize(
+    ("every", "most", "durable", "behind"),
+    [
+        *((1, 10, 20, False), (1, 10, 15, False), (1, 10, 14, True), (4, 10, 12, False)),
+        *((4, 10, 11, True), (1, 1, 19, False), (1, 2, 18, True), (1, 10, None, False)),
+    ],
+)
+def test_a_durable_checkpoint_is_behind_half_way_to_where_training_waits(
+    every: int, most: int, durable: int | None, behind: bool
+) -> None:
+    """At step 20; every fourth step, three steps more are none too many."""
+    checkpoint = replace(RUN.checkpoint, every_steps=every, max_behind=most)
+    run = replace(RUN, checkpoint=checkpoint)
+    late = [row(20 + i, durable_step=durable and durable + i) for i in range(STEPS)]
+    assert is_behind(run, late[0]) is behind
+    lines = diagnose(run, late)
+    assert len(lines) == behind
+    if behind:
+        assert f"checkpoint {durable + STEPS - 1} is the newest that is durable" in lines[0]

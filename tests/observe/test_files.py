@@ -1,5 +1,6 @@
 """Rows of a run whose disk does not answer, or fails."""
 
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.lines import StepLines
 from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.storage import disk_thread
+from rlboost_jax.storage.disk_thread import DiskStalled
 from tests.observe.conftest import sample
 from tests.patience import PATIENCE_SECONDS
 
@@ -109,3 +112,32 @@ def test_after_a_row_that_cannot_be_written_there_is_none(tmp_path: Path) -> Non
         with pytest.raises(OSError, match="no room"):
             call()
     assert not read_metrics(tmp_path)
+
+
+def test_a_disk_that_never_answers_ends_the_run_and_is_waited_for_by_nobody(
+    tmp_path: Path,
+) -> None:
+    """Its rows, what waits for them, and the end."""
+    disk, seconds = Disk(), 10_000.0
+    files = FilesTracker(tmp_path, lines=disk.lines, most_waiting=2, disk_seconds=seconds)
+    files.step({"step": 0})
+    files.step({"step": 1})
+    heard: list[str] = []
+
+    def a_row_too_many() -> None:
+        try:
+            files.step({"step": 2})
+        except DiskStalled as stall:
+            heard.append(str(stall))
+
+    run = threading.Thread(target=a_row_too_many)
+    run.start()
+    assert disk.asked.wait(PATIENCE_SECONDS)
+    while run.is_alive():
+        disk_thread.look_at_all(seconds)
+    (line,) = heard
+    assert re.match(rf"rows of metrics and samples got nothing done for \d+ s in {tmp_path}", line)
+    for call in (files.written, files.sync, lambda: files.step({"step": 3}), files.close):
+        with pytest.raises(DiskStalled, match="got nothing done"):
+            call()
+    disk.answers.set()

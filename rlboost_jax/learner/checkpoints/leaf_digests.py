@@ -20,6 +20,11 @@ _SMALL_BYTES: Final = 2**24  # that one thread digests quickly
 T = TypeVar("T")
 
 
+def is_shared(leaf: Any) -> bool:
+    """Whether other processes have a part of it."""
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+
+
 def on_host(array: Any) -> np.ndarray:
     """A copy that lasts although the array is donated. Host arrays are taken as they are."""
     if not isinstance(array, jax.Array):
@@ -110,3 +115,21 @@ def _digest(part: np.ndarray) -> str:
     digest = hashlib.sha256(kind)
     digest.update(data)
     return digest.hexdigest()
+
+
+def tree_on_host(tree: Any) -> Any:
+    """The same tree in host memory; all its copies are under way at the same time."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array):
+            leaf.copy_to_host_async()
+    return jax.tree.map(on_host, tree)
+
+
+def joined(leaves: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Parts of each leaf of each tree, by whichever process."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for said in leaves:
+        for name, tree in said.items():
+            for leaf, parts in tree.items():
+                found.setdefault(name, {}).setdefault(leaf, []).extend(parts)
+    return found

@@ -60,7 +60,7 @@ def _explain() -> None:
         sys.unraisablehook = _Late(sys.unraisablehook)
 
 
-def begin(folder: Path, tree: Any) -> Callable[[], None]:
+def begin(folder: Path, tree: Any, grown: Callable[[], None] = lambda: None) -> Callable[[], None]:
     """Begin to write a tree; what is returned waits until all of this process's is written, or
     raises `WritesStalled`.
 
@@ -68,6 +68,9 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
     host arrays are not copied, and nobody may change them until all is written.
 
     Every process calls this where arrays are of several, and then one of them `finish`.
+
+    Args:
+        grown: called now and then while more and more is written.
     """
     arguments = ocp.args.PyTreeSave(
         tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
@@ -78,19 +81,23 @@ def begin(folder: Path, tree: Any) -> Callable[[], None]:
     def begun() -> list[Any]:
         return asyncio.run(_handler().async_save(folder, args=arguments)) or []
 
-    futures = wait_for_writes(begun, folder, size_bytes=size)
+    futures = wait_for_writes(begun, folder, size_bytes=size, grown=grown)
 
     def written() -> None:
         for future in futures:
             future.result()
 
-    return lambda: wait_for_writes(written, folder, size_bytes=size)
+    return lambda: wait_for_writes(written, folder, size_bytes=size, grown=grown)
 
 
-def finish(folder: Path) -> None:
-    """Make one tree of what the processes have written. Raises WritesStalled."""
+def finish(folder: Path, grown: Callable[[], None] = lambda: None) -> None:
+    """Make one tree of what the processes have written. Raises WritesStalled.
+
+    Args:
+        grown: as in `begin`.
+    """
     size = sum(sizes(folder).values())
-    wait_for_writes(lambda: _handler().finalize(folder), folder, size_bytes=size)
+    wait_for_writes(lambda: _handler().finalize(folder), folder, size_bytes=size, grown=grown)
 
 
 def own_folders(folder: Path, process: int) -> list[Path]:

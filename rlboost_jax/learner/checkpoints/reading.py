@@ -31,6 +31,30 @@ class CheckpointBroken(Mistake, ValueError):
         self.reason = reason or message
 
 
+class CheckpointNotWritten(RuntimeError):
+    """What is on the disk is not what was to be written; the checkpoint before is sound."""
+
+
+def read_back(place: Path, share: tuple[int, int]) -> None:
+    """Compare what was written just now with its digests: from the device, where that can be had.
+
+    Args:
+        place: of the checkpoint.
+        share: see `at_rest.faults`; each process reads its own.
+
+    Raises:
+        CheckpointNotWritten
+    """
+    digests = at_rest.described(place)
+    assert digests is not None
+    if found := list(at_rest.faults(place, digests["files"], share=share, from_disk=True)):
+        raise CheckpointNotWritten(
+            f"checkpoint {place.name} was written and does not read back: "
+            f"{at_rest.one_line(found)}; look at the disk, the same command goes on from the "
+            "checkpoint before"
+        )
+
+
 def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
     """What is wrong with the place or the files of a complete checkpoint, in a line; nothing: "".
 

@@ -9,11 +9,12 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Final, TypeVar
 
+from rlboost_jax.storage.disk_thread import SLOW_DISK
+
 Result = TypeVar("Result")
 
 LOOK_SECONDS: Final = 1.0
 LOOKS: Final = 60  # in which nothing happens, before one wonders
-SLOW_DISK: Final = 10**7  # bytes in a second, which may all be seen at their end only
 
 
 class WritesStalled(RuntimeError):
@@ -26,18 +27,20 @@ def wait_for_writes(
     folder: Path,
     *,
     size_bytes: int,
+    grown: Callable[[], None] = lambda: None,
     look_seconds: float = LOOK_SECONDS,
     looks: int = LOOKS,
 ) -> Result:
     """Call what writes, or waits for what is being written; returns or raises as it does.
 
-    A disk that hangs is waited for as long as it does: it is asked for a write of our own before
-    anybody is suspected.
+    A disk that hangs is waited for here as long as it does: it is asked for a write of our own
+    before anybody is suspected. The thread that this is called in is watched (`DiskThread`).
 
     Args:
         write: called in a thread of its own, which may stay in it.
         folder: where files grow as long as anything is written.
         size_bytes: of all that is written; with more, nothing may happen for longer.
+        grown: called whenever something was written since the last look, or the disk has answered.
         look_seconds: between two looks at the folder.
         looks: without a change before the disk is asked, and as many after it has answered.
 
@@ -51,8 +54,11 @@ def wait_for_writes(
         now = sizes(folder)
         still = still + 1 if now == before else 0
         before = now
+        if not still:
+            grown()
         if still == looks:
             _ask_disk(folder)
+            grown()
         elif still == 2 * looks:
             raise WritesStalled(
                 f"nothing was written into {folder} in {2 * looks * look_seconds:g} s, though the "

@@ -7,14 +7,15 @@ they were in memory, are written with it and checked whenever it is read.
 Invariants:
 - `save` only copies arrays to the host: all else is done by a thread, in the order of steps;
 - none is deleted before a newer one was read back;
-- what says that it is another checkpoint, or says nothing that can be read, is never deleted.
+- what says that it is another checkpoint, or says nothing that can be read, is never deleted;
+- no wait is without an end: a save that gets nothing done is abandoned (`DiskThread`), and the
+  checkpoint before is the one to resume from.
 """
 
 import json
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,21 +24,21 @@ import jax
 
 from rlboost_jax.closing import Closing
 from rlboost_jax.learner.checkpoints import folders, leaf_digests, orbax_files
+from rlboost_jax.learner.checkpoints.backlog import Backlog
 from rlboost_jax.learner.checkpoints.folders import EXTRA, EXTRA_FILE, STATE, VERSIONS, steps_in
 from rlboost_jax.learner.checkpoints.orbax_files import own_folders
-from rlboost_jax.learner.checkpoints.reading import check, read_extra, read_tree
+from rlboost_jax.learner.checkpoints.reading import check, read_back, read_extra, read_tree
 from rlboost_jax.learner.processes.bulletin import Bulletin
 from rlboost_jax.models.params import Params
 from rlboost_jax.storage import at_rest, durable
+from rlboost_jax.storage.disk_thread import STALL_SECONDS, DiskThread
 from rlboost_jax.storage.durable import Damaged
 
 Tree = TypeVar("Tree")  # a pytree of arrays
+T = TypeVar("T")
 
 WAITING_BYTES: Final = 2**28  # a larger state waits for the disk itself
-
-
-class CheckpointNotWritten(RuntimeError):
-    """What is on the disk is not what was to be written; the checkpoint before is sound."""
+_OTHERS: Final = "waiting for the other processes of the trainer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,9 @@ class Checkpoints(Closing):
         keep: int,
         on_durable: Callable[[int], None] = lambda step: None,
         before: Callable[[], None] = lambda: None,
+        note: Callable[[str], None] = lambda line: None,
         waiting_bytes: int = WAITING_BYTES,
+        disk_seconds: float = STALL_SECONDS,
     ) -> None:
         """Open the folder, and make it where missing.
 
@@ -73,7 +76,9 @@ class Checkpoints(Closing):
             keep: newest checkpoints left in the folder, the others are deleted.
             on_durable: called with the step, in step order, from a thread of its own.
             before: called there before a step is put in its place, and may wait.
+            note: shows a line to people: what is waited for, where that takes long.
             waiting_bytes: of copies that wait for the disk; with more, `save` waits for it.
+            disk_seconds: how long a save may get nothing done before it is abandoned.
         """
         self._folder, self._keep, self._on_durable = Path(folder).absolute(), keep, on_durable
         self._before, self._waiting_bytes = before, waiting_bytes
@@ -82,9 +87,9 @@ class Checkpoints(Closing):
         self._bulletin = Bulletin(self._folder.name)
         if self._bulletin.index == 0:
             folders.remove_leftovers(self._folder)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._saving: deque[tuple[int, Future[None]]] = deque()  # bytes of each
-        self._newest = self.latest()
+        self._writer = DiskThread("checkpoint", stall_seconds=disk_seconds)
+        self._backlog = Backlog(self._writer, self._folder, note)
+        self._newest = self._durable = self.latest()
         self._underway: set[int] = set()  # steps
         self._failed = False  # what was to be saved after that is not
 
@@ -107,31 +112,44 @@ class Checkpoints(Closing):
 
         Raises:
             ValueError: the step is not greater than the newest.
+            DiskStalled: a save got nothing done for too long.
         """
         if self._newest is not None and step <= self._newest:
             self.wait()
             raise ValueError(f"checkpoint {step} would come after {self._newest}; steps only grow")
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        shared = any(map(_is_shared, jax.tree.leaves(state)))
-        self._make_room(self._waiting_bytes - size if not shared else 0)
+        shared = any(map(leaf_digests.is_shared, jax.tree.leaves(state)))
+        self._backlog.make_room(self._waiting_bytes - size if not shared else 0)
         older = {VERSIONS: dict(versions)} if versions else {}
         if shared:
-            item = self._begun(step, {STATE: state, **older}, extra)
+            item = self._backlog.done(
+                lambda: self._begun(step, {STATE: state, **older}, extra),
+                f"checkpoint {step}",
+                size_bytes=size,
+            )
         else:
-            trees = {STATE: _on_host(state), **older}
+            trees = {STATE: leaf_digests.tree_on_host(state), **older}
             item = _Save(step=step, trees=trees, extra=extra, leaves=_digests(trees))
         self._newest = step
         self._underway.add(step)
-        self._saving.append((size, self._writer.submit(self._save, item)))
+        self._backlog.add(
+            lambda: self._save(item), f"checkpoint {step}", step=step, size_bytes=size
+        )
 
-    def wait(self) -> None:
-        """Block until what was saved is durable and `on_durable` has returned."""
-        while self._saving:
-            self._saving.popleft()[1].result()
+    def wait(self, up_to: int | None = None) -> None:
+        """Block until what was saved is durable and `on_durable` has returned.
+
+        Args:
+            up_to: the last step that is waited for; None: all.
+
+        Raises:
+            DiskStalled: a save got nothing done for too long.
+        """
+        self._backlog.wait(up_to)
 
     def after(self, call: Callable[[], None]) -> None:
         """Have something done by the thread, once what was saved is durable."""
-        self._saving.append((0, self._writer.submit(call)))
+        self._backlog.add(call, "the best checkpoint", step=self._newest or 0, size_bytes=0)
 
     def has(self, step: int) -> bool:
         """Whether a checkpoint of that step is complete, or on its way."""
@@ -140,6 +158,11 @@ class Checkpoints(Closing):
     @property
     def folder(self) -> Path:
         return self._folder
+
+    @property
+    def durable(self) -> int | None:
+        """Step of the newest checkpoint that is known to be durable, None if there is none."""
+        return self._durable
 
     def complete(self) -> list[int]:
         """Steps of all complete checkpoints, in order."""
@@ -158,7 +181,7 @@ class Checkpoints(Closing):
 
     def look_again(self) -> None:
         """After some were put aside, by this process or another: steps grow from what is left."""
-        self._newest = self.latest()
+        self._newest = self._durable = self.latest()
 
     def restore(
         self, step: int, abstract: Tree, *, checked: bool = False
@@ -196,18 +219,14 @@ class Checkpoints(Closing):
         try:
             self.wait()
         finally:
-            self._writer.shutdown()
-
-    def _make_room(self, left_bytes: int) -> None:
-        """Wait for the oldest saves until the others leave room, and raise what went wrong."""
-        while self._saving and (
-            self._saving[0][1].done() or sum(size for size, _ in self._saving) > left_bytes
-        ):
-            self._saving.popleft()[1].result()
+            self._writer.close()
 
     def _begun(self, step: int, trees: Mapping[str, Any], extra: dict[str, Any]) -> _Save:
         """What is to be saved of arrays of several processes; these are copied now."""
-        self._bulletin.together(f"{step}/made", lambda: self._make_folders(step, trees))
+        self._together(
+            f"{step}/made", "making its folders", lambda: self._make_folders(step, trees)
+        )
+        self._writer.sign("copying its arrays")
         digests = _digests(trees)
         begun = self._write_arrays(step, trees)
         return _Save(step=step, trees=trees, extra=extra, leaves=digests, begun=begun)
@@ -220,8 +239,8 @@ class Checkpoints(Closing):
                 (part / name).mkdir(parents=True)
 
     def _write_arrays(self, step: int, trees: Mapping[str, Any]) -> Callable[[], None]:
-        part = folders.part_of(self.place(step))
-        waits = [orbax_files.begin(part / name, tree) for name, tree in trees.items()]
+        part, sign = folders.part_of(self.place(step)), self._writer.sign
+        waits = [orbax_files.begin(part / name, tree, sign) for name, tree in trees.items()]
 
         def wait() -> None:
             for each in waits:
@@ -242,21 +261,27 @@ class Checkpoints(Closing):
 
     def _write(self, item: _Save) -> None:
         """From the first byte to the last."""
-        part, together = folders.part_of(self.place(item.step)), self._bulletin.together
+        part, sign = folders.part_of(self.place(item.step)), self._writer.sign
         if item.begun is None:
+            sign("making its folders")
             self._make_folders(item.step, item.trees)
-        said = together(f"{item.step}/written", lambda: self._written(item, part))
+        said = self._together(
+            f"{item.step}/written", "taking digests", lambda: self._written(item, part)
+        )
         if self._bulletin.index == 0:
             files, leaves = zip(*said, strict=True)
+            sign("joining what was written")
             for name in item.trees:
-                orbax_files.finish(part / name)
+                orbax_files.finish(part / name, sign)
+            sign("taking digests of its files")
             (part / EXTRA).mkdir()
             (part / EXTRA / EXTRA_FILE).write_text(json.dumps(item.extra))
             place = {"step": item.step, **({"run": self._owner.run_id} if self._owner else {})}
-            leaf_parts = _joined_parts(leaves)
-            digests = at_rest.describe(part, _joined(files), leaves=leaf_parts, **place)
+            leaf_parts = leaf_digests.joined(leaves)
+            digests = at_rest.describe(part, ChainMap(*files), leaves=leaf_parts, **place)
             (part / at_rest.FILE).write_bytes(digests)
-            durable.sync_tree(part)
+            sign("forcing its files to the disk")
+            durable.sync_tree(part, sign)
         self._finish(item.step)
 
     def _written(self, item: _Save, part: Path) -> list[dict[str, Any]]:
@@ -264,29 +289,36 @@ class Checkpoints(Closing):
 
         Process 0 knows its own files once all is written.
         """
-        leaves = item.leaves()
+        leaves, sign = item.leaves(), self._writer.sign
+        sign("writing its arrays")
         (item.begun or self._write_arrays(item.step, item.trees))()
         index = self._bulletin.index
         names: list[str] = []
         for folder in [each for name in item.trees for each in own_folders(part / name, index)]:
-            durable.sync_tree(folder)
+            sign("forcing its files to the disk")
+            durable.sync_tree(folder, sign)
             below = folder.relative_to(part).as_posix()
             names += [f"{below}/{file}" for file in at_rest.files_below(folder)]
         return [at_rest.digests_of(part, names if index else []), leaves]
 
     def _finish(self, step: int) -> None:
         """What is on the device becomes a checkpoint, and older ones go."""
-        place, together = self.place(step), self._bulletin.together
+        place, sign = self.place(step), self._writer.sign
+        share = (self._bulletin.index, self._bulletin.count)
 
         def put_in_place() -> None:
             if self._bulletin.index == 0:
                 self._before()
+                sign("putting it in its place")
                 durable.replace(folders.part_of(place), place)
 
-        together(f"{step}/placed", put_in_place)
-        together(f"{step}/read", lambda: self._read_back(step))
+        self._together(f"{step}/placed", "waiting for the rows before it", put_in_place)
+        self._together(f"{step}/read", "reading it back", lambda: read_back(place, share))
         self._underway.discard(step)
+        self._durable = step
+        sign("forcing the events before it to the disk")
         self._on_durable(step)
+        sign("deleting older ones")
         if self._bulletin.index == 0:
             known = [each for each in self.complete() if each <= step]
             for old in known[: -self._keep]:
@@ -301,47 +333,18 @@ class Checkpoints(Closing):
             return False
         return not folders.misplaced(digests or {}, step, self._owner)
 
-    def _read_back(self, step: int) -> None:
-        """From the device, where that can be had; each process its share.
+    def _together(self, name: str, doing: str, part: Callable[[], T]) -> list[T]:
+        """As `Bulletin.together`, with signs of what this process does and waits for."""
 
-        Raises:
-            CheckpointNotWritten
-        """
-        place, share = self.place(step), (self._bulletin.index, self._bulletin.count)
-        digests = at_rest.described(place)
-        assert digests is not None
-        if found := list(at_rest.faults(place, digests["files"], share=share, from_disk=True)):
-            raise CheckpointNotWritten(
-                f"checkpoint {step} was written and does not read back: {at_rest.one_line(found)}; "
-                "look at the disk, the same command goes on from the checkpoint before"
-            )
+        def mine() -> T:
+            self._writer.sign(doing)
+            value = part()
+            self._writer.sign(_OTHERS)
+            return value
 
-
-def _is_shared(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-
-
-def _on_host(tree: Any) -> Any:
-    for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array):
-            leaf.copy_to_host_async()
-    return jax.tree.map(leaf_digests.on_host, tree)
+        return self._bulletin.together(name, mine)
 
 
 def _digests(trees: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
     parts = {name: leaf_digests.parts_of(tree) for name, tree in trees.items()}
     return lambda: {name: digest() for name, digest in parts.items()}
-
-
-def _joined(files: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: each for said in files for name, each in said.items()}
-
-
-def _joined_parts(leaves: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Parts of each leaf of each tree, by whichever process."""
-    joined: dict[str, dict[str, list[Any]]] = {}
-    for said in leaves:
-        for name, tree in said.items():
-            for leaf, parts in tree.items():
-                joined.setdefault(name, {}).setdefault(leaf, []).extend(parts)
-    return joined

@@ -265,7 +265,11 @@ def _follow_session(
     with (
         accept(world, path) as leader,
         StacksFile(stacks_path(path, world.index)),
-        Checkpoints(path / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
+        Checkpoints(
+            path / "checkpoints",
+            keep=run.checkpoint.keep,
+            disk_seconds=run.checkpoint.disk_seconds,
+        ) as checkpoints,
     ):
         restored = restore(run, policy, critic, checkpoints, world, lambda line: None)
         first = checkpoints.latest() or 0

@@ -17,7 +17,7 @@ from rlboost_jax.environments.exercises import EpisodeExercises
 from rlboost_jax.environments.journal import FOLDER as FOLDER_OF_EPISODES
 from rlboost_jax.environments.journal import forget
 from rlboost_jax.environments.opening import exercises_of
-from rlboost_jax.learner.checkpoints.base import Base, check_same
+from rlboost_jax.learner.checkpoints.base import check_same
 from rlboost_jax.learner.checkpoints.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints.extra import window_of
 from rlboost_jax.learner.checkpoints.forking import bring, check_fork
@@ -29,9 +29,9 @@ from rlboost_jax.learner.fleet.life import sending_home, showing_fleet
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.learner.fleet.reserved import ReservedEngines, devices_of_slices
-from rlboost_jax.learner.processes.leader import Followers, invite
+from rlboost_jax.learner.processes.leader import invite
 from rlboost_jax.learner.processes.world import World, settled
-from rlboost_jax.learner.publisher import Publisher
+from rlboost_jax.learner.publisher import Publisher, published_base
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.setup.hosts import note_host, note_processes
 from rlboost_jax.learner.setup.makers import Makers, Plan, lost_layout
@@ -39,7 +39,6 @@ from rlboost_jax.learner.setup.preparation import Prepared, lies_elsewhere, prep
 from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.learner.versions import AtHand, PulledOnce, Versions, restored_versions
 from rlboost_jax.messages import MAX_LINE, TrainerHello
-from rlboost_jax.models.params import Params
 from rlboost_jax.observe import events
 from rlboost_jax.observe.files import FilesTracker
 from rlboost_jax.observe.metrics import read_metrics
@@ -56,7 +55,7 @@ from rlboost_jax.weights.compiled import FOLDER as COMPILED
 from rlboost_jax.weights.compiled import offer
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import sealed
-from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
+from rlboost_jax.weights.snapshots import FOLDER, SnapshotStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +108,8 @@ class Opening:
                 keep=run.checkpoint.keep,
                 on_durable=lambda step: self._committed(step, link),
                 before=lambda: self._rows.sync(),  # of steps that are not done again
+                note=console.note,
+                disk_seconds=run.checkpoint.disk_seconds,
             )
         )
         restored = restore(run, policy, critic, checkpoints, self._world, console.note)
@@ -153,7 +154,9 @@ class Opening:
         base = None
         if ready.policy.base is not None:
             with console.phase("copying the base for servers"):
-                base = _published_base(ready.policy.base, followers, store)
+                base = published_base(
+                    ready.policy.base, followers, store, run.checkpoint.disk_seconds
+                )
             check_same(base.digest, extra, self._path)
         puller: PullerLike | None = None
         if run.algorithm.lag and followers:
@@ -258,7 +261,9 @@ class Opening:
         chosen = self._makers.trackers(
             self._run, self._path, self._workdir.run_id, step=first, note=self._console.note
         )
-        self._rows = FilesTracker(self._path, step=first)
+        self._rows = FilesTracker(
+            self._path, step=first, disk_seconds=self._run.checkpoint.disk_seconds
+        )
         self._console.earlier(read_metrics(self._path))
         trackers = Trackers([self._rows, self._console, *chosen])
         self._stack.callback(trackers.close)
@@ -335,14 +340,7 @@ class Opening:
             in_use=lambda: link.status.versions_in_use if link.status else (),
             report=self._console.note,
             spans=profile.spans,
+            disk_seconds=self._run.checkpoint.disk_seconds,
         )
         self._stack.callback(publisher.close)
         return publisher
-
-
-def _published_base(params: Params, followers: Followers, store: SnapshotStore) -> Base:
-    """Written for servers, once for all versions of this start."""
-    followers.write(BASE)
-    host_params = followers.host_copy(params)
-    store.write_base(host_params)
-    return Base(params=params, digest=followers.digest(params, host_params, BASE))

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlboost_jax.observe.page.points import (
+    NOT_DURABLE,
     PREEMPTIBLE_RATE,
     RESERVED_RATE,
     REWARD_PREFIX,
@@ -85,6 +86,7 @@ def panels(config: RunConfig, *, alone: bool = False) -> list[dict[str, Any]]:
         _parts(),
         _lag(),
         _waits(),
+        _checkpoints(config),
         _cost(config, alone=alone),
     ]
     return [asdict(panel) for panel in chosen]
@@ -266,6 +268,18 @@ def _waits() -> Panel:
                 ),
             ),
         ),
+    )
+
+
+def _checkpoints(config: RunConfig) -> Panel:
+    every, most = config.checkpoint.every_steps, config.checkpoint.max_behind
+    return Panel(
+        id="checkpoints",
+        title="Not durable yet",
+        caption="Steps that would be done again if all power failed at the end of this one: those "
+        f"after the newest durable checkpoint. One is due every {every} "
+        f"{'step' if every == 1 else 'steps'}; at {most + every - 1} training waits for the disk.",
+        fields=(_field("steps", (NOT_DURABLE, "after the durable checkpoint", AMBER)),),
     )
 
 

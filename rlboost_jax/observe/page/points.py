@@ -19,12 +19,13 @@ SHOWN: Final = (
     *("instances_lost", "requests_migrated", "tokens_generated", "tokens_lost"),
     *("tokens_reserved", "tokens_preemptible", "cost_dollars", "cost_forecast_dollars"),
     *("max_logprob_gap", "turns_mean", "sequences_mean", "parked_share", "tool_calls"),
-    *("tool_failures", "environment_seconds", "episodes_left_out"),
+    *("tool_failures", "environment_seconds", "episodes_left_out", "durable_step"),
 )
 # What follows from the rows.
 RESERVED_RATE, PREEMPTIBLE_RATE = "reserved_per_second", "preemptible_per_second"
 ESTIMATED: Final = ("alone_dollars", "own_dollars")  # by the report, see `cost.py`
 SPENT, SPENT_SECONDS = "spent_dollars", "spent_seconds"
+NOT_DURABLE = "not_durable_steps"
 
 
 class Points:
@@ -54,6 +55,8 @@ class Points:
         seconds = row.get("step_seconds")
         point[RESERVED_RATE] = _rate(row.get("tokens_reserved"), seconds)
         point[PREEMPTIBLE_RATE] = _rate(row.get("tokens_preemptible"), seconds)
+        if row.get("durable_step") is not None:
+            point[NOT_DURABLE] = row["step"] - row["durable_step"]
         point[SPENT], point[SPENT_SECONDS] = self._spent, self._seconds
         self.all.append(point)
         if self._most and len(self.all) > self._most:

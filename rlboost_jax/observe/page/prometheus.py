@@ -56,7 +56,7 @@ def _families(view: RunView, name: str) -> Iterator[list[str]]:
         kinds = [({"kind": kind}, count) for kind, count in sorted(view.kinds.items())]
         yield _family("events_total", "counter", "lines of events.jsonl by kind", kinds)
     signs = len(view.warnings)
-    yield _family("warnings_total", "counter", "signs that nothing is learnt", [({}, signs)])
+    yield _family("warnings_total", "counter", "signs of trouble in the rows", [({}, signs)])
 
 
 def _family(name: str, kind: str, what: str, samples: Iterable[Sample]) -> list[str]:

@@ -159,8 +159,9 @@ class Live {
     const measured = this.points.column("accuracy").filter((value) => value !== null);
     const waits = `waits: ${shown(last("train_wait_seconds"), "seconds")} learner, ${shown(last("remote_wait_seconds"), "seconds")} servers`;
     const left = done && done < total ? `about ${duration((total - done) * mean)} left` : done ? "all are done" : "none is finished yet";
+    const durable = last("durable_step") === null ? "" : `; checkpoint ${last("durable_step")} is durable`;
     const tiles = [
-      ["step", last("step"), done ? String(last("step")) : "–", `${done}/${total} done, ${left}`],
+      ["step", last("step"), done ? String(last("step")) : "–", `${done}/${total} done, ${left}${durable}`],
       ["reward", last("reward_mean"), shown(last("reward_mean")), measured.length ? `accuracy ${shown(measured[measured.length - 1])}` : "of the newest step"],
       ["tokens per second", rate, shown(rate), `${shown(last("reserved_per_second"))} reserved, ${shown(last("preemptible_per_second"))} preemptible`],
       ["ready servers", this.lives.ready(), String(this.lives.ready()), `${this.lives.all().filter((life) => life.ending === "lost").length} lost so far`],
