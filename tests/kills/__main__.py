@@ -152,20 +152,30 @@ def carried_out(place: Place, plan: Plan | None, digests: list[tuple[int, str, s
 
 def _left(place: Place, shared: set[str]) -> list[str]:
     """What should not be there any more."""
-    left = [f"/dev/shm/{name}" for name in shared]
+    left = [f"/dev/shm/{name}" for name in shared if not _is_used(Path("/dev/shm", name))]
     left += [str(path) for path in place.temporary.iterdir()]
     for path in place.run.workdir.rglob("*"):
         if path.is_socket() or path.name.endswith((".part", ".tmp")) or "-tmp" in path.name:
             left.append(str(path))
     for name in ("lock", "manager.lock"):
-        try:
-            with open(place.run.workdir / name) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            pass
-        except BlockingIOError:
+        if _is_used(place.run.workdir / name):
             left.append(f"{name} is held")
     return [f"left: {each}" for each in left]
+
+
+def _is_used(path: Path) -> bool:
+    """Whether a process has locked it: other runs of this host have folders in memory, too."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def main(arguments: list[str] | None = None) -> int:
