@@ -26,7 +26,7 @@ from rlboost_jax.observe.diagnostics import Diagnostics
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
-from rlboost_jax.settings.load import Origin
+from rlboost_jax.settings.load import Origin, read_run_id
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.supervision.pulse import PULSE
 
@@ -67,7 +67,9 @@ def run_training(
     origin = origin_to_begin_with(fork, run, path)
     if world.count == 1 and (done := complete(run, path)) is not None:
         print(f"complete: all {run.num_steps} steps are done; a larger num_steps goes on")
-        forget(path / FOLDER_OF_EPISODES, run.num_steps)  # if it was killed at its very end
+        # What a trainer does last, if it was killed at its very end.
+        forget(path / FOLDER_OF_EPISODES, run.num_steps)
+        makers.manager(path, read_run_id(path)).see_off()
         return done
     if not read_metrics(path):  # of a run that has begun nothing informing stands in the way
         check_alerts(run.observe.alerts)

@@ -1,6 +1,6 @@
 """Kill processes of small runs in every phase of their starts and ends, several in a row.
 
-    python -m tests.kills --runs=200 --seed=1 [--minutes=30] [--keep=FOLDER]
+    python -m tests.kills --runs=200 --seed=1 [--ends=0.3] [--minutes=30] [--keep=FOLDER]
 
 Runs that nothing happens to say which moments the life of each process has
 (`tests/system/paced/killed.py`). Then each run has a plan: a process (or its relay), one of its
@@ -29,6 +29,7 @@ from tests.system import judged
 from tests.system.harness import REPOSITORY, Run, wait_until
 
 SECONDS = 600.0  # for a run to end by itself
+LAST = 12  # moments that are the end of a process
 TIMES = (1, 1, 2, 3)  # kills in a row
 RELAYED = ("supervisor", "trainer", "manager", "server")  # have a relay
 COMMON = ("seed=11", "num_steps=2", "weights.source=http", "fleet.max_instances=1")
@@ -105,15 +106,18 @@ def moments(record: str) -> dict[str, list[str]]:
     return {name: list(each) for name, each in found.items()}
 
 
-def planned(rng: random.Random, known: dict[str, dict[str, list[str]]]) -> Plan:
-    """One of all that could be done, each process as often as the others."""
+def planned(rng: random.Random, known: dict[str, dict[str, list[str]]], ends: float) -> Plan:
+    """One of all that could be done, each process as often as the others.
+
+    Args:
+        ends: share of plans with one of the last moments, which are few among all.
+    """
     variant = rng.choice(sorted(known))
     victims = [(who, False) for who in sorted(known[variant]) if who != "supervisor"]
     victims += [(who, True) for who in RELAYED if who in known[variant]]
     who, relay = rng.choice(victims)
-    ends = rng.random() < 0.3  # its last moments are few among all
     every = known[variant][who]
-    moment = rng.choice(every[-12:] if ends else every)
+    moment = rng.choice(every[-LAST:] if rng.random() < ends else every)
     return Plan(variant=variant, who=who, moment=moment, times=rng.choice(TIMES), relay=relay)
 
 
@@ -183,6 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kills", description=__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ends", type=float, default=0.3, help="share of kills at last moments")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so long")
     parser.add_argument("--keep", type=Path, help="keep folders of runs with faults here")
     given = parser.parse_args(arguments)
@@ -205,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
         for number in range(given.runs):
             if time.monotonic() > end:
                 break
-            plan = planned(rng, known)
+            plan = planned(rng, known, given.ends)
             place = Place(root / f"{number:03d}", plan.variant)
             outcome = carried_out(place, plan, digests[plan.variant])
             ended = "fault" if outcome.faults else "line" if outcome.line else "well"

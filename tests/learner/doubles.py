@@ -42,6 +42,9 @@ class Manager(ManagerProcess):
     def dismiss(self):
         self.dismissed = True
 
+    def see_off(self):
+        pass
+
 
 class Link(ManagerLink):
     """Of the last run: `Link.last`."""

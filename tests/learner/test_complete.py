@@ -13,6 +13,7 @@ from rlboost_jax.observe.metrics import metrics_row, read_metrics
 from rlboost_jax.observe.summary import summarize, write_summary
 from rlboost_jax.settings.load import run_config, write_run_config
 from rlboost_jax.storage.workdir import Workdir
+from tests.learner.doubles import Manager
 from tests.observe.conftest import row
 
 STEPS = 4
@@ -44,6 +45,18 @@ def test_nothing_is_started(run, path, capsys):
     summary = run_training(run, path, makers=Makers(kernels=never))
     assert summary.steps == STEPS
     assert capsys.readouterr().out.startswith("complete: all 4 steps are done")
+
+
+def test_a_manager_that_its_trainer_has_left_is_seen_off(run, path):
+    """The trainer was killed between its last file and its goodbye."""
+    seen_off = []
+
+    class Left(Manager):
+        def see_off(self):
+            seen_off.append(self)
+
+    run_training(run, path, makers=Makers(manager=Left))
+    assert len(seen_off) == 1
 
 
 def test_more_steps_go_on(run, path):

@@ -55,6 +55,7 @@ class Script:
         self.dials = 0
         self.status = 101
         self.hang_up_on: type | None = None  # once
+        self.dies_of: type | None = None  # once: without a word
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         self.dials += 1
@@ -71,6 +72,11 @@ class Script:
             self.numbers.append(manifest.version if manifest else getattr(message, "batch", None))
             if isinstance(message, messages.Answer):
                 self.replies.append(message.tokens)
+            if type(message) is self.dies_of:
+                self.dies_of = None
+                assert request.transport is not None
+                request.transport.abort()
+                break
             if type(message) is self.hang_up_on:
                 self.hang_up_on = None
                 break
@@ -145,7 +151,8 @@ class WaitsOnceRefused(ManagerLink):
         return super()._next(seconds)
 
 
-def test_no_welcome_names_what_was_in_the_way(script):
+def test_no_welcome_names_what_was_in_the_way(script, monkeypatch):
+    monkeypatch.setattr(fleet_link, "END_SECONDS", 0.0)  # nobody will hear of the end
     script.status = 403
     with (
         linked(script, WaitsOnceRefused, answer_seconds=0.5) as link,
@@ -258,6 +265,15 @@ def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script
     said = [messages.TrainerHello, messages.Publish, messages.BeginBatch, messages.ExtendBatch]
     assert script.heard == 2 * said and script.dials == 2
     assert link.end("over", over=True) is True
+
+
+def test_a_manager_that_is_killed_by_the_goodbye_is_followed_by_one_that_is_told_the_same(
+    link, script
+):
+    link.connect(HELLO)
+    script.dies_of = messages.EndRun
+    assert link.end("over", over=True) is True
+    assert script.heard == 2 * [messages.TrainerHello, messages.EndRun] and script.dials == 2
 
 
 def test_an_answer_is_said_on_the_stream_on_which_it_was_asked_or_nowhere(script):

@@ -228,6 +228,20 @@ def test_one_that_is_killed_each_time_ends_the_run_in_a_line(
     assert process.starts == 3 and exits.of_error(ended.value) == exits.BROKEN
 
 
+def test_one_that_is_killed_as_it_leaves_is_seen_off_by_another(
+    workdir: Path, request: pytest.FixtureRequest
+) -> None:
+    """Its servers look for a manager where it was; the record is gone once one has left."""
+    process = Counted(workdir, "run", answer_seconds=PATIENCE_SECONDS)
+    request.addfinalizer(process.dismiss)
+    process.locate()
+    os.kill(record(workdir).pid, signal.SIGKILL)
+    process.close()
+    assert process.starts == 2 and read_record(workdir) is None
+    process.close()
+    assert process.starts == 2
+
+
 def test_a_port_in_use_is_a_mistake_and_no_breakdown(tmp_path: Path) -> None:
     """The trainer ends with code 2, and `--supervise` does not try again."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -13,7 +13,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import aiohttp
 import msgspec
@@ -89,7 +89,8 @@ class ManagerLink:
         # Called in the link's own thread with what parked responses ask, and the stream of that.
         self.parked: Callable[[messages.Parked, int], None] = lambda parked, stream: None
         self._stream = 0  # how many were begun
-        self._closing, self._locating = False, True
+        self._end: messages.EndRun | None = None  # what is said last, until the manager hangs up
+        self._locating = True
         self._trouble = "it was not reached"  # what stands between us and an answer
         self._task: Future[bool] | None = None
 
@@ -203,19 +204,23 @@ class ManagerLink:
         self._inbox.put(error)
 
     def end(self, reason: str, *, over: bool) -> bool:
-        """Have everyone sent home; whether the manager hung up on that within `END_SECONDS`.
+        """Have everyone sent home, by the next manager if this one is killed; whether one hung up
+        on that within `END_SECONDS`.
 
         Args:
             over: the run is complete, and what the manager keeps is of no more use.
         """
         if self._task is None:
             return False
-        self._closing = True
         self._send(messages.EndRun(reason=reason, over=over))
-        try:
-            return self._task.result(END_SECONDS)
-        except TimeoutError:
-            return False
+        left = (
+            END_SECONDS  # besides what it takes to start another, which has a patience of its own
+        )
+        while not self._task.done() and left > 0:
+            began, locating = self._clock(), self._locating
+            wait([self._task], timeout=min(left, DIAL_SECONDS))
+            left -= 0.0 if locating else self._clock() - began
+        return self._task.done() and self._task.result()
 
     def _send(self, message: messages.TrainerMessage) -> None:
         self._thread.loop.call_soon_threadsafe(self._queue, message)
@@ -235,28 +240,31 @@ class ManagerLink:
                 self._extends.setdefault(message.batch, []).append(message)
             case messages.BatchTrained():
                 self._trained = message
+            case messages.EndRun():
+                self._end = message
         self._outbox.put_nowait(message)
 
     async def _run(self, hello: messages.TrainerHello) -> bool:
         """One stream after the other; whether the manager ended the last as it was asked to."""
         try:
             while True:
-                self._locating = True
+                self._locating, hung_up = True, False
                 manager = await asyncio.to_thread(self._locate)
                 self._locating = False
                 try:
-                    await self._talk(manager, hello)
+                    hung_up = await self._talk(manager, hello)
                 except (aiohttp.ClientError, OSError) as error:  # the next says everything again
                     explanation = explain(error)
                     self._trouble = explanation or str(error) or type(error).__name__
-                if self._closing:
+                if hung_up and self._end is not None:
                     return True
                 await asyncio.sleep(DIAL_SECONDS)
         except Exception as error:  # reported to the training loop, whatever it is
             self._inbox.put(error)
             return False
 
-    async def _talk(self, manager: Endpoint, hello: messages.TrainerHello) -> None:
+    async def _talk(self, manager: Endpoint, hello: messages.TrainerHello) -> bool:
+        """One stream; whether the manager ended it, and did not just break off."""
         self._stream += 1
         async with (
             aiohttp.ClientSession(headers=manager.headers) as session,
@@ -273,6 +281,7 @@ class ManagerLink:
                 while (frame := await stream.receive()).type is aiohttp.WSMsgType.BINARY:
                     self._take(_decoded(frame.data))
                 self._trouble = f"it hung up: {frame.extra or frame.data or frame.type.name}"
+                return frame.type is aiohttp.WSMsgType.CLOSE
             finally:
                 sender.cancel()
 
@@ -285,14 +294,11 @@ class ManagerLink:
         for batch, begin in self._open.items():
             again += [begin, *self._extends[batch]]
         again.append(self._trained)
-        # What still waits to be sent for the first time is among these or, being a
-        # commit or the end, follows in its own turn.
-        later: list[messages.TrainerMessage] = []
-        while not self._outbox.empty():
-            message = self._outbox.get_nowait()
-            if isinstance(message, messages.BatchCommitted | messages.EndRun):
-                later.append(message)
-        for message in (m for m in [*again, *later] if m is not None):
+        # What still waits to be sent for the first time is among these or, being a commit, follows
+        # in its own turn.
+        waiting = [self._outbox.get_nowait() for _ in range(self._outbox.qsize())]
+        later = [message for message in waiting if isinstance(message, messages.BatchCommitted)]
+        for message in (m for m in [*again, *later, self._end] if m is not None):
             await stream.send_bytes(messages.encode(message))
 
     async def _drain(self, stream: aiohttp.ClientWebSocketResponse) -> None:

@@ -52,6 +52,7 @@ ANSWER_SECONDS = 30.0  # for a manager to answer, one that starts or stands stil
 ASK_SECONDS = 2.0  # for one answer
 LEAVE_SECONDS = 10.0
 POLL_SECONDS = 0.02
+MOST_FAREWELLS = 5  # of managers that are killed as they leave
 PROGRESS_BYTES = 200  # of what a manager says of its start
 
 
@@ -95,6 +96,7 @@ class ManagerProcess:
         self._failed = 0  # starts in a row that came to nothing
         self._ready_at: float | None = None  # when that one was first found to answer
         self._locating = threading.Lock()
+        self._located = False
         self._trouble = ""  # why it was not reached
         self._progress = ""  # of a manager that still reads its journal, in its own words
 
@@ -131,6 +133,7 @@ class ManagerProcess:
                 if self._child is None and self._living() is None and now >= start_at:
                     self._child = self._start()
                 time.sleep(POLL_SECONDS)
+            self._located = True
             if self._ready_at is None:
                 self._ready_at = self._clock()
             return found
@@ -180,9 +183,30 @@ class ManagerProcess:
             ) from None
 
     def close(self) -> None:
-        """Wait until it has left; tell it to go if it has not after `LEAVE_SECONDS`."""
-        record = self._living()
-        if record is not None and not self._wait(lambda: not self._runs(record), LEAVE_SECONDS):
+        """Wait until it has left; tell it to go if it has not after `LEAVE_SECONDS`.
+
+        One that was killed as it left is followed by another, which sends its fleet home.
+        """
+        if self._located:
+            record = self._living()
+            if record is not None:
+                self._wait(lambda: not self._runs(record), LEAVE_SECONDS)
+            self.see_off()
+
+    def see_off(self) -> None:
+        """Have the manager leave with its fleet, one that was killed included.
+
+        Who leaves takes its record along: a record that is there is of one that has not, or of one
+        that was killed and whose servers look for it.
+        """
+        for _ in range(MOST_FAREWELLS):
+            if self._record() is None:
+                return
+            try:
+                if self._living() is None:
+                    self.locate()
+            except (ManagerNotStarted, OSError):
+                return
             self.dismiss()
 
     def dismiss(self) -> None:
