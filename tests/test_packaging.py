@@ -77,7 +77,7 @@ def test_kernels_need_jax_and_numpy_and_what_jax_does_not_name() -> None:
 def test_the_extras_are_these() -> None:
     extras = set(project(ROOT)["optional-dependencies"])
     adapters = {"openenv", "reasoning-gym", "skyrl-gym", "textarena", "verifiers"}
-    others = {"cuda12", "cuda13", "hf", "math", "mlflow", "wandb", "notebooks", "dev"}
+    others = {"cuda12", "cuda13", "gguf", "hf", "math", "mlflow", "wandb", "notebooks", "dev"}
     others |= {"kubernetes", "ec2"}
     assert extras == others | adapters
 

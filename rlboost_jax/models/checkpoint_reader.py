@@ -1,4 +1,4 @@
-"""Parameters from the safetensors files of a Hugging Face checkpoint.
+"""Parameters from the safetensors files, or the GGUF file, of a checkpoint.
 
 Reading goes leaf by leaf: a device is given its own slice of a leaf, which is put together from
 the slices of the tensors in it, in one dtype. The files are mapped, not loaded, so that the host
@@ -17,6 +17,7 @@ from rlboost_jax.models.params import Params, abstract_params, flatten_params, u
 from rlboost_jax.models.rope import Rope, frequencies, ropes
 from rlboost_jax.models.tensor_names import Stored, stored
 from rlboost_jax.settings.foreign_keys import warn_once
+from rlboost_jax.settings.gguf.gguf_tensors import open_tensors
 from rlboost_jax.settings.huggingface.tensor_files import (
     PREFIX,
     TYPES,
@@ -54,7 +55,7 @@ def read_checkpoint(
         places = dict.fromkeys(leaves, default)
     else:
         places = flatten_params(shardings)
-    with TensorFiles(Path(folder)) as tensors:
+    with open_tensors(Path(folder)) as tensors:
         prefix, head = tensors.prefix(), tensors.head()
         plan = {n: stored(model, n, leaf.shape, prefix, head) for n, leaf in leaves.items()}
         if model.tie_embeddings and tensors.table() not in tensors.files and head in tensors.files:
@@ -77,7 +78,7 @@ def weights_digest(folder: str | Path) -> str:
         CheckpointUnusable: files are missing or broken.
     """
     digest = hashlib.sha256()
-    with TensorFiles(Path(folder)) as tensors:
+    with open_tensors(Path(folder)) as tensors:
         for name in sorted(tensors.files):
             tensor = tensors.slice_of(name)
             shape, kind = tensor.get_shape(), tensor.get_dtype()

@@ -45,9 +45,9 @@ class ModelConfig:
 
     source: str = setting(
         "",
-        'checkpoint to begin with: folder, or "owner/name[@revision]" on the hub; "": none',
-        note="In Hugging Face's format. All other fields of the model but dtype and lora are then "
-        "read from its config.json, whatever they are set to.",
+        'checkpoint to begin with: folder, .gguf file, or "owner/name[@revision]" on the hub',
+        note="A folder is in Hugging Face's format. All other fields of the model but dtype and "
+        "lora are then read from its config.json, or the file's header, whatever they are set to.",
         may_change="at once",
     )
     family: str = setting(

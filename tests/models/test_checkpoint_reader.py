@@ -180,7 +180,7 @@ def test_missing_and_broken_files_are_named(model, params, tmp_path):
     files[1].write_bytes(files[2].read_bytes())
     assert f"in {files[1].name}, which does not have it" in broken(model, tmp_path)
     (tmp_path / INDEX).write_text('{"weight_map": []}')
-    assert f"{tmp_path / INDEX} is no index of tensors" in broken(model, tmp_path)
+    assert f"{tmp_path / INDEX} has no weight_map, an object with" in broken(model, tmp_path)
 
 
 def test_every_device_is_given_its_own_slice_and_no_more(run_with_devices, small_model, tmp_path):

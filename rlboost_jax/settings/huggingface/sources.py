@@ -1,4 +1,4 @@
-"""Where a checkpoint's files are: a folder, or a name on the Hugging Face hub.
+"""Where a checkpoint's files are: a folder, a GGUF file, or a name on the Hugging Face hub.
 
 Names go through huggingface_hub, which keeps what it fetched in a cache: offline, a model that was
 fetched once is found again. The package is asked for only when there is such a name.
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rlboost_jax.settings.errors import ConfigError, install
 from rlboost_jax.settings.foreign_keys import warn_once
+from rlboost_jax.settings.gguf.stand_in import is_gguf, stand_in
 from rlboost_jax.settings.huggingface.config import from_huggingface
 from rlboost_jax.storage import foreign_json
 from rlboost_jax.storage.bounded_files import Unreadable, explained
@@ -75,10 +76,11 @@ def source_fields(
 
 def _own_head(folder: Path) -> str:
     """The name of a head that is not the embeddings; "" also where files are missing or broken."""
-    from rlboost_jax.settings.huggingface.tensor_files import CheckpointUnusable, TensorFiles
+    from rlboost_jax.settings.gguf.gguf_tensors import open_tensors
+    from rlboost_jax.settings.huggingface.tensor_files import CheckpointUnusable
 
     try:
-        with TensorFiles(folder) as tensors:
+        with open_tensors(folder) as tensors:
             return tensors.own_head()
     except CheckpointUnusable:  # which the reader of weights will say
         return ""
@@ -108,6 +110,8 @@ def source_folder(source: str, patterns: tuple[str, ...], *, hub: Hub = _hugging
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
+    if is_gguf(source):
+        return stand_in(source, tokenizer=not {*TOKENIZER}.isdisjoint(patterns))
     name, revision = _hub_name(source)
     fetch = _package(source, hub).snapshot_download
     try:
@@ -118,7 +122,7 @@ def source_folder(source: str, patterns: tuple[str, ...], *, hub: Hub = _hugging
 
 def name_and_revision(source: str) -> tuple[str, str | None]:
     """A source as other libraries take it: a folder and None, or a name and its revision if any."""
-    if Path(source).expanduser().is_dir() or not _HUB_NAME.fullmatch(source):
+    if Path(source).expanduser().exists() or not _HUB_NAME.fullmatch(source):
         return source, None
     return _hub_name(source)
 
@@ -131,6 +135,8 @@ def _config_path(source: str, hub: Hub) -> Path:
                 f"config.model.source: {folder} has no {CONFIG}; name the folder of a checkpoint"
             )
         return folder / CONFIG
+    if is_gguf(source):
+        return stand_in(source) / CONFIG
     name, revision = _hub_name(source)
     fetch = _package(source, hub).hf_hub_download
     try:

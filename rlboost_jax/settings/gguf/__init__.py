@@ -1,0 +1,1 @@
+"""Checkpoints in llama.cpp's GGUF format, read like folders of the Hugging Face format."""

@@ -1,0 +1,165 @@
+"""A folder that stands for a GGUF file wherever a Hugging Face checkpoint is wanted.
+
+It has config.json and generation_config.json, the tokenizer's files where those are asked for, and
+a link to the file itself; weights are read from there. It is made once in the user's cache and
+found again by the file's place and header.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rlboost_jax.host.private_paths import own_folder
+from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.settings.gguf.container import (
+    FILE,
+    SUFFIX,
+    Container,
+    GgufUnusable,
+    read_container,
+)
+from rlboost_jax.settings.gguf.model_metadata import config_values, end_marks
+
+_FORM: Final = "1"  # of the folder's contents; a new one makes new folders
+_TOKENIZER: Final = {  # what transformers builds a tokenizer of: its name, and the metadata's key
+    "tokenizer_type": "ggml.model",
+    "pre_tokenizer_type": "ggml.pre",
+    "tokens": "ggml.tokens",
+    "scores": "ggml.scores",
+    "token_type": "ggml.token_type",
+    "merges": "ggml.merges",
+    "bos_token_id": "ggml.bos_token_id",
+    "eos_token_id": "ggml.eos_token_id",
+    "unk_token_id": "ggml.unknown_token_id",
+    "pad_token_id": "ggml.padding_token_id",
+    "add_prefix_space": "ggml.add_space_prefix",
+}
+_MARKS: Final = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unk_token_id",
+    "pad_token": "pad_token_id",
+}
+
+
+def is_gguf(source: str) -> bool:
+    """Whether a source names a GGUF file that is there."""
+    path = Path(source).expanduser()
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def stand_in(source: str, *, tokenizer: bool = False) -> Path:
+    """Return the folder that stands for a GGUF file.
+
+    Args:
+        tokenizer: also write the tokenizer's files, which needs transformers.
+
+    Raises:
+        ConfigError: the file is broken, holds a model that is not known, or has no tokenizer.
+    """
+    path = Path(source).expanduser().absolute()
+    try:
+        container = read_container(path)
+    except GgufUnusable as error:
+        raise ConfigError(f"config.model.source: {error}") from None
+    folder = _cache() / _name(container)
+    if not (folder / "config.json").is_file():
+        values, ends = config_values(container), end_marks(container)
+        files = {"config.json": values}
+        if ends:
+            files["generation_config.json"] = {"eos_token_id": list(ends)}
+        with _whole(folder) as part:
+            for name, content in files.items():
+                (part / name).write_text(json.dumps(content, indent=2) + "\n")
+            (part / FILE).symlink_to(container.path)
+    if tokenizer and not (folder / "tokenizer.json").is_file():
+        with tempfile.TemporaryDirectory(dir=folder, prefix="tokenizer-") as part:
+            _tokenizer(container).save_pretrained(part)
+            for file in sorted(Path(part).iterdir(), key=lambda f: f.name == "tokenizer.json"):
+                os.replace(file, folder / file.name)  # the last one says that all are there
+    return folder
+
+
+def _cache() -> Path:
+    """A folder for the stand-ins of this user; what lies there is read as this user's own."""
+    place = Path.home() / ".cache" / "rlboost_jax" / "gguf"
+    return own_folder(place, "the folder of what is made of GGUF files,")
+
+
+def _name(container: Container) -> str:
+    """Another file, another header or another place gives another folder."""
+    with open(container.path, "rb") as file:
+        digest = hashlib.sha256(file.read(container.header_bytes))
+    digest.update(f"{_FORM} {container.path}".encode())
+    return digest.hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder that gets its name when it is filled; the first of several processes wins."""
+    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}."))
+    try:
+        yield part
+        with contextlib.suppress(FileExistsError, OSError):
+            part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _tokenizer(container: Container) -> Any:
+    """The file's tokenizer as transformers builds it.
+
+    Raises:
+        ConfigError: the file has none, or one that transformers does not know.
+    """
+    where, metadata = container.path, container.metadata
+    if not metadata.get("tokenizer.ggml.tokens"):
+        raise ConfigError(f"data.tokenizer: {where} has no tokenizer; name another one")
+    try:
+        import transformers
+
+        try:
+            from transformers.integrations.gguf import convert_gguf_tokenizer
+        except ImportError:  # before 5.23
+            from transformers.integrations.ggml import convert_gguf_tokenizer
+    except ImportError:
+        raise ConfigError(
+            f"data.tokenizer {str(where)!r} needs transformers; {install('hf')}"
+        ) from None
+    said = {
+        name: _listed(metadata[f"tokenizer.{key}"])
+        for name, key in _TOKENIZER.items()
+        if f"tokenizer.{key}" in metadata
+    }
+    tokens, by_pieces = said["tokens"], said.get("tokenizer_type") == "llama"
+    try:
+        backend, more = convert_gguf_tokenizer(metadata["general.architecture"], said)
+        marks = {name: tokens[said[key]] for name, key in _MARKS.items() if key in said}
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            chat_template=metadata.get("tokenizer.chat_template"),
+            add_bos_token=metadata.get("tokenizer.ggml.add_bos_token", by_pieces),
+            add_eos_token=metadata.get("tokenizer.ggml.add_eos_token", False),
+            **{"clean_up_tokenization_spaces": False, **marks, **more},
+        )
+    except Exception as error:  # whatever a broken table leads to
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(
+            f"data.tokenizer: {where}: transformers makes no tokenizer of it ({line}); name a "
+            "folder that has the model's tokenizer.json"
+        ) from None
+
+
+def _listed(value: Any) -> Any:
+    """Lists as Python has them."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
