@@ -27,10 +27,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlboost_jax.storage import foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable, explained, read_text
 
 TOKEN_VARIABLE: Final = "RLBOOST_TOKEN"
 JOIN_VARIABLE: Final = "RLBOOST_JOIN"
 TOKEN_FILE, CA_FILE = "token", "ca.pem"
+MOST_TOKEN_BYTES: Final = 2**12  # of a token or key in text
 CLIENT_CERTIFICATE, CLIENT_KEY = "client.pem", "client.key"
 SEAL_CHECK: Final = "seal.pub"  # in hexadecimal digits
 SEAL_CHECK_BYTES: Final = 32
@@ -115,7 +117,11 @@ def read_credentials(
             )
         with tempfile.TemporaryDirectory(prefix="rlboost-join-") as made:  # of mode 700
             _unpack(environment[JOIN_VARIABLE], Path(made))
-            return read_credentials(Path(made), environment)
+            try:
+                return read_credentials(Path(made), environment)
+            except CredentialsUnusable as error:
+                said = str(error).replace(made, f"{JOIN_VARIABLE} (environment)")
+                raise CredentialsUnusable(said) from None
     token = _token(folder, environment)
     return Credentials(token=token, tls=_client_tls(folder), seal=_seal_check(folder))
 
@@ -216,10 +222,9 @@ def _token(folder: Path, environment: Mapping[str, str]) -> str:
     else:
         source = str(folder / TOKEN_FILE)
         try:
-            token = (folder / TOKEN_FILE).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not plain text"
-            raise CredentialsUnusable(f"cannot read {source}: {reason}; {COPY_AGAIN}") from None
+            token = read_text(folder / TOKEN_FILE, MOST_TOKEN_BYTES, "a token").strip()
+        except (OSError, Unreadable) as error:
+            raise CredentialsUnusable(f"{explained(error)}; {COPY_AGAIN}") from None
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise CredentialsUnusable(f"{source} holds no token; {COPY_AGAIN}")
     return token
@@ -246,9 +251,9 @@ def _client_tls(folder: Path, names: Sequence[str] = JOIN_FILES[1:]) -> ssl.SSLC
 
 def _seal_check(folder: Path) -> bytes:
     try:
-        key = bytes.fromhex((folder / SEAL_CHECK).read_text(encoding="ascii"))
+        key = bytes.fromhex(read_text(folder / SEAL_CHECK, MOST_TOKEN_BYTES, "a key"))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not hexadecimal digits"
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CredentialsUnusable(
             f"cannot use {folder / SEAL_CHECK}: {reason}; {COPY_AGAIN}"
         ) from None

@@ -25,6 +25,7 @@ from rlboost_jax.settings.limits import MAX_POSITIONS
 from rlboost_jax.settings.memory import MOST_BLOCK, MOST_DENSE_TOKENS, size_text
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.validation.run import check_model
+from rlboost_jax.storage.bounded_files import Unreadable, open_regular
 from rlboost_jax.supervision import exits
 
 _SLOTS: Final = 8
@@ -127,9 +128,13 @@ def _engine(model: ModelConfig, num_tokens: int) -> Any:
 def _read(path: str) -> np.ndarray:
     """Raises ConfigError where the file holds no array, OSError where there is none."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(Path(path)), "rb") as file:
             array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-    except ValueError as error:
+    except Unreadable as error:
+        raise ConfigError(f"--tokens={error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # of NumPy's tokenizer, its parser, and memory
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"--tokens={path} is no array as np.save writes it: {reason}") from None
     return array

@@ -89,7 +89,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Refused:
         ("sampling.temperature=0", "sampling.temperature is 0.0; choose more than 0"),
         ("engine.num_pages=1", "engine.num_pages is 1, one rollout of 192 tokens needs 12"),
         ("engine.attention=cuda", "engine.attention 'cuda' does not exist; known: auto"),
-        ("fleet.trace=nowhere.csv", "fleet.trace: cannot read 'nowhere.csv'"),
+        ("fleet.trace=nowhere.csv", "fleet.trace: cannot read nowhere.csv"),
         ("fleet.provider=aws", "fleet.provider 'aws' does not exist; known: local, none"),
         ("manager.port=70000", "manager.port is 70000; choose 65535 or less"),
         ("manager.lease_seconds=0.1", "choose less than 0.0333333"),

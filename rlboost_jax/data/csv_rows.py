@@ -43,8 +43,10 @@ def _records(file: BinaryIO, start: int, delimiter: str) -> Iterator[tuple[int, 
     taken: list[bytes] = []
 
     def lines() -> Iterator[str]:
-        for line in file:
+        while line := file.readline(MAX_CELL + 1):
             taken.append(line)
+            if len(line) > MAX_CELL:
+                raise csv.Error(f"more than {MAX_CELL:,} bytes in a line")
             yield line.decode("utf-8", "surrogateescape")
 
     reader, number = csv.reader(lines(), delimiter=delimiter, strict=True), 1

@@ -4,6 +4,7 @@ The chat template is the run's and so are the ids that end a response, whatever 
 are copied from say. What no file can carry is a line.
 """
 
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from rlboost_jax.settings.mixture_parts import parts_of
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
 from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable
+from rlboost_jax.storage.bounded_files import Unreadable, read_text
 
 CHAT_TEMPLATE: Final = "chat_template.jinja"
 _CONFIG: Final = "tokenizer_config.json"
@@ -102,7 +103,11 @@ def _put_by_data(run: RunConfig) -> Iterator[str]:
 def _template(folder: Path) -> str:
     """All that the folder has of chat templates, for a look at it."""
     paths = (folder / CHAT_TEMPLATE, folder / _CONFIG)
-    return "\n".join(path.read_text() for path in paths if path.is_file())
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError, Unreadable):  # the tokenizer was opened all the same
+            found.append(read_text(path, foreign_json.MOST_BYTES))
+    return "\n".join(found)
 
 
 def _write_template(folder: Path, template: str) -> None:

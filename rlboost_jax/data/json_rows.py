@@ -11,6 +11,7 @@ from rlboost_jax.storage import foreign_json
 from rlboost_jax.storage.bounded_files import Unreadable
 
 CHUNK: Final = 2**24  # bytes of an array that are read at once
+MAX_ROW: Final = foreign_json.MOST_BYTES
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _CUT: Final = 16  # an error so close to the end of what was read may be the cut's
 
@@ -44,7 +45,9 @@ def json_object(text: bytes) -> Row:
 def _lines(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes, int]]:
     """Lines that are not blank."""
     file.seek(start)
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(lambda: file.readline(MAX_ROW + 1), b""), 1):
+        if len(line) > MAX_ROW:
+            raise ConfigError(f"line {number} has more than {MAX_ROW:,} bytes, too many for a row")
         if line.strip():
             yield start, line, number
         start += len(line)
@@ -107,11 +110,15 @@ class _Text:
             try:
                 _, end = self._decoder.raw_decode(self.text, self.at)
                 # Behind what was read, a number may go on.
+                if end - self.at > MAX_ROW:
+                    raise self._too_long(number)
                 if end == len(self.text) and self._more():
                     continue
             except json.JSONDecodeError as error:
                 byte = self._first + error.pos
                 cut = error.msg.startswith("Unterminated") or error.pos + _CUT > len(self.text)
+                if cut and len(self.text) - self.at > MAX_ROW:
+                    raise self._too_long(number) from None
                 if cut and self._more():
                     continue
                 raise ConfigError(
@@ -122,6 +129,9 @@ class _Text:
             first, element = self._first + self.at, self.text[self.at : end].encode("latin-1")
             self.at = end
             return first, element
+
+    def _too_long(self, number: int) -> ConfigError:
+        return ConfigError(f"element {number} has more than {MAX_ROW:,} bytes, too many for a row")
 
     def _more(self) -> bool:
         """Read on, and forget what is behind the reader; whether there was more."""

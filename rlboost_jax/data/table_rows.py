@@ -2,13 +2,16 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlboost_jax.data.columns import MissingColumns, stored_columns
 from rlboost_jax.data.json_rows import json_object
-from rlboost_jax.data.row import Row, TableRow, names_of_first
+from rlboost_jax.data.row import BrokenRow, Row, TableRow, names_of_first
 from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.storage.bounded_files import Unreadable, open_regular
 
+MAX_TABLE: Final = 2**34  # bytes of a file's columns in memory
+BATCH_ROWS: Final = 2**14
 SAVED: Final = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
 
 
@@ -25,12 +28,18 @@ class ParquetRows:
         tables = []
         for path in paths:
             try:
-                names = pyarrow.parquet.read_schema(path).names
-                stored = stored_columns(columns, names)
-                tables.append(pyarrow.parquet.read_table(path, columns=stored))
+                with (
+                    open(open_regular(path), "rb") as opened,
+                    pyarrow.parquet.ParquetFile(opened) as file,
+                ):
+                    names = file.schema_arrow.names
+                    stored = stored_columns(columns, names)
+                    tables.append(_read(file, stored))
+            except Unreadable as error:
+                raise ConfigError(f"data.source: {error}") from None
             except MissingColumns as error:
                 raise ConfigError(f"data.source {str(path)!r} has {error}") from None
-            except (OSError, pyarrow.ArrowException) as error:
+            except (OSError, ValueError, pyarrow.ArrowException) as error:  # ValueError: a name
                 line = str(error).partition("\n")[0]
                 raise ConfigError(f"data.source: cannot read {path}: {line}") from None
         try:
@@ -46,13 +55,30 @@ class ParquetRows:
         return int(self._table.num_rows)
 
     def __getitem__(self, index: int) -> Row:
-        return TableRow(self._table.slice(index, 1).to_pylist()[0])
+        try:
+            return TableRow(self._table.slice(index, 1).to_pylist()[0])
+        except UnicodeDecodeError:
+            raise BrokenRow("text that is not UTF-8") from None
 
     def place(self, index: int) -> str:
         return f"row {index}"
 
     def names(self) -> Collection[str]:
         return self._names
+
+
+def _read(file: Any, columns: Collection[str]) -> Any:
+    """Some columns of a Parquet file as a table; few bytes may say that there are many rows."""
+    import pyarrow
+
+    batches, size = [], 0
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(columns)):
+        batches.append(batch)
+        size += batch.nbytes
+        if size > MAX_TABLE:
+            raise pyarrow.ArrowInvalid(f"more than {MAX_TABLE:,} bytes when unpacked")
+    schema = batches[0].schema if batches else file.schema_arrow
+    return pyarrow.Table.from_batches(batches, schema).select(list(columns))
 
 
 class ArrayRecords:

@@ -23,6 +23,7 @@ from rlboost_jax.data.csv_rows import csv_layout
 from rlboost_jax.data.json_rows import CHUNK, json_layout
 from rlboost_jax.data.row import DataChanged, Layout, Row, names_of_first
 from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.storage.bounded_files import Unreadable, open_regular
 
 TextFormat = Literal["jsonl", "csv", "tsv"]
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
@@ -57,10 +58,12 @@ class TextRows:
         spans: list[tuple[int, ...]] = []
         for path in paths:
             try:
-                with open(path, "rb", buffering=CHUNK) as file:
+                with open(open_regular(path), "rb", buffering=CHUNK) as file:
                     spans.extend(self._opened(path, file))
             except ConfigError as error:
                 raise ConfigError(f"data.source: {path}: {error}") from None
+            except Unreadable as error:
+                raise ConfigError(f"data.source: {error}") from None
             except OSError as error:
                 why = error.strerror or error
                 raise ConfigError(f"data.source: cannot read {path}: {why}") from None

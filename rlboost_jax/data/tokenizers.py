@@ -17,8 +17,10 @@ from rlboost_jax.settings.data import DataConfig
 from rlboost_jax.settings.errors import ConfigError, install
 from rlboost_jax.settings.huggingface.generation import end_ids, end_texts
 from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_folder
+from rlboost_jax.storage.bounded_files import Unreadable, check_size, explained
 
 BYTES: Final = "bytes"
+MOST_BYTES: Final = 2**30  # of a file of a tokenizer's
 _TODAY: Final = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<form>[^'\"]*)(?P=quote)\s*\)")
 Message = Mapping[str, Any]  # role, content, and what else a template takes
 
@@ -170,6 +172,7 @@ class HuggingFaceTokenizer:
                 f"{install('hf')}"
             ) from None
         folder = tokenizer_folder(data.tokenizer)
+        _check_files(folder)
         try:
             # No program of a repository's is run here, and nobody is asked whether it may be.
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
@@ -303,6 +306,16 @@ def _with_a_date(template: Any) -> Any:
 def asks_for_today(template: str) -> bool:
     """Whether a template has the date in it, which is `DATE` in a run."""
     return bool(_TODAY.search(template))
+
+
+def _check_files(folder: Path) -> None:
+    """Raise ConfigError where a file that transformers would read is none, or has no end."""
+    for path in sorted(path for name in (*TOKENIZER, CONFIG) for path in folder.glob(name)):
+        if not path.is_dir():
+            try:
+                check_size(path, MOST_BYTES)
+            except (OSError, Unreadable) as error:
+                raise ConfigError(f"data.tokenizer: {explained(error)}") from None
 
 
 def tokenizer_folder(name: str) -> Path:

@@ -18,7 +18,7 @@ from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.environments.runner import EnvironmentFailed, EpisodeRunner, RememberedCalls
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.data_presets import resolved
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.errors import ConfigError, plain
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, VOCAB_SIZE
 from rlboost_jax.storage import foreign_json
@@ -132,7 +132,7 @@ def example_of(run: RunConfig, given: str) -> Any:
             return foreign_json.decode(given, "--example", dict)
         except Unreadable as error:
             raise ConfigError(
-                f"--example={given[:60]} {error.reason}; give a number, or a JSON object"
+                f"--example={plain(given)} {error.reason}; give a number, or a JSON object"
             ) from None
     if run.task.name == DATASET:
         from rlboost_jax.data.mixture import dataset_of

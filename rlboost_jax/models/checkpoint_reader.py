@@ -118,7 +118,9 @@ def _check(
 def _compare_frequencies(tensors: TensorFiles, model: ModelConfig, name: str) -> None:
     """Warn where a file of old has other rotary frequencies than follow from config.json."""
     tensor = tensors.slice_of(name)
-    stored_ones = np.asarray(tensor[:], np.float64) if tensor.get_dtype() in TYPES else np.array(0)
+    shape = tuple(tensor.get_shape())
+    some = tensor.get_dtype() in TYPES and shape and 0 not in shape  # others cannot be cut
+    stored_ones = np.asarray(tensor[:], np.float64) if some else np.array(0)
     every = {r for rope in ropes(model) for r in (rope, Rope(rope.theta))}  # scaled or not
     for rope in every:
         expected = frequencies(rope, model.head_dim)

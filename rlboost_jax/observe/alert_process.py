@@ -27,6 +27,7 @@ from rlboost_jax.observe.page.view import RunView
 from rlboost_jax.settings.alerts import AlertsConfig
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.storage.bounded_files import read_text
 
 
 class _NoUrl(ValueError):
@@ -34,6 +35,7 @@ class _NoUrl(ValueError):
 
 
 FILE: Final = "alerts.jsonl"
+MOST_URL_BYTES: Final = 2**12
 LOOK_SECONDS: Final = 1.0
 COMMAND_SECONDS: Final = 30.0
 WEBHOOK_SECONDS: Final = 10.0
@@ -164,7 +166,7 @@ def _webhook(file: Path, values: Mapping[str, Any]) -> str:
 
 def _url_of(file: Path) -> str:
     """Raises OSError, ValueError; no message has the URL, which is a secret."""
-    url = file.read_text(encoding="utf-8").strip()
+    url = read_text(file, MOST_URL_BYTES, "a URL").strip()
     if not url.startswith(("https://", "http://")):
         raise _NoUrl("the file holds no URL of http")
     return url

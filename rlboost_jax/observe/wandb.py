@@ -17,6 +17,7 @@ from rlboost_jax.observe.samples import SampleRow, part_names, shortened
 from rlboost_jax.observe.summary import Summary
 from rlboost_jax.settings.load import to_dict
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.storage.bounded_files import read_text
 
 INIT_SECONDS: Final = 60.0  # for the service to answer at the start
 FINISH_SECONDS: Final = 45.0  # for the last uploads; `aside.CLOSE_SECONDS` is longer
@@ -93,7 +94,7 @@ def _last_step(path: Path) -> int:
     """-1 where nothing was logged, or a power cut has taken the file: it may lose what is newer
     than what wandb has kept, never the other way round, so nothing here is synced."""
     try:
-        return int(path.read_text())
+        return int(read_text(path, 100))
     except (FileNotFoundError, ValueError):
         return -1
 

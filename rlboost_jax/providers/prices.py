@@ -10,6 +10,7 @@ from typing import Any
 
 from rlboost_jax.providers.launcher import LaunchFailed
 from rlboost_jax.providers.programs import run_program
+from rlboost_jax.settings.errors import plain
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.foreign_keys import report_unknown
 from rlboost_jax.storage import foreign_json
@@ -61,8 +62,12 @@ def prices_in(text: str) -> Mapping[str, float]:
         try:
             price = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} {value!r} is no line of POOL PRICE") from None
+            raise ValueError(
+                f"{plain(name)} {plain(repr(value))} is no line of POOL PRICE"
+            ) from None
         if not 0 <= price <= MOST_PRICE or math.isnan(price):
-            raise ValueError(f"{name} costs {price:g}; 0 to {MOST_PRICE:g} dollars are possible")
+            raise ValueError(
+                f"{plain(name)} costs {price:g}; 0 to {MOST_PRICE:g} dollars are possible"
+            )
         found[name] = price
     return found

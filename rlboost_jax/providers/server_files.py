@@ -61,7 +61,8 @@ class ServerFiles:
             text = read_text(self._folder / name, MOST_BYTES)
             nonce, pid, started = _parse(text)
             descriptor = os.pidfd_open(pid)
-        except (OSError, ValueError, AttributeError):  # of it, of the file, of this system
+        except (OSError, ValueError, TypeError, OverflowError, AttributeError):
+            # Of it, of the file, of this system.
             self.remove(name)
             return None
         if nonce and processes.runs(pid, started):

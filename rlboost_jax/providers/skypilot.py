@@ -23,7 +23,9 @@ from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.fleet import FleetConfig
 from rlboost_jax.settings.launchers import names_of
 from rlboost_jax.settings.skypilot import INSTALL
+from rlboost_jax.storage.bounded_files import read_text
 
+MOST_TASK_BYTES: Final = 2**20  # of a file
 CALLS: Final = 20  # at a time
 LOOK_SECONDS: Final = 2.0
 LINE: Final = 300  # characters of a reason
@@ -124,7 +126,8 @@ class SkyPilotLauncher:
         return jobs
 
     def _task(self, name: str, nonce: str, pool: str) -> Any:
-        own = importlib.import_module("yaml").safe_load(Path(self._sky.task).read_text())
+        text = read_text(Path(self._sky.task), MOST_TASK_BYTES, "a task")
+        own = importlib.import_module("yaml").safe_load(text)
         if not isinstance(own, dict):
             raise ValueError(f"{self._sky.task} holds no task")
         task = task_of(

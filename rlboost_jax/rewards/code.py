@@ -14,6 +14,7 @@ from rlboost_jax.rewards.sandbox import (
     passes_apart,
     run_contained,
 )
+from rlboost_jax.settings.errors import plain
 from rlboost_jax.settings.foreign_keys import refuse_unknown
 from rlboost_jax.storage import foreign_json
 from rlboost_jax.storage.bounded_files import Unreadable
@@ -101,6 +102,8 @@ def cases(tests: Any) -> list[str | tuple[str, str]]:
         return cases(tests.decode())
     if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():
         _check_keys(tests, ("inputs", "outputs"))
+        if not all(isinstance(tests[name], list | tuple) for name in ("inputs", "outputs")):
+            raise ValueError("inputs and outputs of tests must be lists")
         pairs = zip(tests["inputs"], tests["outputs"], strict=True)
         tests = [{"input": i, "output": o} for i, o in pairs]
     if not isinstance(tests, list):
@@ -125,7 +128,9 @@ def _check_keys(test: dict[str, Any], own: tuple[str, ...]) -> None:
     refuse_unknown(test, (*own, *_KINDS), "a test of the column 'tests'", error=ValueError)
     for name, kinds in _KINDS.items():
         if test.get(name) is not None and test[name] not in kinds:
-            raise ValueError(f"a test has {name} {test[name]!r}; known: {', '.join(kinds)}")
+            raise ValueError(
+                f"a test has {name} {plain(repr(test[name]))}; known: {', '.join(kinds)}"
+            )
 
 
 def _said(value: Any) -> str:

@@ -2,14 +2,36 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+_LONGEST: Final = 2000  # characters of a line
 
 
 class Mistake(Exception):
-    """Something must be changed before the same command can go on; the message says what."""
+    """Something must be changed before the same command can go on; the message says what.
+
+    Its lines are short and printable, whatever keys and values of others they show.
+    """
+
+    def __init__(self, *args: object) -> None:
+        if args and isinstance(args[0], str):
+            lines = (plain(line, _LONGEST) for line in args[0].split("\n"))
+            args = ("\n".join(lines), *args[1:])
+        super().__init__(*args)
 
 
 class ConfigError(Mistake, ValueError):
     """What is wrong and what to change, one line per mistake."""
+
+
+def plain(text: object, most: int = 60) -> str:
+    """A text of others as a part of a line: printable, and cut if it is long."""
+    written = str(text)
+    if len(written) > most:  # its end may be what to do
+        written = f"{written[: most * 3 // 4 - 3]} … {written[-(most // 4) :]}"
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in written
+    )
 
 
 def suggestion(name: str, known: Iterable[str], *, shown: str = "{!r}") -> str:

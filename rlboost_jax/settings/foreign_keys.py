@@ -9,10 +9,9 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError, nearest
+from rlboost_jax.settings.errors import ConfigError, nearest, plain
 
 _MOST_NAMED: Final = 20  # keys in a line
-_LETTERS: Final = 60  # of a key, or of a value
 
 log: Final = logging.getLogger(__name__)
 
@@ -39,7 +38,9 @@ def refuse_unknown(
     """
     for key in unknown_keys(values, known):
         hint = nearest(str(key), known) or f"known: {', '.join(sorted(known))}"
-        raise error(f"{where}: {key} is {_shown(values[key])}, and nothing here reads it; {hint}")
+        raise error(
+            f"{where}: {plain(key)} is {_shown(values[key])}, and nothing here reads it; {hint}"
+        )
 
 
 def report_unknown(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -59,14 +60,10 @@ def warn_once(line: str) -> None:
 
 def _named(keys: Sequence[str]) -> str:
     """The first of them, cut: whoever writes a record may write a thousand keys of any length."""
-    shown = ", ".join(_cut(str(key)) for key in keys[:_MOST_NAMED])
+    shown = ", ".join(plain(key) for key in keys[:_MOST_NAMED])
     more = len(keys) - _MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _shown(value: Any) -> str:
-    return _cut(repr(value))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LETTERS else f"{text[:_LETTERS]} …"
+    return plain(repr(value))

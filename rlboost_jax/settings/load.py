@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from rlboost_jax.settings.changes import Change
-from rlboost_jax.settings.errors import ConfigError, suggestion
+from rlboost_jax.settings.errors import ConfigError, plain, suggestion
 from rlboost_jax.settings.huggingface.sources import source_fields
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.presets import resolved
@@ -173,7 +173,13 @@ def read_run_config(path: str | Path) -> RunConfig:
 
     Raises ConfigError.
     """
-    return run_config_from_dict(_read(path))
+    values = _read(path)
+    try:
+        return run_config_from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(
+            "\n".join(f"{_file(path)}: {e}" for e in str(error).split("\n"))
+        ) from None
 
 
 def read_run_id(path: str | Path) -> str:
@@ -222,7 +228,7 @@ def _wrong_keys(
     for key in values:
         if key not in fields:
             hint = successor(f"{prefix}{key}") or suggestion(str(key), fields, shown=prefix + "{}")
-            yield f"config.{prefix}{key} does not exist; {hint}"
+            yield f"config.{prefix}{plain(key)} does not exist; {hint}"
     wanted = {field.name for field in dataclasses.fields(record) if is_required(field)}
     for name, kind in fields.items():
         if name not in values:

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.storage.bounded_files import Unreadable, explained, read_text
+
+MOST_BYTES: Final = 2**26  # of a file: a million rows and more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +27,10 @@ def read_trace(path: str | Path, *, setting: str = "fleet.trace") -> tuple[Trace
     Raises ConfigError, naming the line, where the file cannot be read or understood.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(Path(path), MOST_BYTES, "a trace").splitlines()
+    except (OSError, Unreadable) as error:
         raise ConfigError(
-            f"{setting}: cannot read {str(path)!r} ({_reason(error)}); "
-            "give a readable CSV, 'synthetic' or ''"
+            f"{setting}: {explained(error)}; give a readable CSV, 'synthetic' or ''"
         ) from error
     rows: list[TraceRow] = []
     for number, line in enumerate(lines, start=1):
@@ -57,7 +60,3 @@ def _row(text: str) -> TraceRow | None:
     if not 0 <= milliseconds < float("inf"):
         return None
     return TraceRow(milliseconds=milliseconds, action=fields[1], name=fields[2])
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else "not UTF-8 text"

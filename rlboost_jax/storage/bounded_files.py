@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from rlboost_jax.settings.errors import Mistake
 
@@ -43,14 +43,10 @@ def read_bytes(path: Path, limit: int, what: str = "a file") -> bytes:
         Unreadable: it is no regular file, or has more bytes.
         OSError: there is no such file, or it cannot be read now; the error names it.
     """
-    expected = f"{what} of at most {limit:,} bytes"
-    with named(path), open(open_regular(path, expected), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > limit:
-            raise Unreadable(path, f"has {size:,} bytes", expected)
+    with named(path), _opened(path, limit, what) as file:
         data = file.read(limit + 1)
     if len(data) > limit:  # it grows, or is one of /proc, whose size is 0
-        raise Unreadable(path, f"has more than {limit:,} bytes", expected)
+        raise Unreadable(path, f"has more than {limit:,} bytes", _expected(limit, what))
     return data
 
 
@@ -65,7 +61,12 @@ def read_text(path: Path, limit: int, what: str = "a text file") -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         reason = f"is not UTF-8 (byte {error.start:,})"
-        raise Unreadable(path, reason, f"{what} of at most {limit:,} bytes") from None
+        raise Unreadable(path, reason, _expected(limit, what)) from None
+
+
+def check_size(path: Path, limit: int, what: str = "a file") -> None:
+    """Look at a file that a library is to read. Raises Unreadable, OSError as `read_bytes`."""
+    _opened(path, limit, what).close()
 
 
 def open_regular(path: Path, expected: str = "a file") -> int:
@@ -99,6 +100,19 @@ def named(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+def _opened(path: Path, limit: int, what: str) -> BinaryIO:
+    file = open(open_regular(path, _expected(limit, what)), "rb")  # noqa: SIM115  (the caller's)
+    size = os.fstat(file.fileno()).st_size
+    if size <= limit:
+        return file
+    file.close()
+    raise Unreadable(path, f"has {size:,} bytes", _expected(limit, what))
+
+
+def _expected(limit: int, what: str) -> str:
+    return f"{what} of at most {limit:,} bytes"
 
 
 def _kind(mode: int) -> str:

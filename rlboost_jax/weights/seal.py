@@ -16,9 +16,10 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from rlboost_jax.credentials import SEAL_CHECK
+from rlboost_jax.credentials import MOST_TOKEN_BYTES, SEAL_CHECK
 from rlboost_jax.messages import Manifest
 from rlboost_jax.storage import durable
+from rlboost_jax.storage.bounded_files import read_text
 from rlboost_jax.weights.names import WeightsError
 
 SEAL_KEY: Final = "seal.key"  # in hexadecimal digits
@@ -70,7 +71,7 @@ def prepare_seal(trainer: Path, others: Iterable[Path]) -> None:
 
 def read_seal_key(trainer: Path) -> Ed25519PrivateKey:
     """The key in a trainer's folder. Raises OSError, ValueError."""
-    text = (trainer / SEAL_KEY).read_text(encoding="ascii")
+    text = read_text(trainer / SEAL_KEY, MOST_TOKEN_BYTES, "a key")
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
 
 

@@ -315,7 +315,10 @@ def test_layer_types_become_the_shortest_pattern() -> None:
             "truncate is False in a yarn rope; that is not supported",
         ),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be a section"),
-        ({"vocab_size": "many"}, "vocab_size is 'many'; it must be a whole number of at least 1"),
+        (
+            {"vocab_size": "many"},
+            "vocab_size is 'many'; it must be a whole number from 1 to 2147483647",
+        ),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be a whole number"),
         ({"head_dim": 2.5}, "head_dim is 2.5; it must be a whole number"),
         ({"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5'; it must be a number of at least 0"),

@@ -41,5 +41,5 @@ def test_files_that_hold_no_trace(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError, match=name):
             read_trace(tmp_path / name)
-    with pytest.raises(ConfigError, match="directory"):
+    with pytest.raises(ConfigError, match="is a folder and no file"):
         read_trace(tmp_path)

@@ -61,7 +61,7 @@ def test_the_shipped_example_is_read_and_dated():
             LEAST + "provider = 'slrum'",
             "provider of 'spot' 'slrum' does not exist; did you mean",
         ),
-        (LEAST + "trace = 'x.csv'", "trace of 'spot': cannot read '.*x.csv'"),
+        (LEAST + "trace = 'x.csv'", "trace of 'spot': cannot read .*x.csv"),
         (LEAST + "[[reserved]]\nname = 'r'\nprice_per_hour = 1\nnodes = 0", "nodes of 'r' is 0"),
     ],
 )

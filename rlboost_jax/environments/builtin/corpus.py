@@ -17,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rlboost_jax.storage import durable
+from rlboost_jax.storage.bounded_files import Unreadable, explained, open_regular
 
 FORMAT: Final = 1  # in the file as SQLite's user_version
 APPLICATION: Final = 0x524C4358  # "RLCX", in the file as its application_id
@@ -110,6 +111,12 @@ class Corpus:
 
     def __init__(self, path: str | os.PathLike[str], *, seconds: float = SECONDS) -> None:
         self._path, self._seconds = Path(path).expanduser(), seconds
+        try:
+            os.close(open_regular(self._path, "a corpus"))  # SQLite would wait for a FIFO's writer
+        except (OSError, Unreadable) as error:
+            raise NoCorpus(
+                f"{explained(error)}; `rlboost index` makes a corpus of a file of documents"
+            ) from None
         try:
             with self._opened() as file:
                 (application,) = file.execute("PRAGMA application_id").fetchone()

@@ -13,6 +13,7 @@ from rlboost_jax.storage import at_rest, durable, foreign_json
 from rlboost_jax.storage.durable import Damaged
 
 REASON_LETTERS: Final = 120  # of an error
+MOST_EXTRA_BYTES: Final = 2**30  # of the values that are no arrays, which this program wrote
 
 
 class CheckpointNotFound(Mistake, ValueError):
@@ -131,7 +132,10 @@ def read_tree(folder: Path, step: int, name: str, abstract: Any) -> Any:
 def read_extra(folder: Path, step: int) -> dict[str, Any]:
     """The JSON values of a checkpoint whose files were checked. Raises CheckpointBroken."""
     extra: dict[str, Any] = _read(
-        folder, step, EXTRA, lambda path: foreign_json.read(path / EXTRA_FILE, dict)
+        folder,
+        step,
+        EXTRA,
+        lambda path: foreign_json.read(path / EXTRA_FILE, dict, limit=MOST_EXTRA_BYTES),
     )
     if not isinstance(extra, dict):
         raise _broken(folder, step, f"{EXTRA}/{EXTRA_FILE} is no JSON object")

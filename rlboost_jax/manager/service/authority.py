@@ -32,6 +32,7 @@ from rlboost_jax.credentials import (
     TRAINER,
 )
 from rlboost_jax.storage import durable
+from rlboost_jax.storage.bounded_files import read_bytes
 
 CA_LIFE: Final = datetime.timedelta(days=3650)
 LIFE: Final = datetime.timedelta(days=1825)  # of all others
@@ -247,6 +248,9 @@ def _serves(certified: Certified, ca: Certified, now: datetime.datetime) -> bool
     return not _unfit(certified.certificate, now)
 
 
+_MOST_BYTES: Final = 2**16  # of a key or certificate
+
+
 def _load(certificate: Path, key: Path) -> Certified | None:
     """None where the files are missing, damaged, lost, or not of one another.
 
@@ -254,8 +258,8 @@ def _load(certificate: Path, key: Path) -> Certified | None:
         OSError: they cannot be read now, and may be sound.
     """
     try:
-        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
-        public = x509.load_pem_x509_certificate(certificate.read_bytes())
+        private = serialization.load_pem_private_key(read_bytes(key, _MOST_BYTES), password=None)
+        public = x509.load_pem_x509_certificate(read_bytes(certificate, _MOST_BYTES))
     except (FileNotFoundError, ValueError):
         return None
     except OSError as error:

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import msgspec
 
-from rlboost_jax.credentials import TOKEN_FILE
+from rlboost_jax.credentials import MOST_TOKEN_BYTES, TOKEN_FILE
 from rlboost_jax.host import processes
 from rlboost_jax.host.private_paths import NO_LOCKS, open_private
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.storage import durable, foreign_json
+from rlboost_jax.storage.bounded_files import Unreadable, read_text
 
 ALREADY_MANAGED = 4  # exit code of a manager that finds another at work
 
@@ -94,7 +95,8 @@ def read_tokens(workdir: Path) -> Tokens:
 def read_record(workdir: Path) -> ManagerRecord | None:
     """Of the manager that was here last, which may have died; None where there is none."""
     try:
-        return msgspec.convert(foreign_json.read(workdir / "manager.json", dict), ManagerRecord)
+        found = msgspec.convert(foreign_json.read(workdir / "manager.json", dict), ManagerRecord)
+        return found if found.port else None
     except (OSError, ValueError):
         return None
 
@@ -142,10 +144,10 @@ def token_of(folder: Path) -> str:
     durable.make_folder(folder, mode=0o700)
     path = folder / TOKEN_FILE
     try:
-        token = path.read_text(encoding="ascii").strip()
-        if token and token.isprintable():
+        token = read_text(path, MOST_TOKEN_BYTES).strip()
+        if token and token.isascii() and token.isprintable():
             return token
-    except (FileNotFoundError, UnicodeDecodeError):
+    except (FileNotFoundError, Unreadable):
         pass
     except OSError as error:
         if not durable.is_lost(error):

@@ -5,9 +5,11 @@ What is wrong raises ConfigError, a line that names the file and the key.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from rlboost_jax.settings.errors import ConfigError
+
+_MOST: Final = 2**31 - 1  # of a whole number: positions and ids are of 32 bits
 
 
 def required(values: Mapping[str, Any], key: str, where: str) -> Any:
@@ -28,9 +30,9 @@ def whole(
         value = required(values, key, where) if default is None else default
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
         raise ConfigError(
-            f"{where}: {key} is {value!r}; it must be a whole number of at least {least}"
+            f"{where}: {key} is {value!r:.60}; it must be a whole number from {least} to {_MOST}"
         )
     return value
 

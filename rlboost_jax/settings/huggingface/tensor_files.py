@@ -25,6 +25,8 @@ TABLE: Final = "embed_tokens.weight"
 PREFIX: Final = "model."
 _PREFIXES: Final = (PREFIX, "language_model.model.", "model.language_model.", "")
 _ENDS: Final = (TABLE, "norm.weight")  # what every text model has under its prefix
+_LONGEST_NAME: Final = 500  # characters
+_LONGEST_FILE: Final = 200  # of a name
 _COMPARED_BYTES: Final = 2**26  # at once
 
 
@@ -132,7 +134,7 @@ class TensorFiles(Closing):
         files = dict.fromkeys(weight_map.values())
         report_unknown(values, ("weight_map", "metadata"), str(index))
         for file in files:
-            if Path(file).name != file:
+            if Path(file).name != file or len(file) > _LONGEST_FILE or not file.isprintable():
                 raise CheckpointUnusable(
                     f"{index} places a tensor in {file!r}; it must be the name of a file beside it"
                 )
@@ -140,7 +142,7 @@ class TensorFiles(Closing):
             if not (self.folder / file).is_file():
                 first = next(name for name, where in weight_map.items() if where == file)
                 raise CheckpointUnusable(
-                    f"{self.folder / file} is missing, which has tensor {first} and "
+                    f"{self.folder / file} is missing, which by {INDEX} has tensor {first} and "
                     f"{sum(where == file for where in weight_map.values()) - 1} others; fetch it"
                 )
         placed: dict[str, str] = weight_map
@@ -148,7 +150,13 @@ class TensorFiles(Closing):
 
     def _keys(self, file: str) -> frozenset[str]:
         if file not in self._names:
-            self._names[file] = frozenset(self._handle(file).keys())
+            names = frozenset(self._handle(file).keys())
+            if odd := [n for n in names if len(n) > _LONGEST_NAME or not n.isprintable()]:
+                raise CheckpointUnusable(
+                    f"{self.folder / file} has a tensor of the name {odd[0][:60]!r}; names are of "
+                    f"1 to {_LONGEST_NAME} printable characters"
+                )
+            self._names[file] = names
         return self._names[file]
 
     def _handle(self, file: str) -> Any:

@@ -19,11 +19,10 @@ from typing import Final
 
 from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown
-from rlboost_jax.settings.traces import TraceRow, read_trace
+from rlboost_jax.settings.traces import MOST_BYTES, TraceRow, read_trace
 from rlboost_jax.simulator.streams import stream
 from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable, read_text
-from rlboost_jax.storage.foreign_json import MOST_BYTES
+from rlboost_jax.storage.bounded_files import Unreadable, explained, read_text
 
 FORMATS: Final = ("auto", "bamboo", "parcae", "gcp", "skypilot")
 SETTING: Final = "market.path"
@@ -38,10 +37,7 @@ def read_availability(path: str | Path, form: str = "auto") -> tuple[TraceRow, .
     try:
         text = read_text(Path(path), MOST_BYTES, "a trace")
     except (OSError, Unreadable) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it {error.reason}"
-        raise ConfigError(
-            f"{SETTING}: cannot read {str(path)!r} ({reason}); give a readable trace"
-        ) from error
+        raise ConfigError(f"{SETTING}: {explained(error)}; give a readable trace") from error
     form = _form(text) if form == "auto" else form
     if form == "bamboo":
         return read_trace(path, setting=SETTING)

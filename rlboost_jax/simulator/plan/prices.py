@@ -20,9 +20,11 @@ from rlboost_jax.settings.fleet import Provider
 from rlboost_jax.settings.pools import POOL_NAME
 from rlboost_jax.settings.shipped import FOLDER, OF_SIMULATIONS
 from rlboost_jax.simulator.market.availability import read_availability
+from rlboost_jax.storage.bounded_files import read_text
 
 EXAMPLE_FILE: Final = FOLDER / OF_SIMULATIONS / "prices.toml"
 PROVIDERS: Final = tuple(name for name in get_args(Provider) if name != "none")
+MOST_BYTES: Final = 2**20  # of a list
 MOST_TYPES: Final = 32
 MOST_INSTANCES: Final = 64  # of one type
 MOST_LOSSES: Final = 3600.0  # an hour
@@ -72,12 +74,12 @@ class PriceList:
 def read_prices(path: str | Path) -> PriceList:
     """A checked price list. Raises ConfigError, a line per mistake."""
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        values = tomllib.loads(read_text(Path(path), MOST_BYTES, "a price list"))
     except OSError as error:
         raise ConfigError(f"--prices={path}: {error.strerror}; name a price list") from None
     except RecursionError:
         raise ConfigError(f"--prices={path}: lists in lists too deep to be a price list") from None
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
+    except ValueError as error:  # Unreadable and TOMLDecodeError are
         raise ConfigError(f"--prices={path}: {error}; docs/how-to/plan.md has an example") from None
     mistakes = list(_wrong_keys(values))
     if isinstance(values.get("date"), date):

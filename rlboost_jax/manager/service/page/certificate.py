@@ -13,8 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from rlboost_jax.credentials import MOST_TOKEN_BYTES
 from rlboost_jax.manager.service import authority
 from rlboost_jax.storage import durable
+from rlboost_jax.storage.bounded_files import read_text
 
 CERTIFICATE, KEY, URL, OPEN = "page.pem", "page.key", "url", "open.html"
 PRIVATE: Final = 0o600
@@ -55,7 +57,7 @@ def write_url(workdir: Path, address: str, token: str) -> Path:
 def former_port(workdir: Path) -> int:
     """Where the page was before; 0 where there was none."""
     try:
-        url = (page_folder(workdir) / URL).read_text(encoding="ascii")
+        url = read_text(page_folder(workdir) / URL, MOST_TOKEN_BYTES, "an address")
         return int(url.partition("/#")[0].rpartition(":")[2])
     except (OSError, ValueError):
         return 0
