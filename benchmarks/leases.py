@@ -237,7 +237,7 @@ def _pull(workdir: str, port: str, count: int, stop: Event, total: Any) -> None:
     async def one(there: Endpoint) -> None:
         async with aiohttp.ClientSession(headers=there.headers, read_bufsize=2**20) as session:
             while not stop.is_set():
-                async with session.get(there.url("/weights/0/a"), ssl=there.tls) as answer:
+                async with session.get(there.url("/weights/0"), ssl=there.tls) as answer:
                     assert answer.status == 200, answer.status
                     async for data in answer.content.iter_any():
                         total.value += len(data)

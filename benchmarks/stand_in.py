@@ -30,7 +30,8 @@ from rlboost_jax.messages import GenerateRequest, Hello, Manifest, unpack_tokens
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.rollout.zygote import Zygote
-from rlboost_jax.weights.download import ByteCounter
+from rlboost_jax.weights.arrivals import ByteCounter
+from rlboost_jax.weights.connections import Connections
 from rlboost_jax.weights.pull import fetch
 from rlboost_jax.weights.spool import spooled
 
@@ -190,11 +191,17 @@ class Fetcher:
 
     def __init__(self, weights: Endpoint) -> None:
         self._weights, self.pulled = weights, ByteCounter()
+        self.connections = Connections()
 
     async def pull(self, manifest: Manifest) -> Pulled:
         async with spooled(None, manifest.num_bytes) as spool:
             await fetch(
-                manifest, source="http", server=self._weights, spool=spool, counter=self.pulled
+                manifest,
+                source="http",
+                server=self._weights,
+                spool=spool,
+                counter=self.pulled,
+                connections=self.connections,
             )
         return Pulled(fetched_bytes=manifest.num_bytes)
 
@@ -212,7 +219,8 @@ async def serve(options: argparse.Namespace) -> None:
     credentials = read_credentials(Path(options.join))
     manager = Endpoint(address=options.manager, credentials=credentials)
     weights = Endpoint(address=options.weights, credentials=credentials)
-    puller = Fetcher(weights) if options.weights else NothingToPull()
+    fetcher = Fetcher(weights)
+    puller = fetcher if options.weights else NothingToPull()
     client = InstanceClient(
         lambda: manager,
         stand_in_hello(options.name, settings, reserved=False),
@@ -221,7 +229,8 @@ async def serve(options: argparse.Namespace) -> None:
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, client.leave, "terminated")
-    await client.run()
+    async with fetcher.connections:
+        await client.run()
 
 
 def main(arguments: list[str]) -> int:

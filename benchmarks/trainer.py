@@ -19,11 +19,13 @@ from rlboost_jax.learner.stream.driver import drive
 from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
+from rlboost_jax.models.params import Params
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.seal import sealed
+from rlboost_jax.weights.snapshots import SnapshotStore
 
 RUN_ID = "benchmark"
 POLL_SECONDS = 0.05
@@ -52,6 +54,7 @@ class StandInTrainer:
         reserved: the engine that shares devices with the learner.
         train_rate: tokens per second.
         snapshot_bytes: of each version, for servers that fetch it.
+        params: real ones in place of those bytes; None: no server has an engine.
     """
 
     def __init__(
@@ -62,7 +65,9 @@ class StandInTrainer:
         *,
         train_rate: float,
         snapshot_bytes: int = 0,
+        params: Params | None = None,
     ) -> None:
+        self._params = params
         self._run, self._train_rate = run, train_rate
         self._snapshots, self._snapshot_bytes = workdir / "snapshots", snapshot_bytes
         self._manager = ManagerProcess(workdir, RUN_ID)
@@ -94,10 +99,9 @@ class StandInTrainer:
     def step(self, step: int) -> StepTime:
         learner, group_size = self._run.learner, self._run.algorithm.group_size
         num_prompts = learner.prompts_per_step
-        prompts = [np.array([3, 4, 5], np.int32)] * num_prompts
+        prompts = self._prompts()
         began, since = time.time(), time.perf_counter()
-        self._publish(step)
-        self._link.begin_batch(self._begin(step, prompts))
+        self.begin(step)
         self._thread.run(self._client.offer(None, step, str(step)))
         collector = StepCollector(
             step,
@@ -132,6 +136,14 @@ class StandInTrainer:
             prefilled_again=report.tokens_prefilled_again,
         )
 
+    def begin(self, step: int) -> None:
+        """Publish its version and give its prompts to servers that have it."""
+        self._publish(step)
+        self._link.begin_batch(self._begin(step, self._prompts()))
+
+    def _prompts(self) -> list[np.ndarray]:
+        return [np.array([3, 4, 5], np.int32)] * self._run.learner.prompts_per_step
+
     @property
     def fleet(self) -> tuple[messages.InstanceStatus, ...]:
         """As the manager said last."""
@@ -153,6 +165,12 @@ class StandInTrainer:
         self._thread.run(self._client.offer(None, version, str(version)))
 
     def _publish(self, version: int) -> None:
+        if self._params is not None:
+            store = SnapshotStore(self._snapshots, dtype="float32", keep=2)
+            manifest = store.write(version, self._params, str(version))
+            store.prune()
+            self._link.publish(sealed(manifest, self._manager.seal_key()))
+            return
         manifest = messages.Manifest(
             version=version,
             directory=str(self._snapshots / str(version)),

@@ -81,8 +81,8 @@ DEFECTS = (
     Defect(
         "digest",
         "a server loads weights whose digest is wrong",
-        "rlboost_jax/weights/download.py",
-        "if digest != self._entry.sha256:",
+        "rlboost_jax/weights/arrivals.py",
+        "if digest != entry.sha256:",
         "if not digest:",
         "tests/system/test_by_hand.py::test_damaged_weights_are_refused_and_delay_nobody",
     ),

@@ -106,8 +106,13 @@ async def _one_way(
     there: Pipe, back: Pipe, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     room = asyncio.Event()
+
+    def deliver(data: bytes) -> None:
+        if not writer.transport.is_closing():
+            writer.write(data)
+
     flow = Flow(
-        asyncio.get_running_loop(), there, back, writer.write,
+        asyncio.get_running_loop(), there, back, deliver,
         buffer_bytes=FLIGHT_BYTES, room=room.set,
     )  # fmt: skip
     try:

@@ -29,7 +29,7 @@ from rlboost_jax.models.params import Params
 from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Batch, Version
 from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.weights.download import ByteCounter
+from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
 from rlboost_jax.weights.shares import Share, as_share, from_local_parts, local_parts, stored

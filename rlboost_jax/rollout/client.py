@@ -17,6 +17,7 @@ import msgspec
 
 from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.credentials import COPY_AGAIN, RECOVERS, Endpoint, explain
+from rlboost_jax.host.congestion import dialling_socket
 from rlboost_jax.messages import (
     Capacity,
     Goodbye,
@@ -191,7 +192,8 @@ class InstanceClient:
         loop = asyncio.get_running_loop()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=stream.ANSWER_SECONDS)
         self._lost_at, self._attempt = loop.time(), 0
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        connector = aiohttp.TCPConnector(socket_factory=dialling_socket)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             while not self._leaving.done():
                 manager = await asyncio.to_thread(self._locate)
                 self._trouble, recovers = "", False

@@ -254,11 +254,12 @@ async def _serve(
     narrating = asyncio.ensure_future(narrate(client.seen, narrator))
     log.say(f"registering with {args.manager}")
     try:
-        if sharing is None:
-            return await client.run()
-        sharing.serve(worker)
-        async with tenants_heard(args.budget_socket, sharing):
-            return await client.run()
+        async with puller:
+            if sharing is None:
+                return await client.run()
+            sharing.serve(worker)
+            async with tenants_heard(args.budget_socket, sharing):
+                return await client.run()
     finally:
         for task in (watching, narrating):
             task.cancel()

@@ -14,7 +14,7 @@ from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.messages import MAX_REASON, Manifest, Ready, WeightsRejected
 from rlboost_jax.observe.spans import Recorder
 from rlboost_jax.rollout.worker import Worker, WorkerStopped
-from rlboost_jax.weights.download import ByteCounter
+from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.names import WeightsError
 
 FIRST_RETRY_SECONDS = 0.1  # doubles with each attempt

@@ -9,6 +9,7 @@ or what is not as the index says, it compiles by itself: a bad entry costs a com
 """
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -24,6 +25,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.storage import durable
+from rlboost_jax.weights.arrivals import ByteCounter, Source, check_file
+from rlboost_jax.weights.connections import Connections
+from rlboost_jax.weights.download import download
 from rlboost_jax.weights.names import WeightsError
 
 FOLDER: Final = "compiled"
@@ -117,23 +121,23 @@ async def fetch_compiled(
     Returns:
         A line for the server's log. Nothing that goes wrong is raised: it compiles, then.
     """
-    timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5.0)
     try:
-        async with aiohttp.ClientSession(
-            server.url(),
-            headers=server.headers,
-            connector=aiohttp.TCPConnector(ssl=server.tls),
-            timeout=timeout,
-        ) as session:
+        async with asyncio.timeout(seconds), Connections().to(server) as (session, retries):
             data = await _get(session, URL, MAX_INDEX_BYTES)
             index = read_index(data, server.credentials.seal)
             entries = index.kinds.get(kind, ())
             if sum(entry.size for entry in entries) > MAX_BYTES:
                 raise WeightsError(f"compiled programs: over {MAX_BYTES:,} bytes")
             missing = [entry for entry in entries if not (cache / entry.path).exists()]
-            async with asyncio.timeout(seconds):
-                for entry in missing:
-                    await _fetch(session, entry, cache)
+            sources = [
+                Source(url=f"{URL}/{entry.sha256}", files=(entry,), wanted={entry.path})
+                for entry in missing
+            ]
+            with tempfile.TemporaryDirectory(dir=cache, prefix=".fetched-") as place:
+                try:
+                    await download(sources, session, Path(place), ByteCounter(), retries)
+                finally:  # what came in time spares its compile, whatever became of the rest
+                    await asyncio.to_thread(_keep, missing, Path(place), cache)
     except (WeightsError, aiohttp.ClientError, TimeoutError, OSError) as error:
         return f"no compiled programs of the run ({error or type(error).__name__}): compiling"
     if not entries:
@@ -142,23 +146,12 @@ async def fetch_compiled(
     return f"{len(missing)} of {len(entries)} compiled programs fetched, {size:.1f} MB"
 
 
-async def _fetch(session: aiohttp.ClientSession, entry: FileEntry, cache: Path) -> None:
-    """Into a file of its final name once its digest is right, and not before."""
-    data = await _get(session, f"{URL}/{entry.sha256}", entry.size)
-    if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise WeightsError(f"compiled program {entry.path} is not as its index says")
-    await asyncio.to_thread(_put, data, cache / entry.path)
-
-
-def _put(data: bytes, path: Path) -> None:
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=".fetched-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(part, path)
-    except OSError:
-        os.unlink(part)
-        raise
+def _keep(entries: Iterable[FileEntry], place: Path, cache: Path) -> None:
+    """Give those that are whole and right their final names."""
+    for entry in entries:
+        with contextlib.suppress(WeightsError, FileNotFoundError):
+            check_file(entry, place / entry.path, "the run")
+            os.replace(place / entry.path, cache / entry.path)
 
 
 async def _get(session: aiohttp.ClientSession, url: str, most: int) -> bytes:

@@ -1,173 +1,203 @@
-"""Bring one file of a snapshot here, hashing it on the way.
-
-The manifest bounds everything: no byte beyond the size it states is kept, and a file counts
-only once its digest is right.
-"""
+"""Bring files here over HTTP, in pieces, over as many connections as the line needs."""
 
 import asyncio
-import hashlib
-import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import aiohttp
 
-from rlboost_jax.backoff import backoff_seconds
-from rlboost_jax.messages import FileEntry
+from rlboost_jax.weights.arrivals import ArrivingFiles, ByteCounter, Source
+from rlboost_jax.weights.connections import RETRIES, Retries
 from rlboost_jax.weights.names import WeightsError
+from rlboost_jax.weights.pieces import (
+    FIRST_CONNECTIONS,
+    GROWTH,
+    GROWTH_SECONDS,
+    Piece,
+    PiecePlan,
+    grown,
+)
 
-CHUNK_BYTES = 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Retries:
-    """How long a file is tried for.
-
-    Attributes:
-        attempts: for one file, connections that broke included.
-        first_backoff_seconds: doubles with each attempt: 3 s in all.
-        silence_seconds: of a connection before it counts as broken.
-    """
-
-    attempts: int = 6
-    first_backoff_seconds: float = 0.1
-    silence_seconds: float = 10.0
+CHECKS: Final = 4  # files that are hashed at a time
+REASON_LETTERS: Final = 200  # of what a server answers in place of bytes
 
 
-RETRIES: Final = Retries()
-
-
-class ByteCounter:
-    """Bytes that have come so far, of all files, in any thread."""
-
-    def __init__(self) -> None:
-        self._lock, self._total = threading.Lock(), 0
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self._total += count
-
-
-class _Checked:
-    """A file being written: how much of it is here, and what it hashes to so far."""
-
-    def __init__(self, entry: FileEntry, stream: BinaryIO, source: str, counter: ByteCounter):
-        self._entry, self._stream, self._source = entry, stream, source
-        self._counter = counter
-        self.restart()
-
-    def restart(self) -> None:
-        self._stream.seek(0)
-        self._stream.truncate()
-        self._digest = hashlib.sha256()
-        self.size = 0
-
-    def write(self, data: bytes) -> None:
-        self.size += len(data)
-        if self.size > self._entry.size:
-            raise self.error(f"more than the {self._entry.size} bytes of its manifest")
-        self._digest.update(data)
-        self._stream.write(data)
-        self._counter.add(len(data))
-
-    def finish(self) -> None:
-        self._stream.flush()
-        if self.size != self._entry.size:
-            raise self.error(f"{self.size} bytes, its manifest says {self._entry.size}")
-        digest = self._digest.hexdigest()
-        if digest != self._entry.sha256:
-            raise self.error(
-                f"SHA-256 {digest[:12]}…, its manifest says {self._entry.sha256[:12]}…"
-            )
-
-    def error(self, reason: str) -> WeightsError:
-        return WeightsError(f"{self._entry.path} from {self._source}: {reason}")
-
-
-def copy_file(
-    entry: FileEntry, directory: Path, target: Path, counter: ByteCounter, abort: threading.Event
-) -> None:
-    """Copy a file from a directory this host can see. Blocks: call it in a thread.
-
-    Args:
-        counter: of what comes.
-        abort: ends the copy when set.
-
-    Raises:
-        WeightsError: missing, unreadable, or not what the manifest says.
-    """
-    with target.open("wb") as stream:
-        checked = _Checked(entry, stream, str(directory), counter)
-        try:
-            with (directory / entry.path).open("rb", buffering=0) as origin:
-                while data := origin.read(CHUNK_BYTES):
-                    checked.write(data)
-                    if abort.is_set():
-                        break
-        except OSError as error:
-            raise checked.error(error.strerror or str(error)) from None
-        checked.finish()
-
-
-async def download_file(
-    entry: FileEntry,
+async def download(
+    sources: Sequence[Source],
     session: aiohttp.ClientSession,
-    url: str,
-    target: Path,
+    folder: Path,
     counter: ByteCounter,
     retries: Retries = RETRIES,
 ) -> None:
-    """Fetch a file by HTTP; a connection that breaks is taken up again where it broke.
+    """Fetch files by HTTP over several connections, as `PiecePlan` says, each byte once.
 
     Args:
+        session: its connector bounds the connections.
+        folder: where the files come to lie under their paths; their folders are there.
         counter: of what comes.
 
     Raises:
-        WeightsError: refused by the server, failed `retries.attempts` times, or not what the
-            manifest says.
+        WeightsError: refused by the server, failed `retries.attempts` times in a row, or not what
+            was announced.
+        OSError: of this host's disk.
     """
-    with target.open("wb") as stream:
-        checked = _Checked(entry, stream, url, counter)
-        for attempt in range(retries.attempts):
-            if attempt:
-                first = retries.first_backoff_seconds
-                await asyncio.sleep(backoff_seconds(attempt - 1, first=first))
+    threads = ThreadPoolExecutor(CHECKS, thread_name_prefix="check")
+    files = [ArrivingFiles(source, folder, threads) for source in sources]
+    gaps = [(number, *gap) for number, known in enumerate(files) for gap in known.gaps()]
+    carriers = _Carriers(files, session, PiecePlan(gaps, retries.first_backoff_seconds), retries)
+    try:
+        await carriers.run(counter)
+        for known in files:
+            await known.checked()
+    finally:
+        for known in files:
+            known.close()
+        threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(threads.shutdown)
+
+
+class _Carriers:
+    """Tasks that bring pieces, one a connection."""
+
+    def __init__(
+        self,
+        files: Sequence[ArrivingFiles],
+        session: aiohttp.ClientSession,
+        plan: PiecePlan,
+        retries: Retries,
+    ) -> None:
+        self._files, self._session, self._plan, self._retries = files, session, plan, retries
+        self._fetches: dict[Piece, set[asyncio.Task[None]]] = {}
+        self._moved = 0  # bytes since the last look
+        self._refused = False  # a connection was, for there being too many
+        self._changed = asyncio.Event()  # there may be another piece
+
+    async def run(self, counter: ByteCounter) -> None:
+        """Until all has come. Raises what a carrier does."""
+        clock = asyncio.get_running_loop().time
+        self._counter = counter
+        carriers: set[asyncio.Task[None]] = set()
+        wanted, looked = min(FIRST_CONNECTIONS, self._plan.useful_connections()), clock()
+        before = 0.0  # bytes per second when there were fewer
+        try:
+            while not self._plan.complete:
+                while len(carriers) < wanted:
+                    carriers.add(asyncio.create_task(self._carry(carriers)))
+                done, _ = await asyncio.wait(
+                    carriers, timeout=GROWTH_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                for carrier in done:
+                    carrier.result()
+                carriers -= done
+                for known in self._files:
+                    known.raise_if_wrong()
+                self._changed.set()  # by now something may have stalled
+                rate, self._moved = self._moved / max(clock() - looked, 1e-9), 0
+                looked = clock()
+                more = grown(len(carriers), self._plan.useful_connections(), before, rate)
+                self._plan.full = rate < GROWTH * before
+                if self._refused:
+                    wanted = len(carriers)
+                elif more > wanted:
+                    wanted, before = more, rate
+            await asyncio.gather(*carriers)
+        finally:
+            for carrier in carriers:
+                carrier.cancel()
+            await asyncio.gather(*carriers, return_exceptions=True)
+
+    async def _carry(self, carriers: set[asyncio.Task[None]]) -> None:
+        """Bring piece after piece, until none is missing."""
+        clock = asyncio.get_running_loop().time
+        rate = 0.0
+        while not self._plan.complete:
+            piece = self._plan.next_piece(clock(), rate, len(carriers))
+            if piece is None:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            at, began = piece.at, clock()
+            fetch = asyncio.create_task(self._fetch(piece))
+            self._fetches.setdefault(piece, set()).add(fetch)
             try:
-                await _receive(checked, session, url)
-                break
-            except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                broken = f"{type(error).__name__}: {error}"
-                if isinstance(error, aiohttp.ClientConnectorError):
-                    broken += "; a server must reach this port as well as the manager's"
-        else:
-            raise checked.error(
-                f"{retries.attempts} attempts failed with {checked.size} of {entry.size} bytes "
-                f"here; last: {broken}"
+                await asyncio.wait({fetch})
+            finally:
+                fetch.cancel()
+                await asyncio.wait({fetch})
+                self._plan.ended(piece)
+                self._fetches[piece].discard(fetch)
+                if not self._fetches[piece]:
+                    del self._fetches[piece]
+            if not fetch.cancelled():  # by the other carrier, which had the last byte
+                error = fetch.exception()
+                if isinstance(error, _TooMany) and len(carriers) > 1:
+                    self._refused = True
+                    carriers.discard(asyncio.current_task())
+                    return  # the others go on
+                self._settle(piece, error, piece.at - at)
+            rate = (piece.at - at) / max(clock() - began, 1e-9)
+            self._changed.set()
+
+    def _settle(self, piece: Piece, error: BaseException | None, brought: int) -> None:
+        """Go on after an attempt, or raise what cannot be gone on from."""
+        if error is None:
+            return
+        if not isinstance(error, aiohttp.ClientError | TimeoutError | ConnectionError):
+            raise error
+        now = asyncio.get_running_loop().time()
+        if self._plan.failed(piece, brought, now) >= self._retries.attempts:
+            broken = f"{type(error).__name__}: {error}"
+            if isinstance(error, aiohttp.ClientConnectorError):
+                broken += "; a server must reach this port as well as the manager's"
+            raise WeightsError(
+                f"{self._files[piece.source].url}: {self._retries.attempts} attempts failed with "
+                f"{piece.missing} bytes of a piece missing; last: {broken}"
             )
-        checked.finish()
+
+    async def _fetch(self, piece: Piece) -> None:
+        """Bring what is missing; raises what aiohttp raises when the connection breaks."""
+        files, clock = self._files[piece.source], asyncio.get_running_loop().time
+        at = piece.at
+        # Identity: a Range counts bytes of the string itself.
+        headers = {"Accept-Encoding": "identity", "Range": f"bytes={at}-{piece.end - 1}"}
+        async with self._session.get(files.url, headers=headers) as response:
+            await _refuse_other(response)
+            if response.status == HTTPStatus.OK:
+                at = 0  # ranges are not known there: it begins with the first byte
+            async for data in response.content.iter_any():
+                upto = at + len(data)
+                first, last = self._plan.arrived(piece, upto, clock())
+                if first < last and first >= at:
+                    files.write(first, memoryview(data)[first - at : last - at])
+                    self._moved += last - first
+                    self._counter.add(last - first)
+                at = upto
+                if not piece.missing:
+                    break
+            if piece.missing:
+                raise ConnectionError("the answer ended early")
+            if at > piece.end:
+                response.close()  # the rest is another's by now
+        for other in self._fetches[piece] - {asyncio.current_task()}:
+            other.cancel()
 
 
-async def _receive(checked: _Checked, session: aiohttp.ClientSession, url: str) -> None:
-    """Append what is missing; raises what aiohttp raises when the connection breaks."""
-    # Identity: a Range counts bytes of the file itself.
-    headers = {"Accept-Encoding": "identity"}
-    if checked.size:
-        headers["Range"] = f"bytes={checked.size}-"
-    async with session.get(url, headers=headers) as response:
-        status = response.status
-        if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # the file there is shorter than its manifest says: `finish` tells
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            response.raise_for_status()
-        if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
-            raise checked.error(f"HTTP {status} {response.reason}")
-        if status == HTTPStatus.OK:
-            checked.restart()
-        async for data in response.content.iter_any():
-            checked.write(data)
+class _TooMany(aiohttp.ClientError):
+    """The server has as many connections as it takes."""
+
+
+async def _refuse_other(response: aiohttp.ClientResponse) -> None:
+    """Raise unless the answer has bytes in it: ClientError where another attempt may help."""
+    status = response.status
+    if status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+        return
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        raise _TooMany(f"HTTP {status} {response.reason}")
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        response.raise_for_status()
+    said = (await response.content.read(REASON_LETTERS)).decode(errors="replace")
+    line = " ".join(filter(str.isprintable, said.split()))
+    raise WeightsError(f"{response.url}: HTTP {status} {response.reason}: {line}")

@@ -12,22 +12,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import aiohttp
 import numpy as np
 import tensorstore as ts
 
 from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry, Manifest
-from rlboost_jax.weights.download import RETRIES, ByteCounter, Retries, copy_file, download_file
+from rlboost_jax.weights.arrivals import ByteCounter, Source, copy_file
+from rlboost_jax.weights.connections import RETRIES, Connections, Retries
+from rlboost_jax.weights.download import download
 from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf
 from rlboost_jax.weights.names import WeightsError, check_names
 from rlboost_jax.weights.seal import check_seal
 from rlboost_jax.weights.serve import weights_url
 from rlboost_jax.weights.spool import spooled
 
-CONCURRENT_FILES = 4
+CONCURRENT_FILES: Final = 4  # of a directory
 
 __all__ = ["Pulled", "Puller", "WeightsError", "fetch", "read_params"]
 
@@ -40,6 +41,8 @@ class Pulled:
 
 class Puller:
     """Pulls snapshots for one server; lasting leaves once, which then stay in its memory.
+
+    Within `async with` connections are kept from one pull to the next.
 
     Args:
         source: "directory", "http", or "auto": the directory where it is visible, else HTTP.
@@ -64,8 +67,16 @@ class Puller:
         retries: Retries = RETRIES,
     ):
         self._source, self._manager, self._folder = source, manager, folder
-        self._weights, self._port, self._retries = weights, 0, retries
+        self._weights, self._port = weights, 0
         self._kept, self.pulled = LeafCache(), ByteCounter()
+        self._connections = Connections(retries)
+
+    async def __aenter__(self) -> "Puller":
+        await self._connections.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._connections.__aexit__(*error)
 
     def reach(self, port: int) -> None:
         """Weights are served at this port of the host where the manager is reached; 0: at the
@@ -88,12 +99,13 @@ class Puller:
         try:
             async with spooled(self._folder, num_bytes) as spool:
                 await fetch(
-                    missing,
+                    manifest,
+                    files=missing.files,
                     source=self._source,
                     server=server,
                     spool=spool,
                     counter=self.pulled,
-                    retries=self._retries,
+                    connections=self._connections,
                 )
                 params = await asyncio.to_thread(read_params, spool, missing)
         except OSError as error:  # of this host: no room, no permission
@@ -109,13 +121,16 @@ async def fetch(
     server: Endpoint | None,
     spool: Path,
     counter: ByteCounter,
-    retries: Retries = RETRIES,
+    files: tuple[FileEntry, ...] | None = None,
+    connections: Connections | None = None,
 ) -> Path:
-    """Bring every file of a manifest into `spool`, verified; returns `spool`.
+    """Bring files of a manifest into `spool`, verified; returns `spool`.
 
     Args:
         server: of files over HTTP.
         counter: of what comes.
+        files: of the manifest, to be brought; None: all.
+        connections: to the server; None: ones that end with this.
 
     Raises:
         WeightsError: naming the first file that is missing or differs, and how.
@@ -123,20 +138,24 @@ async def fetch(
     check_names(manifest)
     if source not in ("auto", "directory", "http"):
         raise ValueError(f"weights.source = {source!r}; use 'auto', 'directory' or 'http'")
-    await asyncio.to_thread(_make_folders, spool, manifest)
+    files = manifest.files if files is None else files
+    await asyncio.to_thread(_make_folders, spool, files)
     directory = Path(manifest.directory)
     if source == "directory" or (
-        source == "auto" and await asyncio.to_thread(_visible, directory, manifest)
+        source == "auto" and await asyncio.to_thread(_visible, directory, files)
     ):
         try:
-            await _copy_all(manifest.files, directory, spool, counter)
+            await _copy_all(files, directory, spool, counter)
             return spool
         except WeightsError:
             if source == "directory" or server is None:
                 raise  # "auto" has HTTP left to try
     if server is None:
         raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
-    await _download_all(manifest, server, spool, counter, retries)
+    wanted = frozenset(entry.path for entry in files)
+    snapshot = Source(url=weights_url(manifest.version), files=manifest.files, wanted=wanted)
+    async with (connections or Connections()).to(server) as (session, retries):
+        await download([snapshot], session, spool, counter, retries)
     return spool
 
 
@@ -222,34 +241,6 @@ async def _copy_all(
         await asyncio.to_thread(threads.shutdown)
 
 
-async def _download_all(
-    manifest: Manifest, server: Endpoint, spool: Path, counter: ByteCounter, retries: Retries
-) -> None:
-    async with aiohttp.ClientSession(
-        server.url(),
-        headers=server.headers,
-        connector=aiohttp.TCPConnector(limit=CONCURRENT_FILES, ssl=server.tls),
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_read=retries.silence_seconds, sock_connect=5
-        ),
-        read_bufsize=2**20,
-    ) as session:
-        downloads = [
-            asyncio.ensure_future(
-                download_file(
-                    entry,
-                    session,
-                    weights_url(manifest.version, entry.path),
-                    spool / entry.path,
-                    counter,
-                    retries,
-                )
-            )
-            for entry in manifest.files
-        ]
-        await _all_or_first_error(downloads)
-
-
 async def _all_or_first_error(futures: Sequence[asyncio.Future[None]]) -> None:
     """Wait for all; at the first failure or a cancellation, stop the others."""
     try:
@@ -260,10 +251,10 @@ async def _all_or_first_error(futures: Sequence[asyncio.Future[None]]) -> None:
         await asyncio.gather(*futures, return_exceptions=True)
 
 
-def _make_folders(spool: Path, manifest: Manifest) -> None:
-    for folder in {(spool / entry.path).parent for entry in manifest.files}:
+def _make_folders(spool: Path, files: Sequence[FileEntry]) -> None:
+    for folder in {(spool / entry.path).parent for entry in files}:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def _visible(directory: Path, manifest: Manifest) -> bool:
-    return bool(manifest.files) and (directory / manifest.files[0].path).is_file()
+def _visible(directory: Path, files: Sequence[FileEntry]) -> bool:
+    return bool(files) and (directory / files[0].path).is_file()

@@ -1,8 +1,10 @@
 """Snapshot files over HTTP, for servers that do not see the learner's disk."""
 
 import asyncio
-from collections.abc import Iterable
-from pathlib import Path
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -11,6 +13,22 @@ from aiohttp import web
 from rlboost_jax.messages import Manifest
 
 UNKNOWN_SECONDS: Final = 1.0  # for a version that was announced a moment ago to be known here, too
+CHUNK_BYTES: Final = 2**18  # read and encrypted at a time for a connection
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of a file.
+
+    Attributes:
+        size: of the whole file.
+        begin, end: the first byte, and the one after the last.
+    """
+
+    path: str
+    size: int
+    begin: int
+    end: int
 
 
 class ServedVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,14 +36,30 @@ class ServedVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     directory: str
-    paths: frozenset[str]
+    paths: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.sizes)
+
+    def parts(self, begin: int, end: int) -> list[Part]:
+        """Where these bytes of all files together are."""
+        found, offset = [], 0
+        for path, size in zip(self.paths, self.sizes, strict=True):
+            first, last = max(begin - offset, 0), min(end - offset, size)
+            if first < last:
+                found.append(Part(path, size, first, last))
+            offset += size
+        return found
 
 
 def served_version(manifest: Manifest) -> ServedVersion:
     return ServedVersion(
         version=manifest.version,
         directory=manifest.directory,
-        paths=frozenset(entry.path for entry in manifest.files),
+        paths=tuple(entry.path for entry in manifest.files),
+        sizes=tuple(entry.size for entry in manifest.files),
     )
 
 
@@ -59,28 +93,85 @@ class ServedVersions:
         return self._versions[version]
 
 
-def weights_url(version: int, path: str) -> str:
-    """Path of a snapshot's file below the address of whatever serves it."""
-    return f"/weights/{version}/{path}"
+def weights_url(version: int) -> str:
+    """Path of a snapshot below the address of whatever serves it."""
+    return f"/weights/{version}"
 
 
 def add_routes(app: web.Application, versions: ServedVersions) -> None:
-    """Serve `GET /weights/{version}/{path}`, whole or by one byte range.
+    """Serve `GET /weights/{version}`: the files of a manifest one behind the other, in its order,
+    whole or by one byte range.
 
-    Only files that a known manifest names are served, wherever else the path may point.
-    Who may ask is for the application's middleware to decide.
+    Only files that a known manifest names are served, and nobody who asks names any. Who may ask is
+    for the application's middleware to decide.
     """
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        version, path = int(request.match_info["version"]), request.match_info["path"]
+        version = int(request.match_info["version"])
         served = await versions.find(version)
         if served is None:
             raise web.HTTPNotFound(text=f"version {version} is not known here")
-        if path not in served.paths:
-            raise web.HTTPNotFound(text=f"version {version} has no file {path!r}")
-        file = Path(served.directory) / path
-        if not await asyncio.to_thread(file.is_file):
-            raise web.HTTPNotFound(text=f"file {path!r} of version {version} is gone")
-        return web.FileResponse(file, chunk_size=2**20)
+        try:
+            begin, end, _ = request.http_range.indices(served.num_bytes)
+        except ValueError:
+            begin = end = -1
+        ranged = "Range" in request.headers
+        if ranged and begin >= end:
+            raise web.HTTPRequestRangeNotSatisfiable(text=f"{served.num_bytes} bytes are here")
+        parts = served.parts(begin, end)
+        if problem := await asyncio.to_thread(_problem, served.directory, parts):
+            raise web.HTTPNotFound(text=f"version {version}: {problem}")
+        response = web.StreamResponse(status=206 if ranged else 200)
+        response.content_length = end - begin
+        if ranged:
+            response.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{served.num_bytes}"
+        await response.prepare(request)
+        for chunk in _chunks(parts):
+            await response.write(await asyncio.to_thread(_read, served.directory, chunk))
+        await response.write_eof()
+        return response
 
-    app.router.add_get(r"/weights/{version:\d{1,18}}/{path:.+}", serve)
+    app.router.add_get(r"/weights/{version:\d{1,18}}", serve, allow_head=False)
+
+
+def _problem(directory: str, parts: Iterable[Part]) -> str:
+    """What is wrong with the first of these files that is not as its manifest says; "": nothing."""
+    for part in parts:
+        try:
+            state = os.stat(os.path.join(directory, part.path))
+        except OSError:
+            return f"file {part.path!r} is gone"
+        if not stat.S_ISREG(state.st_mode):
+            return f"{part.path!r} is no file"
+        if state.st_size != part.size:
+            return f"{part.path}: {state.st_size} bytes, its manifest says {part.size}"
+    return ""
+
+
+def _chunks(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """The same bytes in groups of `CHUNK_BYTES` at most: small files together, long ones cut."""
+    group: list[Part] = []
+    room = CHUNK_BYTES
+    for part in parts:
+        while part.begin < part.end:
+            cut = min(part.end, part.begin + room)
+            group.append(replace(part, end=cut))
+            room -= cut - part.begin
+            part = replace(part, begin=cut)
+            if not room:
+                yield group
+                group, room = [], CHUNK_BYTES
+    if group:
+        yield group
+
+
+def _read(directory: str, group: Iterable[Part]) -> bytes:
+    """Raises ConnectionError, which breaks the answer off, where a file was cut meanwhile."""
+    found = []
+    for part in group:
+        with open(os.path.join(directory, part.path), "rb", buffering=0) as file:
+            file.seek(part.begin)
+            found.append(file.read(part.end - part.begin))
+        if len(found[-1]) != part.end - part.begin:
+            raise ConnectionError(f"{part.path} became shorter")
+    return b"".join(found)

@@ -19,7 +19,7 @@ from rlboost_jax.rollout import server, stream
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.server import CannotServe, fetch_config
 from rlboost_jax.rollout.worker import Worker
-from rlboost_jax.weights.download import Retries
+from rlboost_jax.weights.connections import Retries
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.seal import read_seal_key, sealed

@@ -7,7 +7,7 @@ import pytest
 
 from rlboost_jax.learner.versions import PulledOnce
 from rlboost_jax.messages import Manifest
-from rlboost_jax.weights.download import ByteCounter
+from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
 

@@ -30,7 +30,9 @@ from rlboost_jax.manager.service.file_server.process import (
 )
 from rlboost_jax.messages import FileEntry, Manifest
 from rlboost_jax.supervision.restarts import Restarts
-from rlboost_jax.weights.download import ByteCounter, download_file
+from rlboost_jax.weights.arrivals import ByteCounter, Source
+from rlboost_jax.weights.connections import Connections
+from rlboost_jax.weights.download import download
 from rlboost_jax.weights.serve import weights_url
 from tests.endpoints import endpoint
 from tests.patience import PATIENCE_SECONDS
@@ -108,14 +110,14 @@ def test_files_of_announced_versions_for_who_bears_a_token(tmp_path: Path, run: 
         async with serving(first) as files:
             assert files.pid is None, "nobody has asked for anything"
             for token in (None, "", "wrong"):
-                assert await status(files, "/weights/1/a", token) == 401
+                assert await status(files, "/weights/1", token) == 401
             for token in ("secret", "more secret"):
-                assert await status(files, "/weights/1/a", token) == 200
-            for path in ("/weights/1/unnamed", "/weights/1/..%2f2%2fa", "/weights/2/a", "/status"):
+                assert await status(files, "/weights/1", token) == 200
+            for path in ("/weights/1/a", "/weights/1/..%2f2%2fa", "/weights/2", "/status"):
                 assert await status(files, path) == 404
             files.serve([second])
-            assert await status(files, "/weights/2/a") == 200
-            assert await status(files, "/weights/1/a") == 404
+            assert await status(files, "/weights/2") == 200
+            assert await status(files, "/weights/1") == 404
 
     run(story())
 
@@ -153,7 +155,6 @@ def test_a_pull_goes_on_when_the_process_is_killed(tmp_path: Path, run: Run) -> 
 
     async def story() -> None:
         manifest = snapshot(tmp_path, 7, large=os.urandom(LARGE))
-        (entry,) = manifest.files
         came, killed, reports = 0, [], []
 
         def seen(size: int) -> None:
@@ -167,12 +168,11 @@ def test_a_pull_goes_on_when_the_process_is_killed(tmp_path: Path, run: Run) -> 
         async with (
             serving(manifest, reports=reports) as files,
             Wire(files.port, seen) as there,
-            aiohttp.ClientSession(there.url(), headers=there.headers) as session,
+            Connections().to(there) as (session, retries),
         ):
             # It raises for a digest that is not the manifest's.
-            await download_file(
-                entry, session, weights_url(7, "large"), tmp_path / "here", ByteCounter()
-            )
+            source = Source(url=weights_url(7), files=manifest.files, wanted={"large"})
+            await download([source], session, tmp_path, ByteCounter(), retries)
         assert len(killed) == 2 and reports == ["was ended by SIGKILL"] * 2
         assert came < 1.5 * LARGE, "it began anew"
 
@@ -189,7 +189,7 @@ def test_it_ends_with_its_orders(tmp_path: Path, run: Run) -> None:
 
     async def story() -> None:
         async with serving(snapshot(tmp_path, 1, a=b"x")) as files:
-            assert await status(files, "/weights/1/a") == 200
+            assert await status(files, "/weights/1") == 200
             pid = files.pid
         assert pid is not None
         await gone(pid)

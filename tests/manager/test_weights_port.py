@@ -40,7 +40,7 @@ Run = Callable[..., Any]
 def file_server(manager: int, workdir: Path) -> int:
     """Of that manager, at work."""
     there = read_endpoint(workdir)
-    url = f"https://127.0.0.1:{record_in(workdir)['weights_port']}/weights/0/a"
+    url = f"https://127.0.0.1:{record_in(workdir)['weights_port']}/weights/0"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         opened(url, timeout=PATIENCE_SECONDS, tls=there.credentials.tls)
     children = Path(f"/proc/{manager}/task/{manager}/children").read_text().split()

@@ -18,7 +18,7 @@ from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.weights import serve
-from rlboost_jax.weights.download import ByteCounter
+from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
 from tests.endpoints import endpoint

@@ -20,10 +20,11 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rlboost_jax.host.congestion import send_by_rate
 from rlboost_jax.manager.service.listener_limits import OWNER, READ_BYTES, ListenerLimits
 
 NEWCOMER_SECONDS: Final = 10.0  # from the connection to the first request with a token
-HANDSHAKE_SECONDS: Final = 5.0  # of TLS
+HANDSHAKE_SECONDS: Final = 10.0  # of TLS, on a line that loses packets
 KEEP_ALIVE_SECONDS: Final = 30.0  # between two requests
 LINGERING_SECONDS: Final = 1.0  # for the rest of a request that nobody reads
 MAX_NEWCOMERS: Final = 256
@@ -118,7 +119,10 @@ class Gate:
         self, server: web.Server, tls: ssl.SSLContext | None, **where: Any
     ) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: _Connection(self, server, tls), **where)
+        made = await loop.create_server(lambda: _Connection(self, server, tls), **where)
+        for listener in made.sockets:
+            send_by_rate(listener)
+        return made
 
     def _arrived(self, connection: "_Connection") -> None:
         loop = asyncio.get_running_loop()
