@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from rlboost_jax import compile_cache
 from rlboost_jax.environments.journal import FOLDER as FOLDER_OF_EPISODES
@@ -28,7 +29,10 @@ from rlboost_jax.observe.report import write_report
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.settings.load import Origin, read_run_id
 from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.storage.disk_thread import DiskThread
 from rlboost_jax.supervision.pulse import PULSE
+
+T = TypeVar("T")
 
 
 def run_training(
@@ -75,7 +79,7 @@ def run_training(
         check_alerts(run.observe.alerts)
     while (summary := _session(run, path, world, origin, makers, loop)) is None:
         pass  # recorded changes of settings apply from the next step on
-    write_report(path)
+    _on_disk(lambda: write_report(path), "report", path, run)
     return summary
 
 
@@ -112,10 +116,18 @@ def _session(
             return None
         score = steps.final_score()
         opened.session.checkpoints.wait()  # only then is nothing left to go on with
-        summary = _summary(plan.run, opened.workdir.path, score)
+        place, done = opened.workdir.path, plan.run
+        summary = _on_disk(lambda: _summary(done, place, score), "summary", place, done)
         opened.trackers.finish(summary)
-        forget(opened.workdir.path / FOLDER_OF_EPISODES, plan.run.num_steps)
+        episodes = place / FOLDER_OF_EPISODES
+        _on_disk(lambda: forget(episodes, done.num_steps), "answers", episodes, done)
     return summary
+
+
+def _on_disk(call: Callable[[], T], what: str, folder: Path, run: RunConfig) -> T:
+    """What is done at the end, on a disk that may hang as at any other time. Raises DiskStalled."""
+    with DiskThread("the end", stall_seconds=run.checkpoint.disk_seconds) as disk:
+        return disk.submit(call, what, folder).result()
 
 
 def _summary(run: RunConfig, path: Path, score: Score | None) -> Summary:

@@ -1,10 +1,12 @@
 """The run that was left alone, which others are compared with. Nobody writes into it."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.shared import made_once
+from tests.system.clocks import clock_of_our_own
 from tests.system.harness import SHORT, Run, complete
 
 
@@ -19,3 +21,10 @@ def short_and_calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
         complete(folder / "run", *SHORT)
 
     return Run(made_once(tmp_path_factory, "short_and_calm", make) / "run", *SHORT)
+
+
+@pytest.fixture
+def set_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
+    """`set_clock(seconds)`: by which the clock of all that is started from now on is ahead."""
+    with clock_of_our_own(tmp_path, monkeypatch) as set_clock:
+        yield set_clock

@@ -135,14 +135,14 @@ class Child:
         self._process.kill()
         self._process.wait()
 
-    def end(self) -> int:
+    def end(self, patience_seconds: float = PATIENCE_SECONDS) -> int:
         """Wait for the end, good or bad; returns the exit code."""
         try:
-            return self._process.wait(PATIENCE_SECONDS)
+            return self._process.wait(patience_seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             said = (self.output + self.errors)[-4000:]
-            raise AssertionError(f"not over in {PATIENCE_SECONDS:g} s:\n{said}") from None
+            raise AssertionError(f"not over in {patience_seconds:g} s:\n{said}") from None
 
 
 class Run:

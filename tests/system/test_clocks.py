@@ -4,17 +4,16 @@ Trainer, manager and servers see a clock of ours (`clock.c`), their certificates
 """
 
 import shutil
-import struct
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from itertools import cycle, pairwise
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.patience import PATIENCE_SECONDS
+from tests.system.clocks import YEAR, jumping
 from tests.system.harness import PATIENT, SHORT, Run, prepared
 
 pytestmark = [
@@ -23,29 +22,6 @@ pytestmark = [
         sys.platform != "linux" or shutil.which("cc") is None, reason="preloads a C library"
     ),
 ]
-
-YEAR = 365 * 86_400
-PAUSE_SECONDS = 0.05  # between two settings of the clock
-
-
-@pytest.fixture
-def set_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
-    """`set_clock(seconds)`: by which the clock of all that is started from now on is ahead."""
-    library, file = tmp_path / "clock.so", tmp_path / "clock"
-    source = Path(__file__).with_name("clock.c")
-    subprocess.run(
-        ["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=300
-    )
-    file.write_bytes(bytes(8))
-    monkeypatch.setenv("LD_PRELOAD", str(library))
-    monkeypatch.setenv("RLBOOST_TEST_CLOCK", str(file))
-    with open(file, "r+b", buffering=0) as clock:
-
-        def set_clock(seconds: float) -> None:
-            clock.seek(0)
-            clock.write(struct.pack("<q", int(seconds * 1e9)))
-
-        yield set_clock
 
 
 def test_the_clock_of_a_test_is_seen(set_clock: Callable[[float], None]) -> None:
@@ -72,25 +48,10 @@ def test_the_clock_of_a_test_is_seen(set_clock: Callable[[float], None]) -> None
 def test_a_clock_that_jumps_all_the_time_changes_no_bit(
     short_and_calm: Run, tmp_path: Path, set_clock: Callable[[float], None]
 ) -> None:
-    """A year forward, a year back, to the truth and two hours behind, twenty times a second."""
-    over = threading.Event()
-
-    def jump() -> None:
-        for seconds in cycle((YEAR, -YEAR, 0.0, -7200.0)):
-            set_clock(seconds)
-            if over.wait(PAUSE_SECONDS):
-                return
-
-    with prepared(tmp_path / "run", *SHORT, *PATIENT) as run:
-        jumping = threading.Thread(target=jump, daemon=True)
-        jumping.start()
-        try:
-            run.hold(version=1).start()
-            run.kill_servers_at_work(1)
-            run.finish()
-        finally:
-            over.set()
-            jumping.join()
+    with prepared(tmp_path / "run", *SHORT, *PATIENT) as run, jumping(set_clock):
+        run.hold(version=1).start()
+        run.kill_servers_at_work(1)
+        run.finish()
     assert run.digests() == short_and_calm.digests()
     run.assert_accounts_hold()
     kinds = [event["kind"] for event in run.events()]
