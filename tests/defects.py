@@ -95,6 +95,16 @@ DEFECTS = (
         "tests/learner/test_misplaced.py::test_only_own_older_ones_are_deleted",
     ),
     Defect(
+        "template",
+        "a chat template has all the processor time it wants",
+        "rlboost_jax/data/template_process.py",
+        "limit = self._used_seconds + 1 + self._cpu_seconds",
+        "limit = self._used_seconds + 1 + 100 * self._cpu_seconds",
+        "tests/data/test_template_process.py::"
+        "test_what_goes_beyond_a_limit_ends_and_the_next_one_works[{{ 9 ** (9 ** 9) }}-"
+        "s of processor time]",
+    ),
+    Defect(
         "lease",
         "a server may be silent for twice its lease",
         "rlboost_jax/manager/state/roster.py",

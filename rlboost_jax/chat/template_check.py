@@ -24,7 +24,7 @@ from rlboost_jax.chat.rendering import uncut
 from rlboost_jax.chat.samples import Sample, samples
 from rlboost_jax.chat.skeleton import LostTurn, difference
 from rlboost_jax.chat.template_conversation import TemplateConversation, unstable_template
-from rlboost_jax.data.chat_rendering import ChatRefused
+from rlboost_jax.data.chat_rendering import ChatRefused, TemplateTooCostly
 from rlboost_jax.environments.protocol import Message
 from rlboost_jax.settings.errors import ConfigError
 
@@ -70,6 +70,8 @@ def proved(
             return Proof(taken, str(error), refusal, left_out)
         except LostTurn as error:
             return Proof(taken, str(unstable_template(str(error))), refusal, left_out)
+        except TemplateTooCostly as error:
+            raise ConfigError(str(error)) from None
         except ChatRefused as error:
             refusal = str(error)
     if taken < min(ENOUGH, count):

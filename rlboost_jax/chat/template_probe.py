@@ -8,8 +8,9 @@ from rlboost_jax.chat.conversation import Tools
 from rlboost_jax.chat.rendering import Renderer
 from rlboost_jax.chat.skeleton import Habits, parts_of, shared, stand_ins
 from rlboost_jax.chat.thinking import Marks
-from rlboost_jax.data.chat_rendering import ChatRefused
+from rlboost_jax.data.chat_rendering import ChatRefused, TemplateTooCostly
 from rlboost_jax.environments.protocol import Message
+from rlboost_jax.settings.errors import ConfigError
 
 SAYS: Final = "Zq1says"
 ASKS: Final = Message(role="user", content=SAYS)
@@ -139,6 +140,8 @@ def _refusal(
     try:
         whole = template.renderer.text(messages, tools)
         between = "".join(_parts(template, messages, tools))
+    except TemplateTooCostly as error:
+        raise ConfigError(str(error)) from None
     except ChatRefused as error:
         return {name: str(error)}
     expected = sum(message.get("content") == SAYS for message in messages)

@@ -1,84 +1,63 @@
-"""Chat templates without transformers, rendered as it renders them: the same words, to the byte."""
+"""Chat templates rendered as transformers renders them, to the byte, and within limits."""
 
-import datetime
-import functools
 import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.data import template_child, template_process
+from rlboost_jax.data.template_child import DATE
+from rlboost_jax.settings.errors import ConfigError
 
-DATE: Final = datetime.date(2024, 7, 26)  # what Llama's templates take where they have no clock
+__all__ = ["DATE", "ChatRefused", "TemplateTooCostly", "rendered", "values_of"]
+
+_PROBE: Final = json.dumps({"messages": [{"role": "user", "content": "x"}]})
 
 
 class ChatRefused(ValueError):
     """A chat template does not take these messages; it says why."""
 
 
-def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """The text that a template makes of `messages`, `tools` and options.
+class TemplateTooCostly(ChatRefused):
+    """A chat template went beyond a limit with these messages, and not with every conversation."""
+
+
+def values_of(given: Mapping[str, Any]) -> str:
+    """What a template is given, as JSON.
 
     Raises:
-        ConfigError: it is no template, or Jinja is not installed.
-        ChatRefused: it refuses the messages.
+        ChatRefused: something is no value of JSON.
     """
-    compiled = _compiled(template)
-    # Where nothing is said of them, transformers says None.
-    usual = {"tools": None, "documents": None, "add_generation_prompt": True}
     try:
-        return str(compiled.render(**usual | dict(values)))
-    except Exception as error:  # templates raise what they like
+        # Where nothing is said of them, transformers says None.
+        return json.dumps(
+            {"tools": None, "documents": None, "add_generation_prompt": True, **given}
+        )
+    except (TypeError, ValueError, RecursionError) as error:
         raise ChatRefused(f"{type(error).__name__}: {error}") from None
 
 
-@functools.cache
-def _compiled(text: str) -> Any:
-    """Sandboxed, since a template comes with somebody's model."""
-    try:
-        from jinja2 import TemplateError, TemplateSyntaxError, nodes
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise ConfigError(f"chat templates need Jinja; {install('hf')}") from None
+def rendered(template: str, values: str, name: str) -> str:
+    """The text that a template makes of `messages`, `tools` and options.
 
-    class Generation(Extension):
-        """`{% generation %}` marks what an assistant says, and is no text."""
+    Args:
+        values: see `values_of`.
+        name: of the file or setting that the template is from.
 
-        tags = {"generation"}  # noqa: RUF012 (as its base declares it)
-
-        def parse(self, parser: Any) -> list[nodes.Node]:
-            next(parser.stream)
-            body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), True)
-            return body
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    try:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _json  # Jinja's own sorts keys and escapes < > & '
-        environment.globals["raise_exception"] = raise_exception
-        environment.globals["strftime_now"] = DATE.strftime
-        return environment.from_string(text)
-    except TemplateSyntaxError as error:
-        raise ConfigError(
-            f"data.chat_template is no Jinja template: line {error.lineno}: {error.message}"
-        ) from None
-
-
-def _json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    Raises:
+        ConfigError: it is no template, goes beyond a limit with any conversation, or Jinja is not
+            installed.
+        ChatRefused: it refuses the messages.
+        TemplateTooCostly: it goes beyond a limit with these.
+    """
+    answer = template_process.PROCESS.render(template, values)
+    match answer.kind:
+        case template_child.TEXT:
+            return answer.text
+        case template_child.REFUSED:
+            raise ChatRefused(answer.text)
+        case template_child.NO_TEMPLATE:
+            raise ConfigError(f"{name} is no Jinja template: {answer.text}")
+    line = f"{name} {answer.text}; {template_process.MAY}"
+    if values == _PROBE or not template_process.PROCESS.render(template, _PROBE).kind:
+        raise ConfigError(f"{line}: take another by data.chat_template")
+    raise TemplateTooCostly(line)

@@ -1,6 +1,7 @@
 """Text to token ids and back: bytes without any dependency, or a Hugging Face tokenizer."""
 
 import functools
+import keyword
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlboost_jax.data.chat_rendering import DATE, ChatRefused, rendered
+from rlboost_jax.data.chat_rendering import DATE, ChatRefused, rendered, values_of
 from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings, strings_in
 from rlboost_jax.data.token_bytes import bytes_of_tokens
 from rlboost_jax.settings.data import DataConfig
@@ -22,6 +23,8 @@ from rlboost_jax.storage.bounded_files import Unreadable, check_size, explained
 BYTES: Final = "bytes"
 MOST_BYTES: Final = 2**30  # of a file of a tokenizer's
 _TODAY: Final = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<form>[^'\"]*)(?P=quote)\s*\)")
+_TEMPLATES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+_NO_NAMES: Final = (*keyword.kwlist, "true", "false", "none")
 Message = Mapping[str, Any]  # role, content, and what else a template takes
 
 
@@ -134,7 +137,7 @@ class ByteTokenizer:
             )
         given = {"tools": list(tools)} if tools else {}
         said = {"messages": [dict(message) for message in messages], **given, **options}
-        return rendered(self._template, said)
+        return rendered(self._template, values_of(said), "data.chat_template")
 
     def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
         return [[self.BEGIN, *text.encode()] for text in texts]
@@ -199,6 +202,8 @@ class HuggingFaceTokenizer:
         self._tokenizer.chat_template = _with_a_date(self._tokenizer.chat_template)
         self._chat_template = _with_a_date(data.chat_template) or None
         self.has_chat = bool(data.chat_template or self._tokenizer.chat_template)
+        own = next(filter(Path.is_file, (folder / name for name in _TEMPLATES)), folder)
+        self._template_name = "data.chat_template" if data.chat_template else f"a template in {own}"
 
     @property
     def template(self) -> str:
@@ -240,28 +245,20 @@ class HuggingFaceTokenizer:
                 "the tokenizer has no chat template; set data.chat_template, or set "
                 "data.chat to 'never'"
             )
+        shown = [dict(tool) for tool in tools] or None
         try:
-            import jinja2
-        except ImportError:
-            raise ConfigError(f"chat templates need Jinja; {install('hf')}") from None
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    chat_template=self._chat_template,
-                    tools=[dict(tool) for tool in tools] or None,
-                    tokenize=False,
-                    add_generation_prompt=generation,
-                    **options,
-                )
+            template = self._tokenizer.get_chat_template(self._chat_template, shown)
+            values = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=_given_to(self._tokenizer.special_tokens_map, options),
+                tools=shown,
+                tokenize=False,
+                add_generation_prompt=generation,
+                **options,
             )
-        except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(
-                f"{'data.chat_template' if self._chat_template else 'the chat template'} is no "
-                f"Jinja template: line {error.lineno}: {error.message}"
-            ) from None
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # whatever it makes of these messages
             raise ChatRefused(f"{type(error).__name__}: {error}") from None
+        return rendered(template, values, self._template_name)
 
     def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
         if not texts:
@@ -293,6 +290,19 @@ class HuggingFaceTokenizer:
     @functools.cached_property
     def _bytes_of_tokens(self) -> Callable[[int], bytes | None]:
         return bytes_of_tokens(self._tokenizer)
+
+
+def _given_to(*options: Mapping[str, Any]) -> str:
+    """A template that writes all that transformers gives to one, as JSON: what it makes of
+    messages, tools and its own tokens before a template sees them differs by release."""
+    usual = ("messages", "tools", "documents", "add_generation_prompt")
+    names = dict.fromkeys((*usual, *(name for each in options for name in each if _is_name(name))))
+    return "{{ {" + ", ".join(f"'{name}': {name}" for name in names) + "} | tojson }}"
+
+
+def _is_name(text: str) -> bool:
+    """Whether a template could name a variable so."""
+    return text.isidentifier() and text not in _NO_NAMES
 
 
 def _with_a_date(template: Any) -> Any:
