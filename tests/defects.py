@@ -265,6 +265,24 @@ DEFECTS = (
         "test_whatever_an_environment_does_is_its_own_loss[shared-kill-ended by SIGKILL-outside]",
     ),
     Defect(
+        "first_seconds",
+        "a manager that is killed before it answers is taken for one that made a mistake",
+        "rlboost_jax/learner/fleet/manager_process.py",
+        "mistake = code == exits.MISTAKE",
+        "mistake = ready_at is None",
+        "tests/learner/test_manager_process.py::"
+        "test_one_that_is_killed_in_its_first_seconds_is_started_again",
+    ),
+    Defect(
+        "goodbye",
+        "a manager that is killed by the goodbye is taken for one that has hung up",
+        "rlboost_jax/learner/fleet/link.py",
+        "return frame.type is aiohttp.WSMsgType.CLOSE",
+        "return True",
+        "tests/learner/test_link.py::"
+        "test_a_manager_that_is_killed_by_the_goodbye_is_followed_by_one_that_is_told_the_same",
+    ),
+    Defect(
         "neighbours",
         "two episodes of one prompt share their calls",
         "rlboost_jax/environments/records.py",

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlboost_jax.host.starting import start_program
 from rlboost_jax.storage import foreign_json
+from rlboost_jax.supervision import exits
 
 PREPARE_SECONDS = 60.0  # imports, on a busy machine
 
@@ -73,14 +74,10 @@ class Forks:
                 async with asyncio.timeout(PREPARE_SECONDS):
                     line = await self._process.stdout.readline()
             except TimeoutError:
-                line = b""
-            if b'"ready"' not in line:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
+                line = None
+            if line is None or b'"ready"' not in line:
                 raise NotForked(
-                    f"the process that forks servers did not come up in {PREPARE_SECONDS:g} s; "
-                    f"see {self._log}"
+                    f"{await self._how_it_failed(self._process, line)}; see {self._log}"
                 )
             self._reader = asyncio.create_task(self.read(self._process.stdout))
             self._reader.add_done_callback(self._read_all)
@@ -129,6 +126,22 @@ class Forks:
         if self._reader is not None:
             await asyncio.wait([self._reader], timeout=self._leave_seconds)
             self._reader.cancel()
+
+    async def _how_it_failed(self, process: Process, line: bytes | None) -> str:
+        """End one that is not ready, and say why.
+
+        Args:
+            line: that it said first; None: nothing in time.
+        """
+        if line == b"":  # it has ended, or is about to
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._leave_seconds):
+                    code = exits.of_process(await process.wait())
+                    return f"the process that forks servers {exits.described(code)} as it began"
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        return f"the process that forks servers did not come up in {PREPARE_SECONDS:g} s"
 
     def _read_all(self, reader: asyncio.Task[None]) -> None:
         if not reader.cancelled() and (error := reader.exception()) is not None:

@@ -182,7 +182,7 @@ def test_a_zygote_that_does_not_come_up_is_a_refusal(tmp_path):
         provider = open_provider(tmp_path, "raise ZeroDivisionError")
         await provider.request("local-1", "n", ANY_POOL)
         refused = await anext(provider.events())
-        assert "did not come up" in refused.reason and "zygote.log" in refused.reason
+        assert "ended with code 1 as it began" in refused.reason and "zygote.log" in refused.reason
         await provider.close()
 
     play(story)
