@@ -105,6 +105,31 @@ DEFECTS = (
         "s of processor time]",
     ),
     Defect(
+        "pieces",
+        "a connection that breaks is not gone on with where it broke",
+        "rlboost_jax/weights/download.py",
+        "at = piece.at\n        # Identity",
+        "at = piece.at - min(piece.at, 50)\n        # Identity",
+        "tests/weights/test_pull.py::test_a_broken_download_is_taken_up_where_it_broke",
+    ),
+    Defect(
+        "race",
+        "a connection that has stalled keeps its bytes to itself",
+        "rlboost_jax/weights/pieces.py",
+        "if now - piece.moved_at >= silence]",
+        "if piece.moved_at > now]",
+        "tests/weights/test_pull.py::test_a_line_that_stalls_and_breaks_delays_and_changes_nothing",
+    ),
+    Defect(
+        "forgotten",
+        "an instance that ended before its start had returned was never there",
+        "rlboost_jax/providers/polled.py",
+        "            instance.over = own[-1]",
+        "            instance.over = own[-1] if instance.asked_at < began else None",
+        "tests/providers/test_polled.py::"
+        "test_an_end_is_heard_of_once_whatever_was_seen_between_two_looks",
+    ),
+    Defect(
         "lease",
         "a server may be silent for twice its lease",
         "rlboost_jax/manager/state/roster.py",

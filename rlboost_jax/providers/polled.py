@@ -43,6 +43,7 @@ class _Instance:
     granted: bool = False
     seen: bool = False  # a list had it
     ran: bool = False  # and running
+    over: Job | None = None  # as a list had it that was over; later ones may have forgotten it
     withdrawn: str = ""  # why: said so
     end_at: float = math.inf  # its grace is over
     signalled: bool = False  # within its grace
@@ -257,6 +258,8 @@ class PolledProvider:
         instance.jobs = living = [job for job in own if job.state != "over"]
         runs = any(job.state == "running" for job in living)
         requeued = instance.ran and bool(living) and not runs  # its server is gone for good
+        if own and not living:
+            instance.over = own[-1]
         if living and not requeued:
             instance.seen, instance.ran = True, instance.ran or runs
             if runs:
@@ -265,7 +268,8 @@ class PolledProvider:
             return
         if not requeued and instance.asked_at >= began:  # the list may be older than its start
             return
-        if not instance.seen and not own and began < instance.asked_at + self._settle_seconds:
+        never = not (instance.seen or instance.over)
+        if never and began < instance.asked_at + self._settle_seconds:
             return  # the list lags
         del self._instances[name]
         if instance.refused:
@@ -273,7 +277,7 @@ class PolledProvider:
         if requeued:
             self._events.put(Exited(name, instance.nonce, "it went back to the queue"))
             return
-        last = own[-1] if own else None
+        last = instance.over
         if last is not None and last.refused and not instance.granted:
             self._events.put(Refused(name, instance.nonce, last.reason))
             return
@@ -292,9 +296,8 @@ class PolledProvider:
                 )
             )
         else:
-            self._events.put(
-                Refused(name, instance.nonce, "it was started, and a list never had it")
-            )
+            known = "is not listed any more" if instance.seen else "a list never had it"
+            self._events.put(Refused(name, instance.nonce, f"it was started, and {known}"))
 
     def _grant(self, name: str, instance: _Instance) -> None:
         if not (instance.granted or instance.refused):

@@ -63,12 +63,12 @@ def run(args):
     name = next(a for a in args if a.startswith("--name=")).removeprefix("--name=")
     if name == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, lambda *_: os._exit({CODE}))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # kept until it is waited for
     pipe = Path(sys.argv[1]) / name
     if pipe.exists():
         pipe.write_text(os.environ["RLBOOST_NONCE"])
-    while True:
-        signal.pause()
+    signal.sigwait([signal.SIGUSR1])
+    os._exit({CODE})
 
 Zygote(run, 0, 1).serve()
 """

@@ -19,13 +19,15 @@ name = os.environ["RLBOOST_NAME"] if "RLBOOST_NAME" in os.environ else next(
     a.partition("=")[2] for a in sys.argv if a.startswith("--name="))
 if name == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-signal.signal(signal.SIGUSR1, lambda *_: os._exit({CODE}))
+# Blocked, it is kept until it is waited for. A handler of Python's misses one that comes between
+# the interpreter's last look and `signal.pause`, which then never returns.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 pipe = "@/pipes/" + name
 if os.path.exists(pipe):
     with open(pipe, "w") as file:
         file.write(os.environ["RLBOOST_NONCE"])
-while True:
-    signal.pause()
+signal.sigwait([signal.SIGUSR1])
+os._exit({CODE})
 """
 START = """#!/bin/sh -e
 # start NAME NONCE RUN

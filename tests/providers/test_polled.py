@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlboost_jax.providers.base import (
     ANY_POOL,
@@ -604,5 +606,83 @@ def test_lines_that_a_list_has_are_not_asked_for_again() -> None:
         assert isinstance(event, Exited) and event.log == ("why",)
         assert event.reason == "exit code 2: failed"
         await provider.close()
+
+    play(story)
+
+
+LOOKS = ("absent", "waiting", "running", "over", "fails")
+
+
+@dataclass
+class Script(Desk):
+    """A launcher whose lists are written down: what each of them has of the only instance.
+
+    Attributes:
+        looks: from the end of its start on; behind the last one nothing is listed any more.
+        takes: seconds that each list takes, in which a start may end.
+    """
+
+    looks: tuple[str, ...] = ()
+    takes: float = 0.0
+    started: bool = False
+    shown: list[str] = field(default_factory=list)
+
+    async def start(self, name: str, nonce: str, pool: str) -> None:
+        await asyncio.sleep(self.takes)
+        self.started = True
+
+    async def stop(self, job: Job, grace_seconds: float) -> None:
+        self.stopped.append((job.handle, grace_seconds))
+
+    async def list(self) -> tuple[Job, ...]:
+        number = len(self.shown)
+        look = self.looks[number] if self.started and number < len(self.looks) else "absent"
+        if self.started:
+            self.shown.append(look)
+        await asyncio.sleep(self.takes)
+        if look == "fails":
+            raise LaunchFailed("no answer")
+        job = Job(handle="a.0", run="run", name="a", nonce="n", state="waiting")
+        return () if look == "absent" else (replace(job, state=look),)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    looks=st.lists(st.sampled_from(LOOKS), max_size=7).map(tuple),
+    takes=st.sampled_from((0.0, 0.07, 0.5)),
+    settle_seconds=st.sampled_from((0.0, 0.2, 2.0)),
+    ended_at=st.none() | st.floats(0.0, 3.0),
+    grace=st.sampled_from((0.0, 0.3)),
+)
+def test_an_end_is_heard_of_once_whatever_was_seen_between_two_looks(
+    looks: tuple[str, ...],
+    takes: float,
+    settle_seconds: float,
+    ended_at: float | None,
+    grace: float,
+) -> None:
+    """It may begin and end unseen, be listed late, be forgotten and come again."""
+    script = Script(looks=looks, takes=takes)
+
+    async def story() -> None:
+        provider = provider_of(script, settle_seconds=settle_seconds)
+        ear = Ear(provider)
+        asking = asyncio.create_task(provider.request("a", "n", ANY_POOL))
+        if ended_at is not None:
+            await asyncio.sleep(ended_at)
+            await provider.terminate("a", grace)
+        end = await ear.of("a", Refused | Exited)
+        await asking
+        # Looks go on while there are instances: another one has them do so.
+        before = len(script.shown)
+        await provider.request("b", "n-b", ANY_POOL)
+        await ear.of("b", Refused | Exited)
+        assert len(script.shown) > before
+        await provider.close()
+        told = (await ear.whole())["a"]
+        assert told[-1] == end and sum(isinstance(e, Refused | Exited) for e in told) == 1
+        seen = script.shown[:before]
+        if "running" in seen or "over" in seen:
+            assert isinstance(end, Exited), f"{seen} was {told}"
 
     play(story)

@@ -1,5 +1,7 @@
 import asyncio
 import errno
+import hashlib
+import itertools
 import shutil
 import socket
 import subprocess
@@ -19,7 +21,7 @@ from aiohttp.test_utils import TestServer
 from rlboost_jax.messages import FileEntry, Manifest
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.arrivals import ByteCounter
-from rlboost_jax.weights.connections import RETRIES, Retries
+from rlboost_jax.weights.connections import RETRIES, Connections, Retries
 from rlboost_jax.weights.pull import Puller, WeightsError, fetch, read_params
 from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.spool import Spool, lock_folder, new_folder, spooled
@@ -434,3 +436,121 @@ print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"orbax", "jax", 
         timeout=PATIENCE_SECONDS,
     )
     assert ran.stdout.splitlines()[1] == "[]"
+
+
+def large(tmp_path: Path) -> Manifest:
+    """Of a few pieces: files small and long, one of them empty."""
+    place = tmp_path / "large"
+    place.mkdir()
+    random = np.random.default_rng(5)
+    files = {"a": 3, "b": 150_000, "c": 0, "d": 100_000, "e": 7}
+    entries = []
+    for name, size in files.items():
+        data = random.bytes(size)
+        (place / name).write_bytes(data)
+        entries.append(FileEntry(path=name, size=size, sha256=hashlib.sha256(data).hexdigest()))
+    return Manifest(
+        version=3, directory=str(place), params_digest="d", files=tuple(entries), leaves=()
+    )
+
+
+async def fetched(manifest: Manifest, manager, spool: Path, connections=None) -> int:
+    """Bring all of a snapshot here; how many bytes counted."""
+    counter = ByteCounter()
+    spool.mkdir(exist_ok=True)
+    await fetch(
+        manifest, source="http", server=manager, spool=spool, counter=counter,
+        connections=connections or Connections(AT_ONCE),
+    )  # fmt: skip
+    for entry in manifest.files:
+        assert (spool / entry.path).read_bytes() == (
+            Path(manifest.directory) / entry.path
+        ).read_bytes()
+    return counter.total
+
+
+def test_a_snapshot_takes_one_round_trip_and_the_next_one_no_new_connection(tmp_path):
+    """All of it is asked for before any of it has come."""
+    manifest = large(tmp_path)
+    asked, all_asked, peers = set(), asyncio.Event(), set()
+
+    @web.middleware
+    async def gathering(request, handler):
+        peers.add(request.transport.get_extra_info("peername"))
+        part = request.http_range
+        asked.update(range(part.start, part.stop))
+        if len(asked) == manifest.num_bytes:
+            all_asked.set()
+        await all_asked.wait()
+        return await handler(request)
+
+    async def scenario():
+        async with (
+            served(manifest, gathering) as (manager, _),
+            Connections(AT_ONCE) as connections,
+        ):
+            for pull in range(2):
+                total = await fetched(manifest, manager, tmp_path / f"here{pull}", connections)
+                assert total == manifest.num_bytes
+                first = len(peers) if pull == 0 else first
+            assert len(peers) == first, "connections are kept"
+
+    asyncio.run(scenario())
+
+
+def test_a_line_that_stalls_and_breaks_delays_and_changes_nothing(tmp_path):
+    """Whoever asks first for a byte of the second file gets a few bytes, then none for ever; every
+    third of the others is cut off. No byte counts twice."""
+    manifest = large(tmp_path)
+    data = b"".join(
+        (Path(manifest.directory) / entry.path).read_bytes() for entry in manifest.files
+    )
+    stalled, count = [], itertools.count(1)
+
+    @web.middleware
+    async def bad(request, handler):
+        part = data[request.http_range]
+        response = web.StreamResponse(status=206)
+        response.content_length = len(part)
+        await response.prepare(request)
+        if not stalled:
+            stalled.append(request.path)
+            await response.write(part[:100])
+            await asyncio.Event().wait()
+        if next(count) % 3 == 0 and len(part) > 20_000:
+            await response.write(part[:17_000])
+            request.transport.close()
+            return response
+        await response.write(part)
+        return response
+
+    async def scenario():
+        async with served(manifest, bad) as (manager, _):
+            assert await fetched(manifest, manager, tmp_path / "here") == manifest.num_bytes
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS / 2))
+    assert stalled
+
+
+def test_a_server_that_takes_no_more_connections_is_asked_over_fewer(tmp_path):
+    manifest = large(tmp_path)
+    most, now, refused = 2, [0], []
+
+    @web.middleware
+    async def full(request, handler):
+        if now[0] >= most:
+            refused.append(request.path)
+            raise web.HTTPTooManyRequests(text="as many connections as there may be")
+        now[0] += 1
+        await asyncio.sleep(0.05)  # others come meanwhile
+        try:
+            return await handler(request)
+        finally:
+            now[0] -= 1
+
+    async def scenario():
+        async with served(manifest, full) as (manager, _):
+            assert await fetched(manifest, manager, tmp_path / "here") == manifest.num_bytes
+
+    asyncio.run(scenario())
+    assert 0 < len(refused) <= 4
