@@ -139,7 +139,6 @@ def _hear(server: "subprocess.Popen[bytes]", began: float, ends: dict[str, float
             if stage not in ends and begins in line.decode():
                 ends[stage] = time.time() - began
                 break
-        print(f"  {time.time() - began:7.2f} {line.decode().rstrip()}", flush=True)
 
 
 def main() -> None:
