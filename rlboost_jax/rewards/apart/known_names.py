@@ -46,11 +46,12 @@ class Names(dict[str, Any]):
         self._own = wanted if len(wanted) == 1 else ()
 
     def __missing__(self, name: str) -> Any:
-        if name not in self._given:
-            raise KeyError(name)
+        """Raises KeyError where the program has no such name either, not even since a call."""
         if hasattr(builtins, name) and name not in self._own:
             raise KeyError(name)
         if name in WELL_KNOWN and name not in self._own:
+            if name not in self._given:
+                raise KeyError(name)
             module, _, member = WELL_KNOWN[name].partition(".")
             found: Any = importlib.import_module(module)
             return getattr(found, member) if member else found

@@ -173,12 +173,18 @@ CHECKS = (
     "str(double(2)) == '4'",
     "f'{double(2):.1f}' == '4.0'",
     "double(2) is not None and double(2) == 4",
+    "4 == double(2)",
+    "sum([double(2)]) == 4",
+    "'a' + 'b' * double(2) == 'abbbb'",
+    "[0] * double(2) == [0] * 4",
+    "unittest.TestCase().assertAlmostEqual(double(2), 4.0) is None",
+    "'%d' % double(2) == '4'",
     "sorted([double(2), 5]) == [4, 5]",
     "max(double(2), 0) == 4",
     "all(a == b for a, b in zip([double(2)], [4]))",
 )
 TEST = f"""
-import math
+import math, unittest
 def holds(check):
     try:
         return eval(check, globals())
@@ -197,6 +203,13 @@ def test_no_attack_wins(attack):
         ["p"], [program], tests=[TEST.replace("LEAST", "1")], seconds=PATIENCE_SECONDS
     )
     assert reward == 0.0
+
+
+@pytest.mark.parametrize("said", ["double(2).__eq__(4)", "double(2).__lt__(5)"])
+def test_an_object_of_the_program_says_nothing_of_itself(said):
+    """Python's own answer, `NotImplemented`, counts as true."""
+    given = {"tests": [f"assert {said}"], "seconds": PATIENCE_SECONDS}
+    assert code_module.code(["p"], [ALWAYS], **given) == [0.0]
 
 
 def test_a_right_program_passes_all_of_it():
@@ -291,10 +304,10 @@ HONEST = {
         "assert list(islice(g, 2)) == [4, 5] and total(x for x in (1, 2)) == 3\n"
         "assert total({1: 2}.values()) == 2",
     ),
-    "what it prints": (
-        "def greet(): print('hi')",
+    "what it prints and sets": (
+        "def greet():\n    global greeted\n    greeted = print('hi') or 1",
         "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as said:\n"
-        "    greet()\nassert said.getvalue() == 'hi\\n'",
+        "    greet()\nassert said.getvalue() == 'hi\\n' and greeted == 1",
     ),
     "a function with a name of Python's": ("def sum(a, b): return a - b", "assert sum(5, 3) == 2"),
     "a check that is given the function": (
