@@ -333,6 +333,22 @@ DEFECTS = (
         "tests/storage/test_disk_thread.py::"
         "test_time_in_which_the_process_was_stopped_does_not_count",
     ),
+    Defect(
+        "depth",
+        "JSON may be nested as deep as Python's stack happens to allow",
+        "rlboost_jax/storage/foreign_json.py",
+        "and deeper(value, MOST_DEPTH):",
+        "and deeper(value, 10 * MOST_DEPTH):",
+        "tests/hostile/test_files.py::test_a_hostile_file_is_a_line_or_passed_over[a sealed file]",
+    ),
+    Defect(
+        "fifo",
+        "a reader waits for whoever may write to a FIFO in a file's place",
+        "rlboost_jax/storage/bounded_files.py",
+        "if stat.S_ISREG(mode):",
+        "if not stat.S_ISDIR(mode):",
+        "tests/storage/test_foreign_json.py::test_what_is_no_such_file_is_one_line[a FIFO]",
+    ),
 )
 
 

@@ -25,6 +25,7 @@ MOST_BYTES: Final = 2**30  # of a file of a tokenizer's
 _TODAY: Final = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<form>[^'\"]*)(?P=quote)\s*\)")
 _TEMPLATES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 _NO_NAMES: Final = (*keyword.kwlist, "true", "false", "none")
+_PROBE: Final = ["The answer is 42.", "数\n"]
 Message = Mapping[str, Any]  # role, content, and what else a template takes
 
 
@@ -181,6 +182,9 @@ class HuggingFaceTokenizer:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=False
             )
+            self._tokenizer(_PROBE)  # some faults show only then
+            if not _is_template(self._tokenizer.chat_template):
+                raise ValueError("its chat template is no text")
         except Exception as error:  # OSError, ValueError or whatever a broken file leads to
             line = str(error).partition("\n")[0]
             raise ConfigError(
@@ -303,6 +307,12 @@ def _given_to(*options: Mapping[str, Any]) -> str:
 def _is_name(text: str) -> bool:
     """Whether a template could name a variable so."""
     return text.isidentifier() and text not in _NO_NAMES
+
+
+def _is_template(template: Any) -> bool:
+    """Whether it is a text, texts by name, or none."""
+    texts = template.values() if isinstance(template, dict) else [template or ""]
+    return all(isinstance(text, str) for text in texts)
 
 
 def _with_a_date(template: Any) -> Any:

@@ -4,15 +4,17 @@ What comes of it is a value, which a reader falls back to by design, or an error
 that names the file. `test_no_reader_is_left_out` finds the readers in the product's own text.
 """
 
+import ast
 import base64
 import contextlib
 import datetime
 import io
 import json
+import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,10 @@ from safetensors.numpy import save
 from configs import base
 from configs.sim import base as simulation
 from rlboost_jax import credentials, logits
-from rlboost_jax.data import csv_rows, json_rows, table_rows, text_rows
+from rlboost_jax.data import csv_rows, exported_tokenizer, json_rows, table_rows, text_rows
 from rlboost_jax.data.row import BrokenRow
 from rlboost_jax.data.rows import open_rows
+from rlboost_jax.data.tokenizers import open_tokenizer
 from rlboost_jax.environments.builtin.corpus import Corpus, NoCorpus
 from rlboost_jax.environments.player import example_of
 from rlboost_jax.learner.checkpoints.reading import read_extra
@@ -49,6 +52,7 @@ from rlboost_jax.rewards.references import alternatives, listed
 from rlboost_jax.rewards.service import _found_in
 from rlboost_jax.rollout.notices import aws, metadata
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.gguf.container import read_container
 from rlboost_jax.settings.huggingface.adapter_config import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -73,7 +77,6 @@ from rlboost_jax.simulator.plan.prices import EXAMPLE_FILE, read_prices
 from rlboost_jax.storage import at_rest
 from rlboost_jax.weights import seal
 from rlboost_jax.weights.seal import read_seal_key
-from tests import small
 from tests.hostile import files
 from tests.patience import PATIENCE_SECONDS
 from tests.settings.test_huggingface import PUBLISHED
@@ -125,6 +128,26 @@ def text_of(path: Path) -> str:
 QWEN = PUBLISHED["Qwen3-8B"][1]
 RUN = to_dict(run_config(base.get_config()))
 MODEL = small_model(tie_embeddings=True, qk_norm=False)
+DATA = run_config(base.get_config()).data
+GGUF = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
+TOKENIZER: dict[str, dict[str, Any]] = {
+    "tokenizer.json": {
+        "version": "1.0",
+        "added_tokens": [
+            {
+                **{"id": 2, "content": "<end>", "special": True, "normalized": False},
+                **{"single_word": False, "lstrip": False, "rstrip": False},
+            }
+        ],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+    },
+    "tokenizer_config.json": {
+        **{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"},
+        **{"model_max_length": 64, "chat_template": "{{ messages }}", "clean_up": False},
+    },
+}
 ORIGIN = {"workdir": "/runs/one", "run_id": "f00d", "step": 3}
 LORA = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 TABLE = "model.embed_tokens.weight"
@@ -157,7 +180,7 @@ def described_model(folder: Path) -> None:
 
 def whole_checkpoint(path: Path) -> None:
     fields = source_fields(str(path.parent))  # by the head in the weights, if they can be read
-    read_checkpoint(small.replace(MODEL, tie_embeddings=fields["tie_embeddings"]), path.parent)
+    read_checkpoint(replace(MODEL, tie_embeddings=fields["tie_embeddings"]), path.parent)
 
 
 def rows(path: Path) -> int:
@@ -203,6 +226,17 @@ def answer(path: Path) -> None:
 def join_word(path: Path) -> None:
     word = base64.b64encode(path.read_bytes()).decode()
     credentials.read_credentials(None, {credentials.JOIN_VARIABLE: word})
+
+
+def tokenizer_files(folder: Path) -> None:
+    for name, values in TOKENIZER.items():
+        (folder / name).write_text(json.dumps(values))
+
+
+def tokenizer(path: Path) -> None:
+    pytest.importorskip("transformers")
+    opened = open_tokenizer(replace(DATA, tokenizer=str(path.parent)))
+    opened.encode(["a b"], chat=False)
 
 
 def joined(folder: Path) -> dict[str, str]:
@@ -333,6 +367,46 @@ READERS: dict[str, Reader] = {
         prepare=described_model,
         good=tensors,
         more=lambda: files.of_tensors(tensors(), TABLE),
+    ),
+    "a GGUF file": Reader(
+        sites=("settings/gguf/container.py:_read",),
+        name="model.gguf",
+        read=read_container,
+        good=GGUF,
+        more=lambda: iter(
+            (name, GGUF[:8] + counts)
+            for name, counts in {
+                "2^63 tensors": struct.pack("<QQ", 2**63, 0),
+                "2^63 keys": struct.pack("<QQ", 0, 2**63),
+                "a key of 2^60 bytes": struct.pack("<QQQ", 0, 1, 2**60),
+            }.items()
+        ),
+    ),
+    **{
+        name: Reader(
+            sites=(
+                "data/tokenizers.py:HuggingFaceTokenizer.__init__",
+                "data/tokenizers.py:_check_files",
+                "data/token_bytes.py:bytes_of_tokens",
+            ),
+            name=name,
+            read=tokenizer,
+            said="{folder}",
+            strict=name == "tokenizer.json",  # from the other transformers takes what it can
+            prepare=tokenizer_files,
+            **of_object(values),
+        )
+        for name, values in TOKENIZER.items()
+    },
+    "tokenizer_config.json of an export": Reader(
+        sites=("data/exported_tokenizer.py:_object", "data/exported_tokenizer.py:_template"),
+        name="tokenizer_config.json",
+        read=lambda path: (
+            exported_tokenizer._object(path),
+            exported_tokenizer._template(path.parent),
+        ),
+        strict=False,
+        **of_object(TOKENIZER["tokenizer_config.json"]),
     ),
     # a run's folder
     "config.json of a run": Reader(
@@ -544,7 +618,10 @@ READERS: dict[str, Reader] = {
         good=b'{"index": 1}',
     ),
     "a corpus to search": Reader(
-        sites=("environments/builtin/corpus.py:Corpus._opened",),
+        sites=(
+            "environments/builtin/corpus.py:Corpus._opened",
+            "environments/builtin/corpus.py:Corpus.__init__",
+        ),
         name="corpus",
         read=Corpus,
         raises=(NoCorpus,),
@@ -754,3 +831,147 @@ def test_what_is_no_file_is_a_line_or_passed_over(name: str, place: str, tmp_pat
     thread.start()
     thread.join(PATIENCE_SECONDS)
     assert problems == [""], problems or "it waits for ever"
+
+
+# Calls that open or decode what is there already, and whose they are where a name is not enough.
+OPENS = frozenset(
+    (
+        *("read_text", "read_bytes", "open_regular", "check_size", "safe_open", "safe_load"),
+        *("ParquetFile", "ArrayRecordDataSource", "load_from_disk", "load_dataset", "read_array"),
+        *("from_pretrained", "JSONDecoder"),
+    )
+)
+OF_MODULES = {
+    "foreign_json": ("read", "decode"),
+    "json": ("load", "loads", "decode", "Decoder"),
+    "tomllib": ("load", "loads"),
+    "sqlite3": ("connect",),
+    **dict.fromkeys(("gzip", "bz2", "lzma"), ("open",)),
+}
+
+
+def sites() -> Iterator[str]:
+    """module:function of the product for each place that opens or decodes a file."""
+    for path in sorted(PRODUCT.rglob("*.py")):
+        file = path.relative_to(PRODUCT).as_posix()
+        yield from (f"{file}:{name}" for name in _opening(ast.parse(path.read_text()), ""))
+
+
+def _opening(node: ast.AST, name: str) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        is_scope = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        inner = f"{name}.{child.name}".strip(".") if is_scope else name
+        if isinstance(child, ast.Call) and _opens(child):
+            yield name
+        yield from _opening(child, inner)
+
+
+def _opens(call: ast.Call) -> bool:
+    function = call.func
+    called = getattr(function, "attr", getattr(function, "id", ""))
+    value = getattr(function, "value", None)
+    owner = getattr(value, "attr", getattr(value, "id", ""))
+    if called == "open" and (isinstance(function, ast.Name) or owner in ("path", "file", "target")):
+        given = (*call.args, *(each.value for each in call.keywords if each.arg == "mode"))
+        texts = [each.value for each in given if isinstance(each, ast.Constant)]
+        return not any(isinstance(each, str) and set(each) & set("wax+") for each in texts)
+    return called in OPENS or called in OF_MODULES.get(owner, ())
+
+
+# Readers that are given nothing of `files`, and why.
+EXEMPT: dict[str, str] = {
+    site: reason
+    for reason, found in {
+        "it runs without the package": (
+            *("bootstrap.py:main", "environments/builtin/cells.py:main", "wheelhouse.py:script"),
+            "data/template_child.py:_rendered",
+            *("rewards/sandbox_child.py:main", "rewards/apart/asking_side.py:main"),
+            *("rewards/apart/plain_values.py:Line.receive", "rewards/apart/program_side.py:main"),
+        ),
+        "lines of a process that this one has started": (
+            *("learner/processes/bulletin.py:Bulletin._exchanged", "rewards/sandbox.py:"),
+            *("learner/processes/world.py:tell_all", "providers/forks.py:Forks.read"),
+            *("qualification/child_process.py:_listen", "qualification/trial.py:main"),
+            *("rollout/sharing/protocol.py:", "rollout/zygote.py:Zygote._obey"),
+        ),
+        "what this process has encoded just now": (
+            *("settings/changes.py:recorded", "storage/at_rest.py:_digest_of"),
+            *("environments/hosted.py:_messages", "environments/adapters/verifiers.py:_config"),
+            "environments/adapters/verifiers_harness.py:_called",
+        ),
+        "settings of the user's, which the command line or the configuration has decoded": (
+            "environments/adapters/reasoning_gym.py:_dataset",
+            "environments/adapters/tinker_cookbook.py:_builder",
+        ),
+        "the system's own": (
+            *(
+                "compile_cache.py:_processor",
+                "engine/fingerprint.py:_cpu",
+                "engine/memory.py:_read",
+            ),
+            *("engine/fingerprint.py:_xla_flags", "host/huge_pages.py:_policy"),
+            *("host/processes.py:_boot", "host/processes.py:_command", "rewards/calls.py:children"),
+            *("host/processes.py:is_stopped", "host/processes.py:start_time"),
+            *("qualification/machine.py:_device", "qualification/machine.py:_digest_of"),
+        ),
+        "shipped with the package": (
+            *("environments/builtin/python_tool.py:", "observe/page/assets.py:asset"),
+            *("plan.py:main", "settings/shipped.py:file_of", "settings/shipped.py:first_line"),
+            *("settings/shipped.py:main", "settings/shipped.py:shipped", "completion.py:options"),
+        ),
+        "bytes that are compared, copied or hashed, and never decoded": (
+            *("storage/at_rest.py:_digest_of_file", "storage/durable.py:keep"),
+            *("weights/compiled.py:offer", "weights/shares.py:_file_entry"),
+            *(
+                "weights/arrivals.py:check_file",
+                "weights/serve.py:_read",
+                "weights/wheels.py:Wheelhouse.entries",
+                "learner/checkpoints/forking.py:bring",
+            ),
+            *(
+                "environments/builtin/corpus.py:build",
+                "settings/gguf/stand_in.py:_name",
+                "host/private_paths.py:open_private",
+            ),
+        ),
+        "sealed by this run's key before anything is read": ("weights/compiled.py:_known",),
+        "journals, whose frames tests/fuzz, tests/bitrot and tests/manager change": (
+            *("environments/journal.py:Journal._read", "verify.py:_of_journal"),
+            "manager/service/journal_files.py:_open_to_read",
+        ),
+        "logs and rows that this run writes, shown as they are": (
+            *("learner/fleet/manager_process.py:ManagerProcess._last_words", "logs.py:_overview"),
+            *("logs.py:_show", "manager/service/page/app.py:_end_of", "providers/logs.py:tail_of"),
+            *("manager/service/server_logs.py:ServerLogs._write", "observe/trace.py:write_trace"),
+            *("observe/events.py:_is_cut_off", "observe/notebook.py:show_report"),
+            *("storage/workdir.py:check_usable", "storage/workdir.py:is_held"),
+            "environments/builtin/drawers.py:Log.outcome",
+        ),
+        "bodies of requests: tests/fuzz/gateway.py": (
+            *("gateway/bodies.py:_half_of_a_pair", "gateway/bodies.py:decode"),
+        ),
+        "texts of a policy or a row: tests beside it": (
+            *("chat/formats/objects.py:", "data/columns.py:decoded"),
+            *("environments/adapters/openenv.py:OpenEnv.step", "credentials.py:packed"),
+            "environments/adapters/skyrl_gym.py:_decoded",
+        ),
+        "of an extra, whose errors are caught whole": (
+            *("data/table_rows.py:HuggingFaceRows.__init__", "observe/wandb.py:_last_step"),
+            "providers/skypilot.py:SkyPilotLauncher._task",
+        ),
+        "the decoder itself: tests/storage/test_foreign_json.py": (
+            *("storage/bounded_files.py:_opened", "storage/bounded_files.py:read_text"),
+            *("storage/foreign_json.py:", "storage/foreign_json.py:read"),
+        ),
+    }.items()
+    for site in found
+}
+
+
+def test_no_reader_is_left_out() -> None:
+    """What opens or decodes a file is in `READERS`, or in `EXEMPT` with a reason."""
+    found = set(sites())
+    known = {site for reader in READERS.values() for site in reader.sites}
+    assert not known & EXEMPT.keys()
+    assert sorted(found - known - EXEMPT.keys()) == []
+    assert sorted((known | EXEMPT.keys()) - found) == [], "there is no such place any more"

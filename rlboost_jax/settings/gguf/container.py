@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.storage.bounded_files import Unreadable, open_regular
 
 SUFFIX: Final = ".gguf"
 FILE: Final = "model.gguf"  # in a folder that stands for a GGUF file
@@ -110,8 +111,13 @@ def _parts(path: Path) -> list[Path]:
 
 def _read(path: Path) -> Container:
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            open(open_regular(path, "a GGUF file"), "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             return _Cursor(path, data).header()
+    except Unreadable as error:
+        raise GgufUnusable(str(error)) from None
     except OSError as error:
         raise GgufUnusable(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
