@@ -83,8 +83,12 @@ def shifted(keys: Any, positions: Any, *, by: float) -> Any:
     return jnp.where(noise + by < 1, noise + by, noise)
 
 
-def settings(config: str, dtype: str, top_p: float) -> RunConfig:
+def settings(config: str, dtype: str, top_p: float, experts: int) -> RunConfig:
     run = run_config(importlib.import_module(f"configs.{config}").get_config())
+    if experts:
+        mixture = {"num_experts": experts, "experts_per_token": 2, "expert_dim": 32}
+        algorithm = replace(run.algorithm, routing_replay=False)  # here nobody records routes
+        run = replace(run, model=replace(run.model, **mixture), algorithm=algorithm)
     return replace(
         run,
         weights=replace(run.weights, rollout_dtype=dtype),
@@ -152,10 +156,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--dtype", default="float32", help="of weights and cache of rollouts")
     parser.add_argument("--top_p", type=float, default=1.0)
+    parser.add_argument("--experts", type=int, default=0, help="of each layer; 0: it has none")
     parser.add_argument("--forged", type=float, default=0.0, help="added to the server's noise")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     options = parser.parse_args()
-    run, mesh = settings(options.config, options.dtype, options.top_p), make_mesh((1, 1, 1))
+    run = settings(options.config, options.dtype, options.top_p, options.experts)
+    mesh = make_mesh((1, 1, 1))
     policy, _ = programs(run, mesh)
     learner = learner_of(run, policy=policy, critic=None, reference=None, stop_ids=())
     params = warm_up(run, lessons_of(run), init_params(run.model, run.seed), mesh=mesh)

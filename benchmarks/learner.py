@@ -5,8 +5,9 @@
 The same trajectories, with lengths from an exponential distribution, are trained in several ways
 that take turns in one process: a row for each of them and all logits at once, as one would write
 it first; rows that are packed; log-probabilities block by block (`choice_intervals`); rows of
-several lengths (`learner.row_lengths`); layers computed again in the backward pass
-(`learner.remat`). Tokens are those of the trajectories: padding counts as time and not as work.
+several lengths (`learner.row_lengths`); choices of servers not looked at; layers computed again in
+the backward pass (`learner.remat`). Tokens are those of the
+trajectories: padding counts as time and not as work.
 
 *Share* is the arithmetic that these tokens need (6 operations for each parameter that multiplies,
 and attention over what each token sees; what is computed twice or for padding is not counted)
@@ -34,6 +35,7 @@ from benchmarks.turns import median_seconds
 from configs import base
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import PackedBatch, empty, fill, pack
+from rlboost_jax.learner.programs.choices import choice_gaps
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
 from rlboost_jax.models.params import abstract_params, init_params
@@ -44,6 +46,7 @@ from rlboost_jax.settings.memory import learner_bytes, num_parameters, size_text
 from rlboost_jax.settings.model import ModelConfig
 from rlboost_jax.settings.run import RunConfig
 
+CHOSEN = "rlboost_jax.learner.programs.passes.choice_gaps"
 SELECTED = "rlboost_jax.learner.programs.logprobs.choice_intervals"
 PROMPT, LONGEST = 16, 256  # tokens: of every prompt, and of prompt and response together
 MEAN_RESPONSE = 48
@@ -67,6 +70,7 @@ class Way:
     packed: bool = True
     selected: bool = True  # `choice_intervals` in place of the logits of all tokens
     row_lengths: int = 1
+    checked: bool = True  # whether each token is the one that its noise selects
     remat: str = "none"
 
 
@@ -76,6 +80,7 @@ WAYS = (
     Way(name="packed rows, all logits", selected=False),
     Way(name="packed rows"),
     Way(name="packed rows of 3 lengths", row_lengths=3),
+    Way(name="packed rows of 3 lengths, choices unchecked", row_lengths=3, checked=False),
     Way(name="packed rows of 3 lengths, dots", row_lengths=3, remat="dots"),
     Way(name="packed rows of 3 lengths, full", row_lengths=3, remat="full"),
 )
@@ -198,7 +203,7 @@ def measure(
     working, filled, sums = {}, {}, {}
     for way in ways:
         step, batches = programs(way, run), batches_of(way, trajectories)
-        with mock.patch(SELECTED, logprobs_of(way)):
+        with mock.patch(SELECTED, logprobs_of(way)), mock.patch(CHOSEN, gaps_of(way)):
             _, found = step.accumulate(state.params, None, batches)  # compiles
             shapes = {batch.tokens.shape: batch for batch in batches}
             compiled = [
@@ -233,7 +238,7 @@ def large_batches(model: ModelConfig) -> list[tuple[str, int]]:
     rows, row_tokens = LARGE
     batch = empty(rows, row_tokens)
     found = []
-    for way in (way for way in WAYS if way.packed and way.row_lengths in (1, 3)):
+    for way in (way for way in WAYS if way.packed and way.checked and way.row_lengths in (1, 3)):
         with mock.patch(SELECTED, logprobs_of(way)):
             lowered = programs(way, run).gradients.lower(abstract_params(model), None, batch)
         name = f"{'selected' if way.selected else 'all logits'}, remat {way.remat}"
@@ -244,6 +249,14 @@ def large_batches(model: ModelConfig) -> list[tuple[str, int]]:
 
 def logprobs_of(way: Way) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
     return choice_intervals if way.selected else all_logits
+
+
+def unchecked(batch: PackedBatch, logprobs: jax.Array, *_: object) -> jax.Array:
+    return jnp.zeros_like(logprobs)
+
+
+def gaps_of(way: Way) -> Callable[..., jax.Array]:
+    return choice_gaps if way.checked else unchecked
 
 
 def memory_text(state: object, run: RunConfig) -> str:

@@ -79,6 +79,15 @@ DEFECTS = (
         "tests/learner/test_batch_update.py::test_a_choice_alone_is_disputed[mean_choice-grpo]",
     ),
     Defect(
+        "graded",
+        "answers to held-out prompts are believed",
+        "rlboost_jax/learner/evaluation/measurement.py",
+        "            if self._check_size:",
+        "            if not self._check_size:",
+        "tests/learner/test_lag_loop.py::"
+        "test_lies_about_held_out_prompts_leave_no_trace_in_a_score",
+    ),
+    Defect(
         "digest",
         "a server loads weights whose digest is wrong",
         "rlboost_jax/weights/arrivals.py",

@@ -50,7 +50,7 @@ def drawn(logits, noise, sampling):
     return np.asarray(tokens_from_noise(logits, jnp.asarray(noise), *columns)[0])
 
 
-def gaps(factors, tokens, sampling, *, batch=BATCH, later=False):
+def gaps(factors, tokens, sampling, *, batch=BATCH, later=False, tolerated=0.0):
     """Those of a response of these tokens; `later`: as the second sequence of an episode."""
 
     def sequence(tokens):
@@ -72,9 +72,14 @@ def gaps(factors, tokens, sampling, *, batch=BATCH, later=False):
     where = packed.response_mask & (packed.sequences == int(later))
     hidden = np.zeros((packed.tokens.size, E), np.float32)
     hidden[where.ravel()] = factors[0]
-    program = jax.jit(
-        lambda h, w, b: choice_gaps(b, *sampled_logprobs(h, w, b.targets.ravel(), sampling)[::2])
-    )
+
+    @jax.jit
+    def program(hidden, head, batch):
+        logprobs, _, below, unsure = sampled_logprobs(
+            hidden, head, batch.targets.ravel(), sampling, tolerated_choice=tolerated
+        )
+        return choice_gaps(batch, logprobs, below, unsure)
+
     found = np.asarray(program(hidden, factors[1], packed)).reshape(where.shape)
     assert (found[~packed.response_mask] == 0).all()
     return found[where]
@@ -160,6 +165,46 @@ def test_the_mean_tells_rounding_from_forgery_below_the_bound_of_a_token(factors
     assert 0 < honest.max() < ROUNDED_CHOICE / 4 and forged.max() < ROUNDED_CHOICE / 2
     bound = ROUNDED_CHOICE * MEAN_SHARE
     assert mean(honest) < bound / 8 and mean(forged) > 2 * bound
+
+
+def of_four(p):
+    """Factors whose every row has these probabilities for its first tokens, and none for others."""
+    hidden, head = np.zeros((N, E), np.float32), np.eye(E, V, dtype=np.float32)
+    hidden[:, :4] = 30 + np.log(p)
+    return jnp.asarray(hidden), jnp.asarray(head)
+
+
+@pytest.mark.parametrize(
+    ("cut", "ours", "theirs"),
+    [
+        ({"top_p": 0.5}, (0.2, 0.499, 0.3, 0.001), (0.2, 0.501, 0.298, 0.001)),
+        ({"top_k": 2}, (0.3, 0.4, 0.299, 0.001), (0.299, 0.4, 0.3, 0.001)),
+        (
+            {"top_p": 0.7, "top_k": 3},
+            (0.3393, 0.3590, 0.3007, 0.001),
+            (0.3390, 0.3610, 0.2990, 0.001),
+        ),
+    ],
+)
+def test_rounding_at_the_edge_of_a_cut_is_no_forgery(cut, ours, theirs):
+    """Whether the last entry is kept moves every edge by all of its probability."""
+    sampling, ours, theirs = replace(PLAIN, temperature=1.0, **cut), of_four(ours), of_four(theirs)
+    honest = drawn(theirs[0] @ theirs[1], noise_of(), sampling)
+    assert gaps(ours, honest, sampling).max() > ROUNDED_CHOICE
+    assert gaps(ours, honest, sampling, tolerated=ROUNDED_CHOICE).max() < 0.01
+    exact = gaps(ours, honest, sampling, tolerated=EXACT_CHOICE)
+    assert exact.max() > ROUNDED_CHOICE, "rounding of float32 does not reach the edge"
+
+
+def test_what_may_be_unsure_hides_no_forgery(factors):
+    sampling = replace(PLAIN, top_p=0.7, top_k=4)
+    honest = drawn(rounded(factors), noise_of(), sampling)
+    forged = drawn(rounded(factors), noise_of(SAMPLE + 1), sampling)
+    means = [
+        mean(gaps(factors, each, sampling, tolerated=ROUNDED_CHOICE)) for each in (honest, forged)
+    ]
+    bound = ROUNDED_CHOICE * MEAN_SHARE
+    assert means[0] < bound / 8 and means[1] > 10 * bound
 
 
 def test_means_are_of_sequences():

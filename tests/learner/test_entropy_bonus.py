@@ -58,7 +58,7 @@ def test_its_gradient_is_that_of_the_distribution_sampled_from(
     tokens = jnp.ravel(batch.targets)
 
     def loss(hidden, head):
-        logprobs, entropy, _ = sampled_logprobs(hidden, head, tokens, sampling)
+        logprobs, entropy, *_ = sampled_logprobs(hidden, head, tokens, sampling)
         return objective(algorithm, batch, logprobs, entropy)[0]
 
     arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)

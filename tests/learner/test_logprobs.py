@@ -63,7 +63,7 @@ def test_they_are_those_of_the_sampler_and_of_sorting(factors, setting):
     sampling = settings(*setting)
     logits = np.float64(hidden) @ np.float64(unembedding)
     tokens, behaviour = samples(logits, sampling)
-    ours, entropies, below = sampled_logprobs(hidden, unembedding, tokens, sampling)
+    ours, entropies, below, _ = sampled_logprobs(hidden, unembedding, tokens, sampling)
     probabilities = by_sorting(logits, sampling)
     expected = np.log(probabilities[np.arange(N), tokens])
     np.testing.assert_allclose(ours, expected, atol=5e-6)

@@ -21,8 +21,26 @@ from rlboost_jax.learner.packing import PackedBatch
 SPARE_TOKENS: Final = 64  # added to every sequence, without a gap: one token is no habit
 
 
+def logprob_gaps(
+    batch: PackedBatch, logprobs: Float[Array, " N"], unsure: Float[Array, " N"] | float = 0.0
+) -> Float[Array, " N"]:
+    """|recomputed - behaviour| log-probability of each target, less what a cut that rounding has
+    moved may have changed: everything that is kept is divided by its sum.
+
+    Args:
+        unsure: see `sampled_logprobs`.
+    """
+    gaps = jnp.abs(logprobs - jnp.ravel(batch.behaviour_logprobs))
+    if isinstance(unsure, float):
+        return gaps
+    return jnp.where(unsure > 0, jnp.maximum(gaps + jnp.log1p(-jnp.minimum(unsure, 0.9)), 0), gaps)
+
+
 def choice_gaps(
-    batch: PackedBatch, logprobs: Float[Array, " N"], below: Float[Array, " N"]
+    batch: PackedBatch,
+    logprobs: Float[Array, " N"],
+    below: Float[Array, " N"],
+    unsure: Float[Array, " N"] | float = 0.0,
 ) -> Float[Array, " N"]:
     """Probability between a target's interval and its noise: 0 where the noise lies inside.
 
@@ -31,12 +49,13 @@ def choice_gaps(
             known: their gaps are 0.
         logprobs: of the targets, in the distribution that they are sampled from, nats.
         below: probability of the ids smaller than the target, in the same distribution.
+        unsure: how much of it may have been cut off, or not, see `sampled_logprobs`.
     """
     if batch.noise_names is None or batch.noise_known is None:
         return jnp.zeros_like(below)
     seed, number, sample, place = jnp.asarray(batch.noise_names).reshape(-1, 4).T
     noise = uniforms(noise_keys(seed, number, sample), place.astype(jnp.int32))
-    outside = jnp.maximum(below - noise, noise - below - jnp.exp(logprobs))
+    outside = jnp.maximum(below - noise, noise - below - jnp.exp(logprobs)) - unsure
     return jnp.where(jnp.asarray(batch.noise_known).ravel(), jnp.maximum(outside, 0.0), 0.0)
 
 

@@ -21,7 +21,7 @@ from rlboost_jax.algorithms.ratios import (
 )
 from rlboost_jax.algorithms.segments import segment_sums
 from rlboost_jax.learner.packing import PackedBatch
-from rlboost_jax.learner.programs.choices import mean_choice_gaps
+from rlboost_jax.learner.programs.choices import logprob_gaps, mean_choice_gaps
 from rlboost_jax.settings.algorithm import AlgorithmConfig
 
 Sums = dict[str, Float[Array, ""]]
@@ -38,6 +38,7 @@ def objective(
     entropy: Float[Array, " N"],
     *,
     choice_gaps: Float[Array, " N"] | None = None,
+    unsure: Float[Array, " N"] | None = None,
     whole_logprobs: Float[Array, " N"] | None = None,
     reference_logprobs: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, ""], Sums]:
@@ -48,6 +49,7 @@ def objective(
         logprobs: of the batch's targets under the policy being trained.
         entropy: of the distributions they are from; in the loss with an `entropy_coefficient`.
         choice_gaps: of the targets, see `choices.py`; None: no choice is looked at.
+        unsure: see `sampled_logprobs`; None: nothing is cut.
         whole_logprobs, reference_logprobs: of the targets under the whole softmax of the policy
             and of the reference model; None leaves the KL out of the loss.
 
@@ -100,7 +102,9 @@ def objective(
         "entropy": (entropy * counted).sum(),
         "clipped": (stopped & (weights > 0)).sum().astype(jnp.float32),
         "tokens": counted.sum(),
-        "max_logprob_gap": jnp.where(mask, jnp.abs(logprobs - behaviour), 0.0).max(),
+        "max_logprob_gap": jnp.where(
+            mask, logprob_gaps(batch, logprobs, 0.0 if unsure is None else unsure), 0.0
+        ).max(),
         **_choices(batch, choice_gaps),
         **extra,
     }

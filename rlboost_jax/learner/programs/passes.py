@@ -10,7 +10,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from rlboost_jax.learner.packing import PackedBatch
-from rlboost_jax.learner.programs.choices import choice_gaps, greedy_gaps, mean_choice_gaps
+from rlboost_jax.learner.programs.choices import (
+    choice_gaps,
+    greedy_gaps,
+    logprob_gaps,
+    mean_choice_gaps,
+)
 from rlboost_jax.learner.programs.logprobs import sampled_logprobs, whole_logprobs
 from rlboost_jax.learner.programs.objective import Sums, objective
 from rlboost_jax.models.adapters import joined
@@ -94,11 +99,13 @@ def gaps_of(
     mesh: Mesh,
     *,
     greedy: bool = False,
+    tolerated_choice: float = 0.0,
 ) -> Callable[[Params | None, Params, PackedBatch], dict[str, Float[Array, "R T"]]]:
     """See `PolicyPrograms.gaps`; all functions here take the base of adapters first, or None.
 
     Args:
         greedy: the likeliest token is chosen, see `greedy_gaps`; `sampling` says nothing then.
+        tolerated_choice: see `sampled_logprobs`.
     """
     if greedy:
         sampling = replace(sampling, temperature=1.0, top_p=1.0, top_k=1)
@@ -109,19 +116,20 @@ def gaps_of(
     ) -> dict[str, Float[Array, "R T"]]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets = jnp.ravel(batch.targets)
-        logprobs, _, below = sampled_logprobs(
+        logprobs, _, below, unsure = sampled_logprobs(
             *factors_of(joined(base, params), batch),
             targets,
             sampling,
             mesh=mesh,
             soft_cap=model.final_soft_cap,
             by_row=by_row,
+            tolerated_choice=0.0 if greedy else tolerated_choice,
         )
         if greedy:
             gap, choices = greedy_gaps(batch, logprobs)
         else:
-            gap = jnp.abs(logprobs - jnp.ravel(batch.behaviour_logprobs))
-            choices = choice_gaps(batch, logprobs, below)
+            gap = logprob_gaps(batch, logprobs, unsure)
+            choices = choice_gaps(batch, logprobs, below, unsure)
         choices = jnp.where(jnp.ravel(batch.response_mask), choices, 0.0)
         found = {
             "logprob": gap,
@@ -135,7 +143,12 @@ def gaps_of(
 
 
 def logprobs_of(
-    model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
+    model: ModelConfig,
+    learner: LearnerConfig,
+    sampling: SamplingConfig,
+    mesh: Mesh,
+    *,
+    tolerated_choice: float = 0.0,
 ) -> Callable[..., dict[str, Float[Array, "R T"]]]:
     """See `PolicyPrograms.logprobs`."""
     factors_of = _factors(model, learner, mesh)
@@ -146,12 +159,19 @@ def logprobs_of(
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets, factors = jnp.ravel(batch.targets), factors_of(joined(base, params), batch)
         soft_cap = model.final_soft_cap
-        logprobs, _, below = sampled_logprobs(
-            *factors, targets, sampling, mesh=mesh, soft_cap=soft_cap, by_row=by_row
+        logprobs, _, below, unsure = sampled_logprobs(
+            *factors,
+            targets,
+            sampling,
+            mesh=mesh,
+            soft_cap=soft_cap,
+            by_row=by_row,
+            tolerated_choice=tolerated_choice,
         )
-        choices = choice_gaps(batch, logprobs, below)
+        choices = choice_gaps(batch, logprobs, below, unsure)
         found = {
             "policy": logprobs,
+            "logprob": logprob_gaps(batch, logprobs, unsure),
             "choice": choices,
             "mean_choice": mean_choice_gaps(batch, choices),
         }
@@ -177,6 +197,8 @@ def gradients_of(
     algorithm: AlgorithmConfig,
     sampling: SamplingConfig,
     mesh: Mesh,
+    *,
+    tolerated_choice: float = 0.0,
 ) -> Callable[..., tuple[Params, Sums]]:
     """See `PolicyPrograms.gradients`."""
     factors_of = _factors(model, learner, mesh)
@@ -187,13 +209,14 @@ def gradients_of(
         targets = jnp.ravel(batch.targets)
         factors = factors_of(joined(base, params), batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
-        logprobs, entropy, below = sampled_logprobs(
+        logprobs, entropy, below, unsure = sampled_logprobs(
             *factors,
             targets,
             sampling,
             mesh=mesh,
             soft_cap=model.final_soft_cap,
             by_row=by_row,
+            tolerated_choice=tolerated_choice,
         )
         whole = frozen = None
         if reference is not None:
@@ -213,7 +236,8 @@ def gradients_of(
             batch,
             logprobs,
             entropy,
-            choice_gaps=choice_gaps(batch, jax.lax.stop_gradient(logprobs), below),
+            unsure=unsure if sampling.truncated else None,
+            choice_gaps=choice_gaps(batch, jax.lax.stop_gradient(logprobs), below, unsure),
             whole_logprobs=whole,
             reference_logprobs=frozen,
         )

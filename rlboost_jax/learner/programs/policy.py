@@ -30,8 +30,7 @@ class PolicyPrograms:
         combine, apply: see `apply_programs`.
         logprobs: (params, reference params or None, packed batch) → log-probabilities of each
             target [R, T], without gradients: "policy", as sampled, and with a reference also
-            "whole" and "reference", under the whole softmax of either; and "choice" and
-            "mean_choice", its gap and that of its sequence, see `choices.py`.
+            "whole" and "reference", under the whole softmax of either; and what `gaps` has.
         gaps: (params, packed batch) → of each target, 0 outside responses: "logprob", |recomputed
             - behaviour|, "choice" and "mean_choice"; to find out whose they are where the largest
             is too large.
@@ -55,9 +54,11 @@ class PolicyPrograms:
         num_updates: int,
         mesh: Mesh,
         evaluation: EvaluationConfig | None = None,
+        tolerated_choice: float = 0.0,
     ) -> None:
         """Args:
         evaluation: how responses to held-out prompts are sampled; None: there are none.
+        tolerated_choice: see `sampled_logprobs`.
         """
         self._algorithm, self.routing = algorithm, routing_of(model, algorithm)
         self.base: Params | None = None
@@ -69,17 +70,19 @@ class PolicyPrograms:
         params, whole = self.shardings.params, replicated(mesh)
         rows = batch_sharding(mesh)
         self.gradients = self._on_base(
-            gradients_of(model, learner, algorithm, sampling, mesh),
+            gradients_of(
+                model, learner, algorithm, sampling, mesh, tolerated_choice=tolerated_choice
+            ),
             in_shardings=(params, None, rows),
             out_shardings=(params, whole),
         )
         self.logprobs = self._on_base(
-            logprobs_of(model, learner, sampling, mesh),
+            logprobs_of(model, learner, sampling, mesh, tolerated_choice=tolerated_choice),
             in_shardings=(params, None, rows),
             out_shardings=whole,
         )
         self.gaps = self._on_base(
-            gaps_of(model, learner, sampling, mesh),
+            gaps_of(model, learner, sampling, mesh, tolerated_choice=tolerated_choice),
             in_shardings=(params, rows),
             out_shardings=whole,
         )
@@ -97,6 +100,7 @@ class PolicyPrograms:
                     ),
                     mesh,
                     greedy=evaluation.greedy,
+                    tolerated_choice=tolerated_choice,
                 ),
                 in_shardings=(params, rows),
                 out_shardings=whole,

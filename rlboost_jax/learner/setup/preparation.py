@@ -15,6 +15,7 @@ from rlboost_jax.learner.checkpoints.extra import checkpoint_extra
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
 from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.learner.doubts import tolerated_gaps
 from rlboost_jax.learner.packing import batch_shapes
 from rlboost_jax.learner.processes.world import World
 from rlboost_jax.learner.programs.critic import CriticPrograms
@@ -68,6 +69,7 @@ def programs(run: RunConfig, mesh: Mesh) -> tuple[PolicyPrograms, CriticPrograms
         num_updates=num_updates,
         mesh=mesh,
         evaluation=run.evaluation if run.evaluation.every_steps else None,
+        tolerated_choice=tolerated_gaps(run, mesh.devices.flat[0].platform).choice,
     )
     if not run.algorithm.has_critic:
         return policy, None

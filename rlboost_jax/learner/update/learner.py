@@ -72,9 +72,7 @@ class Learner:
         in_reward = self.reference if self.run.algorithm.kl_in_reward else None
         sampled = self._logprobs(state.params if sampler is None else sampler, in_reward, batches)
         found = dict(sampled)
-        logprobs = {t.sample: np.abs(sampled["policy"][t.sample] - t.logprobs) for t in everything}
-        each = _gaps(logprobs, found.pop("choice"), found.pop("mean_choice")).values()
-        gaps = functools.reduce(Gaps.joined, each)
+        gaps = functools.reduce(Gaps.joined, _gaps(*map(found.pop, _NAMES)).values())
         if sampler is not None:
             found["policy"] = {}
             if self.run.algorithm.old_policy == "recomputed":
