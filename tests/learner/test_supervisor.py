@@ -333,3 +333,21 @@ def test_one_that_is_complete_at_the_last_moment_is_complete(tmp_path, unhurried
     assert code == 0
     said = re.match(r"the trainer shows no progress for \d+ s \(", notes[-1])
     assert said, "and no more is said"
+
+
+def test_one_that_was_killed_and_is_not_gone_is_said(tmp_path):
+    """The kernel waits for a disk on its behalf."""
+
+    class Unkillable(subprocess.Popen):
+        def __init__(self) -> None:
+            self.pid = 7
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is not None:
+                raise subprocess.TimeoutExpired("trainer", timeout)
+            return -signal.SIGKILL  # when the disk answers
+
+    notes: list[str] = []
+    supervisor = Supervisor([], tmp_path, max_restarts=0, note=notes.append)
+    assert supervisor._gone(Unkillable()) == 137
+    assert notes[0].startswith("the trainer (process 7) was killed and is not gone")

@@ -78,3 +78,26 @@ def test_words_that_nobody_reads_and_a_disk_that_does_not_answer_for_a_while_cha
         lost = [e for e in run.events("lost") if began <= e["time"] <= until]
         assert not [e for e in lost if "progress" in e["detail"]["reason"]], lost
         assert not lost, "on a machine that did not stand still itself"
+
+
+@pytest.mark.soak
+def test_a_disk_that_hangs_for_longer_ends_the_run_with_a_line_and_the_same_command_goes_on(
+    short_and_calm: Run, hung_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv("LD_PRELOAD", str(hung_disk))
+    monkeypatch.setenv("HUNG_DISK_FLAG", str(hangs))
+    monkeypatch.setenv("HUNG_DISK_PATH", f"{tmp_path / 'run'}{os.sep}")
+    with prepared(tmp_path / "run", *SHORT, "checkpoint.disk_seconds=5") as run:
+        run.hold(version=2).start()
+        with run.at_a_standstill(version=2):
+            hangs.touch()
+        said = run.end()
+        assert run.process.returncode == 1, said
+        assert "got nothing done for" in said and str(run.workdir) in said, said
+        assert "Traceback" not in said, said
+        hangs.unlink()
+        run.start().finish()
+        assert run.digests() == short_and_calm.digests()
+        run.assert_nothing_is_left()
+        run.assert_accounts_hold()
