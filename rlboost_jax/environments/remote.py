@@ -10,11 +10,12 @@ import contextlib
 import datetime
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from aiohttp import WSMsgType, web
+from aiohttp import WSMessage, WSMsgType, web
 from aiohttp.typedefs import Handler
 
 from rlboost_jax.credentials import COPY_AGAIN, ENVIRONMENT, bears
@@ -33,6 +34,7 @@ from rlboost_jax.manager.service.gate import (
     Gate,
 )
 from rlboost_jax.manager.service.listener_limits import ListenerLimits
+from rlboost_jax.manager.service.peer import Unsent
 from rlboost_jax.manager.service.run_files import token_of
 from rlboost_jax.rewards.frames import MAX_FRAME_BYTES, frame
 
@@ -52,8 +54,9 @@ LIMITS: Final = ListenerLimits(
     handshake_seconds=HANDSHAKE_SECONDS,
     idle_seconds=KEEP_ALIVE_SECONDS,
     message_bytes=MAX_FRAME_BYTES,
-    credential_bytes=8 * MAX_FRAME_BYTES,  # unfinished frames, and what workers do not read
+    credential_bytes=8 * MAX_FRAME_BYTES,  # of frames that workers have not finished
     total_bytes=8 * MAX_FRAME_BYTES,
+    unsent_bytes=8 * MAX_FRAME_BYTES,
 )
 
 # What is made of a worker that is there: how to reach it. What it says is heard from then on.
@@ -65,12 +68,18 @@ class RemoteWorker:
 
     pid = 0  # of no child of ours
 
-    def __init__(self, socket: web.WebSocketResponse, address: str) -> None:
-        self._socket, self.address = socket, address
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        address: str,
+        unsent: Unsent,
+        heard_all: Callable[[int], None],
+    ) -> None:
+        self._socket, self.address, self._heard_all = socket, address, heard_all
         self._hear: Callable[[frames.FromWorker], None] = lambda message: None
         self._over: Callable[[str, bool], None] = lambda why, outside: None
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
-        self._queued = 0
+        self._queued, self._unsent = 0, unsent
         self.closed = asyncio.Event()
 
     def connect(
@@ -83,11 +92,32 @@ class RemoteWorker:
     def say(self, message: frames.ToWorker) -> None:
         """Raises Unsendable."""
         data = frame(message)[4:]  # a message has its own length
+        if self.closed.is_set():
+            return
         self._queued += len(data)
+        self._outgoing.put_nowait(data)
+        self._unsent.add(self, len(data))
         if self._queued > QUEUE_BYTES:
-            self.closed.set()
-        else:
-            self._outgoing.put_nowait(data)
+            self.drop(f"does not read: over {QUEUE_BYTES} bytes wait for it")
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait for it."""
+        return self._queued
+
+    def drop(self, reason: str) -> None:
+        """End it, and say so in a moment: what it did not read is still being said."""
+        if self.closed.is_set():
+            return
+        self.close()
+        why = f"the environment host at {self.address} {reason}"
+        asyncio.get_running_loop().call_soon(self._over, why, True)
+        self._outgoing = asyncio.Queue()
+        self._shrink(self._queued)
+
+    def _shrink(self, size: int) -> None:
+        self._queued -= size
+        self._unsent.remove(self, size)
 
     def close(self) -> None:
         """Nothing more is received, and the host ends the process."""
@@ -115,18 +145,19 @@ class RemoteWorker:
         if not self.closed.is_set():
             self.closed.set()
             self._over(why, outside)
+        self._shrink(self._queued)
 
     async def _send(self) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
                 data = await self._outgoing.get()
                 await self._socket.send_bytes(data)
-                self._queued -= len(data)
+                self._shrink(min(self._queued, len(data)))
 
     async def _listen(self) -> tuple[str, bool] | None:
         """Why it is over and whether somebody ended it; None: nobody has said."""
         meter = Meter(0, ALLOWANCE)
-        while (received := await self._socket.receive()).type is WSMsgType.BINARY:
+        while (received := await receive(self._socket, self._heard_all)).type is WSMsgType.BINARY:
             if objection := meter.objection(len(received.data), time.monotonic()):
                 return f"the environment host at {self.address} sends {objection}", False
             try:
@@ -139,6 +170,21 @@ class RemoteWorker:
                 return f"{message.why} (at {self.address})", message.outside
             self._hear(message)
         return None
+
+
+async def receive(socket: web.WebSocketResponse, heard_all: Callable[[int], None]) -> WSMessage:
+    """The next frame that is not a ping or the answer to one.
+
+    Args:
+        heard_all: called with the bytes of each frame.
+    """
+    while True:
+        received = await socket.receive()
+        heard_all(len(received.data) if isinstance(received.data, bytes | str) else 0)
+        if received.type is WSMsgType.PING:
+            await socket.pong(received.data)
+        elif received.type is not WSMsgType.PONG:
+            return received
 
 
 def checked(data: bytes) -> frames.FromWorker:
@@ -178,6 +224,7 @@ class Listener:
     ) -> None:
         self._folder, self._setup, self._take, self._note = folder, setup, take, note
         self._callers, self._reported = Callers(ALLOWANCE), set[str]()
+        self._gate, self._unsent = Gate(LIMITS), Unsent(LIMITS.unsent_bytes)
         self._streams: set[RemoteWorker] = set()
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -189,14 +236,13 @@ class Listener:
         authorized = authority.prepare_listener(own, names(host), now)
         authority.prepare_client(authorized, join, ENVIRONMENT, now)
         self._token = token_of(join)
-        gate = Gate(LIMITS)
-        app = web.Application(middlewares=[self._guard(gate)])
+        app = web.Application(middlewares=[self._guard(self._gate)])
         app.router.add_get(ROUTE, self._serve)
         self._runner = web.AppRunner(app, shutdown_timeout=0.5, **RUNNER_OPTIONS)
         await self._runner.setup()
         assert self._runner.server is not None
         tls = authority.server_tls(own)
-        self._server = await gate.listen(self._runner.server, host, port, tls)
+        self._server = await self._gate.listen(self._runner.server, host, port, tls)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -223,14 +269,19 @@ class Listener:
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
         """One worker, for as long as it is there."""
         socket = web.WebSocketResponse(
-            max_msg_size=MAX_FRAME_BYTES, compress=False, heartbeat=HEARTBEAT_SECONDS
+            max_msg_size=MAX_FRAME_BYTES,
+            compress=False,
+            heartbeat=HEARTBEAT_SECONDS,
+            autoping=False,
         )
         await socket.prepare(request)
-        worker = RemoteWorker(socket, request.remote or "nowhere")
+        self._gate.count_frames(request.protocol)
+        heard_all = partial(self._gate.heard, request.protocol)
+        worker = RemoteWorker(socket, request.remote or "nowhere", self._unsent, heard_all)
         self._streams.add(worker)
         try:
             await socket.send_bytes(frame(self._setup)[4:])
-            ready = await self._ready(socket)
+            ready = await self._ready(socket, heard_all)
             if ready is not None and ready.mistake:
                 self._say_once(f"environment host at {worker.address}: {ready.mistake}")
             elif ready is not None and not worker.closed.is_set():
@@ -243,9 +294,11 @@ class Listener:
             await socket.close()
         return socket
 
-    async def _ready(self, socket: web.WebSocketResponse) -> frames.Ready | None:
+    async def _ready(
+        self, socket: web.WebSocketResponse, heard_all: Callable[[int], None]
+    ) -> frames.Ready | None:
         async with asyncio.timeout(READY_SECONDS):
-            received = await socket.receive()
+            received = await receive(socket, heard_all)
         if received.type is not WSMsgType.BINARY:
             return None
         try:

@@ -24,7 +24,7 @@ from rlboost_jax.manager.service.run_files import token_of
 
 # A run is in no hurry: a turn waits while the learner is busy. A harness that gives up waiting and
 # asks again gets the same turn.
-_LIMITS: Final = GatewayLimits(
+LIMITS: Final = GatewayLimits(
     max_sessions=8192,
     turn_seconds=7 * 86_400.0,
     idle_seconds=7 * 86_400.0,
@@ -74,7 +74,7 @@ async def _listener(
     host: str, port: int, folder: str, model: str, outside: bool, hosts: tuple[str, ...]
 ) -> Listener:
     channels = Channels(Model(name=model, max_tokens=0, any_name=True, own_sampling=True))
-    sessions = Sessions(channels, _LIMITS)
+    sessions = Sessions(channels, LIMITS)
     opened = contextlib.AsyncExitStack()
     if not outside:
         socket = listening_socket("127.0.0.1", 0)

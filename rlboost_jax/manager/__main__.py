@@ -171,13 +171,13 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             max_pending=run.manager.max_pending,
             route_bytes=route_bytes,
         )
-        gate = Gate(manager_limits(frame_bytes))
+        gate = Gate(manager_limits(frame_bytes, route_bytes))
         app = make_app(
             driver,
             tokens=tokens,
             server_frame_bytes=frame_bytes,
             route_bytes=route_bytes,
-            admit=gate.admit,
+            gate=gate,
             config=msgspec.json.encode(sent_to_servers(run)),
             snapshots=workdir / "snapshots",
             weights_port=settings.weights_port,

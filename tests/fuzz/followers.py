@@ -12,13 +12,14 @@ import struct
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import Final
 
 import msgspec
 
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
-from rlboost_jax.learner.processes.handshake import NAME, Handshakes, dial, new_key, tls_of
+from rlboost_jax.learner.processes.handshake import LIMITS, NAME, Handshakes, dial, new_key, tls_of
 from tests.fuzz.mutators import Mutator
 from tests.patience import PATIENCE_SECONDS
 
@@ -68,7 +69,7 @@ def _decoded(mutants: Mutator, tried: Counter[str]) -> None:
 def _attacked(mutants: Mutator, random: Random, tried: Counter[str]) -> None:
     key = new_key()
     with Handshakes(
-        socket.create_server(("127.0.0.1", 0)), key, handshake_seconds=60.0
+        socket.create_server(("127.0.0.1", 0)), key, limits=replace(LIMITS, handshake_seconds=60.0)
     ) as handshakes:
         address = handshakes._listener.getsockname()
         strangers = [_stranger(address, mutants, random, tried) for _ in range(STRANGERS)]

@@ -2,11 +2,12 @@
 
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
 from rlboost_jax.learner.processes.channel import Channel
-from rlboost_jax.learner.processes.handshake import Handshakes, Key, dial, new_key, tls_of
+from rlboost_jax.learner.processes.handshake import LIMITS, Handshakes, Key, dial, new_key, tls_of
 from rlboost_jax.learner.processes.leader import PURPOSES, _accepted
 from rlboost_jax.learner.processes.world import World
 from tests.hostile.nobody import needs_root, start
@@ -57,7 +58,9 @@ def key() -> Key:
 def test_the_followers_come_in_all_the_same(key: Key, attack: str) -> None:
     """And who has not the key hears no more than that its handshake is none."""
     handshakes = Handshakes(
-        socket.create_server(("127.0.0.1", 0)), key, handshake_seconds=PATIENCE_SECONDS
+        socket.create_server(("127.0.0.1", 0)),
+        key,
+        limits=replace(LIMITS, handshake_seconds=PATIENCE_SECONDS),
     )
     with handshakes:
         address = handshakes._listener.getsockname()

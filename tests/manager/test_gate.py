@@ -47,10 +47,22 @@ async def listening(
 
     app = web.Application()
     app.router.add_get("/", answer)
+
+    async def frames(request: web.Request) -> web.WebSocketResponse:
+        gate.admit(request.protocol, "a peer's")
+        socket = web.WebSocketResponse(max_msg_size=2**21, compress=False)
+        await socket.prepare(request)
+        gate.count_frames(request.protocol)
+        async for frame in socket:
+            gate.heard(request.protocol, len(frame.data))
+            await socket.send_str(str(len(frame.data)))
+        return socket
+
+    app.router.add_get("/frames", frames)
     app.router.add_post("/size", size)
     # Between two requests, longer than what is let pass here.
     options = {**RUNNER_OPTIONS, "keepalive_timeout": PATIENCE_SECONDS}
-    runner = web.AppRunner(app, **options)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, **options)
     await runner.setup()
     assert runner.server is not None
     server = await gate.listen(runner.server, "127.0.0.1", 0, tls)
@@ -192,6 +204,60 @@ def test_a_crowd_of_newcomers_keeps_nobody_out(run: Run, tmp_path: Path, shake_h
                 assert b" 200 " in await known.ask()
                 await crowd[0].hung_up()
                 assert len(gate._newcomers) <= 4
+
+    run(story())
+
+
+async def begun(port: int, size: int, sent: int) -> Caller:
+    """A stream in the middle of a frame: so many of its bytes were sent."""
+    caller = await Caller.dial(port)
+    caller.writer.write(
+        b"GET /frames HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+    await caller.reader.readuntil(b"\r\n\r\n")
+    caller.writer.write(b"\x82\xff" + size.to_bytes(8, "big") + bytes(4) + bytes(sent))
+    return caller
+
+
+async def size_heard(caller: Caller) -> int:
+    """What the other side says of a frame that it has whole; -1: it has hung up."""
+    try:
+        head = await caller.reader.readexactly(2)
+        return int(await caller.reader.readexactly(head[1]))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return -1
+
+
+def test_of_frames_that_do_not_end_the_oldest_goes(run: Run) -> None:
+    """And who ends theirs is heard, however many do not."""
+
+    async def story() -> None:
+        most = 2**20 + 2**17
+        gate = gate_of(message_bytes=2**20, credential_bytes=most, total_bytes=most)
+        async with listening(gate) as port:
+            crowd = [await begun(port, 2**20, 300_000) for _ in range(3)]
+            while gate.budget.total < 900_000:
+                await asyncio.sleep(0)
+            for number in range(5):
+                honest = await begun(port, 600_000, 600_000)
+                assert await size_heard(honest) == 600_000
+                if not number:
+                    await crowd[0].hung_up()
+                    await crowd[1].hung_up()
+                honest.writer.write(b"\x82\xfe" + (500).to_bytes(2, "big") + bytes(4 + 500))
+                assert await size_heard(honest) == 500
+            held = gate.budget.total
+            assert 0 < held <= 400_000  # of the last of the crowd, and of nobody else
+            crowd[2].writer.write(bytes(2**20 - 300_000))
+            assert await size_heard(crowd[2]) == 2**20
+            assert gate.budget.total == 0
+            late = await begun(port, 2**20, 300_000)
+            while not gate.budget.total:
+                await asyncio.sleep(0)
+            late.writer.close()
+            while gate.budget.total:
+                await asyncio.sleep(0)
 
     run(story())
 

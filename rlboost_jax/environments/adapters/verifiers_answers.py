@@ -15,11 +15,35 @@ from typing import Any, Final
 from aiohttp import web
 
 from rlboost_jax.environments.protocol import Message, Turn
+from rlboost_jax.manager.service.bytes_in_flight import BytesInFlight, read_body
+from rlboost_jax.manager.service.gate import (
+    HANDSHAKE_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    NEWCOMER_SECONDS,
+    RUNNER_OPTIONS,
+    Gate,
+)
+from rlboost_jax.manager.service.listener_limits import OWNER, ListenerLimits
 from rlboost_jax.settings.foreign_keys import report_unknown
+from rlboost_jax.storage import foreign_json
 
 MODEL: Final = "policy"
 FAILED_CALL: Final = "rlboost-failed-"  # begins the id of a call that is not made
 _MOST_BYTES: Final = 64 * 2**20
+# What opens it is the secret in its path, which verifiers' own client alone has.
+LIMITS: Final = ListenerLimits(
+    name="verifiers adapter",
+    connections=16,
+    credential_connections=16,
+    newcomers=16,
+    newcomer_seconds=NEWCOMER_SECONDS,
+    handshake_seconds=HANDSHAKE_SECONDS,
+    idle_seconds=KEEP_ALIVE_SECONDS,
+    message_bytes=_MOST_BYTES,
+    credential_bytes=2 * _MOST_BYTES,
+    total_bytes=2 * _MOST_BYTES,
+    held_per_byte=30,  # an empty list is two bytes of JSON
+)
 _READ: Final = ("messages", "tools", "model")  # of a request
 _OF_MESSAGE: Final = ("role", "content", "tool_call_id", "tool_calls", "reasoning_content")
 
@@ -106,14 +130,24 @@ class Answers:
         from verifiers.v1.configs.client import EvalClientConfig
 
         secret = secrets.token_urlsafe(16)
-        app = web.Application(client_max_size=_MOST_BYTES)
-        app.router.add_post(f"/{secret}/chat/completions", self._completion)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        gate, flight = Gate(LIMITS), BytesInFlight(LIMITS)
+
+        async def completion(request: web.Request) -> web.Response:
+            gate.admit(request.protocol)
+            with flight.held(OWNER) as held:
+                text = bytes(await read_body(request, held, LIMITS.message_bytes))
+                body = foreign_json.decode(text, "a request of verifiers", dict)
+                return await self._completion(body)
+
+        app = web.Application()
+        app.router.add_post(f"/{secret}/chat/completions", completion)
+        runner = web.AppRunner(app, shutdown_timeout=1.0, **RUNNER_OPTIONS)
+        listening: asyncio.Server | None = None
         try:
             await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            port = runner.addresses[0][1]
+            assert runner.server is not None
+            listening = await gate.listen(runner.server, "127.0.0.1", 0)
+            port = listening.sockets[0].getsockname()[1]
             client = EvalClientConfig(
                 base_url=f"http://127.0.0.1:{port}/{secret}", api_key_var="RLBOOST_NO_KEY"
             )
@@ -122,10 +156,11 @@ class Answers:
         except Exception as error:
             self._asked.put_nowait(error)
         finally:
+            if listening is not None:
+                listening.close()
             await runner.cleanup()
 
-    async def _completion(self, request: web.Request) -> web.Response:
-        body = await request.json()
+    async def _completion(self, body: Any) -> web.Response:
         report_unknown(body, _READ, "requests of verifiers (a run samples by its own settings)")
         messages = body["messages"]
         if messages[: len(self._before)] != self._before:

@@ -26,9 +26,23 @@ from rlboost_jax.closing import Closing
 from rlboost_jax.learner.processes.channel import Channel
 from rlboost_jax.manager.service.authority import VALID_FROM
 from rlboost_jax.manager.service.gate import HANDSHAKE_SECONDS, MAX_NEWCOMERS
+from rlboost_jax.manager.service.listener_limits import ListenerLimits
 
 NAME: Final = "trainer.rlboost.internal"  # in the certificate
 FIRST_BYTES: Final = 256  # of the frame that says who comes, and what for
+# The weakest who gets anywhere is nobody: who has the key is another process of this trainer.
+LIMITS: Final = ListenerLimits(
+    name="port of a trainer's other processes",
+    connections=1_024,
+    credential_connections=1_024,
+    newcomers=MAX_NEWCOMERS,
+    newcomer_seconds=2 * HANDSHAKE_SECONDS,
+    handshake_seconds=HANDSHAKE_SECONDS,
+    idle_seconds=2 * HANDSHAKE_SECONDS,
+    message_bytes=FIRST_BYTES,
+    credential_bytes=MAX_NEWCOMERS * FIRST_BYTES,
+    total_bytes=MAX_NEWCOMERS * FIRST_BYTES,
+)
 _LIFE: Final = datetime.timedelta(days=3650)  # of a key that goes with its processes
 _PAUSE_SECONDS: Final = 0.2  # where there is no descriptor for one more
 
@@ -87,8 +101,7 @@ class Handshakes(Closing):
 
     Args:
         listener: closed at the end.
-        max_newcomers: who have not yet shown the key.
-        handshake_seconds: to show it, and again to say who one is.
+        limits: `handshake_seconds` to show the key, and again to say who one is.
     """
 
     def __init__(
@@ -96,11 +109,10 @@ class Handshakes(Closing):
         listener: socket.socket,
         key: Key,
         *,
-        max_newcomers: int = MAX_NEWCOMERS,
-        handshake_seconds: float = HANDSHAKE_SECONDS,
+        limits: ListenerLimits = LIMITS,
     ) -> None:
         self._listener, self._tls = listener, tls_of(key, listens=True)
-        self._max_newcomers, self._handshake_seconds = max_newcomers, handshake_seconds
+        self._limits = limits
         self._arrived: queue.Queue[tuple[Any, Channel]] = queue.Queue()
         self._lock = threading.Lock()  # of the two below
         self._newcomers: OrderedDict[int, ssl.SSLSocket] = OrderedDict()  # by number
@@ -138,7 +150,7 @@ class Handshakes(Closing):
         while not self._closed:
             try:
                 plain, _ = self._listener.accept()
-                plain.settimeout(self._handshake_seconds)
+                plain.settimeout(self._limits.handshake_seconds)
                 connection = self._tls.wrap_socket(
                     plain, server_side=True, do_handshake_on_connect=False
                 )
@@ -153,7 +165,7 @@ class Handshakes(Closing):
                     connection.close()
                     return
                 self._newcomers[number] = connection
-                if len(self._newcomers) > self._max_newcomers:
+                if len(self._newcomers) > self._limits.newcomers:
                     _hang_up(self._newcomers.popitem(last=False)[1])
             threading.Thread(
                 target=self._hear, args=(number, connection), name="newcomer", daemon=True
@@ -164,7 +176,10 @@ class Handshakes(Closing):
         try:
             connection.do_handshake()
             channel = Channel(connection)
-            said = channel.receive(seconds=self._handshake_seconds, most_bytes=FIRST_BYTES)
+            limits = self._limits
+            said = channel.receive(
+                seconds=limits.handshake_seconds, most_bytes=limits.message_bytes
+            )
         except (OSError, ValueError):  # a stranger, PeerGone, or hung up on
             connection.close()
             return

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from aiohttp import WSMessage, WSMsgType, web
@@ -18,14 +17,22 @@ from aiohttp.typedefs import Handler
 
 from rlboost_jax.credentials import FILES_PORT, RECOVERS, bears
 from rlboost_jax.manager.events import FromServer, FromTrainer, ServerGone, TrainerGone
-from rlboost_jax.manager.limits import ALLOWANCE, MAX_INSTANCES, Allowance, Callers, Meter
+from rlboost_jax.manager.limits import (
+    ALLOWANCE,
+    MAX_INSTANCES,
+    Allowance,
+    Callers,
+    Meter,
+    trainer_queue_bytes,
+)
 from rlboost_jax.manager.service.authorization import TOKENS, guarded
-from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.driver import SERVER_QUEUES_BYTES, Driver
 from rlboost_jax.manager.service.gate import (
     HANDSHAKE_SECONDS,
     KEEP_ALIVE_SECONDS,
     MAX_NEWCOMERS,
     NEWCOMER_SECONDS,
+    Gate,
 )
 from rlboost_jax.manager.service.listener_limits import ListenerLimits
 from rlboost_jax.manager.service.peer import CLOSE_SECONDS
@@ -46,10 +53,11 @@ from rlboost_jax.weights.names import WeightsError, check_names
 
 FIRST_FRAME_SECONDS = 5.0  # from the handshake to Hello
 HOLD_SECONDS = 1.0  # less than anybody waits for an answer
-SERVERS_BYTES = 512 * 2**20  # of all servers: unfinished frames, and what they do not read
+SERVERS_BYTES = 512 * 2**20  # of frames that servers have not finished
 TRAINERS_CONNECTIONS = 64  # that no server can take
 
 DRIVER: web.AppKey[Driver] = web.AppKey("driver", Driver)
+GATE: web.AppKey[Gate] = web.AppKey("gate", Gate)
 CONFIG: web.AppKey[bytes] = web.AppKey("config", bytes)
 SNAPSHOTS: web.AppKey[Path] = web.AppKey("snapshots", Path)
 SERVER_FRAME_BYTES: web.AppKey[int] = web.AppKey("server_frame_bytes", int)
@@ -70,11 +78,12 @@ class NotAllowed(ValueError):
     """A frame asks for what its sender has no right to."""
 
 
-def manager_limits(server_frame_bytes: int) -> ListenerLimits:
+def manager_limits(server_frame_bytes: int, route_bytes: int = 0) -> ListenerLimits:
     """Limits of the manager's port. Servers have one credential, whichever shows it.
 
     Args:
         server_frame_bytes: the longest frame taken from one.
+        route_bytes: that come with each token.
     """
     servers = 2 * MAX_INSTANCES  # a stream each, and one that is not known to be dead yet
     most = max(SERVERS_BYTES, 4 * server_frame_bytes)
@@ -89,6 +98,8 @@ def manager_limits(server_frame_bytes: int) -> ListenerLimits:
         message_bytes=server_frame_bytes,
         credential_bytes=most,
         total_bytes=most + 4 * MAX_FRAME_BYTES,  # the rest is the trainer's
+        unsent_bytes=SERVER_QUEUES_BYTES,
+        owner_bytes=trainer_queue_bytes(route_bytes),
     )
 
 
@@ -100,7 +111,7 @@ def make_app(
     snapshots: Path,
     server_frame_bytes: int = MAX_FRAME_BYTES,
     route_bytes: int = 0,
-    admit: Callable[[Any, str], None] = lambda connection, credential: None,
+    gate: Gate | None = None,
     allowance: Allowance = ALLOWANCE,
     first_frame_seconds: float = FIRST_FRAME_SECONDS,
     hold_seconds: float = HOLD_SECONDS,
@@ -114,13 +125,15 @@ def make_app(
         snapshots: the folder in which all that the trainer publishes lies.
         server_frame_bytes: the longest frame taken from a server.
         route_bytes: that come with each token of one.
-        admit: called with each connection that has shown a token, and whose it is.
+        gate: of the socket it is served at; None: at one without limits, within tests.
         allowance: of a server.
         first_frame_seconds: from the handshake to Hello.
         hold_seconds: that a caller waits for a manager that reads its journal.
         progress: how far it is with that.
     """
-    app = guarded(tokens, admit)
+    gate = gate or Gate(manager_limits(server_frame_bytes))
+    app = guarded(tokens, gate.admit)
+    app[GATE] = gate
     app.middlewares.append(_await_recovery)
     app[DRIVER] = driver
     app[CONFIG] = config
@@ -239,14 +252,16 @@ async def _serve(
         max_msg_size=bound, compress=False, timeout=CLOSE_SECONDS, autoping=False
     )
     await socket.prepare(request)
+    heard_all = partial(request.app[GATE].heard, request.protocol)
+    request.app[GATE].count_frames(request.protocol)
     stream = driver.open(socket, request.transport, trainer=heard is FromTrainer)
     reason = "stream closed"
     try:
         async with asyncio.timeout(patience):
-            frame = await _receive(socket, driver, meter)
+            frame = await _receive(socket, driver, meter, heard_all)
         while frame.type is WSMsgType.BINARY:
             driver.apply(heard(stream, decode(frame.data)))  # type: ignore[arg-type]
-            frame = await _receive(socket, driver, meter)
+            frame = await _receive(socket, driver, meter, heard_all)
         if frame.type is WSMsgType.TEXT:
             reason = "malformed: a text frame"
         elif frame.type is WSMsgType.ERROR:
@@ -266,18 +281,26 @@ async def _serve(
     return socket
 
 
-async def _receive(socket: web.WebSocketResponse, driver: Driver, meter: Meter | None) -> WSMessage:
+async def _receive(
+    socket: web.WebSocketResponse,
+    driver: Driver,
+    meter: Meter | None,
+    heard_all: Callable[[int], None],
+) -> WSMessage:
     """The next frame that is not a ping or the answer to one; those are counted, too.
+
+    Args:
+        heard_all: called with the bytes of each.
 
     Raises:
         TooMuch: the peer has sent more than it may.
     """
     while True:
         frame = await socket.receive()
-        if meter is not None:
-            size = len(frame.data) if isinstance(frame.data, bytes | str) else 0
-            if objection := meter.objection(size, driver.now()):
-                raise TooMuch(f"sends too much: {objection}")
+        size = len(frame.data) if isinstance(frame.data, bytes | str) else 0
+        heard_all(size)
+        if meter is not None and (objection := meter.objection(size, driver.now())):
+            raise TooMuch(f"sends too much: {objection}")
         if frame.type is WSMsgType.PING:
             await socket.pong(frame.data)
         elif frame.type is not WSMsgType.PONG:

@@ -43,12 +43,13 @@ from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.ordered_effects import OrderedEffects
-from rlboost_jax.manager.service.peer import Peer
+from rlboost_jax.manager.service.peer import Peer, Unsent
 from rlboost_jax.manager.service.replay import replay
 from rlboost_jax.messages import BeginBatch, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
 from rlboost_jax.providers.base import Provider
 
 SERVER_QUEUE_BYTES = 64 * 2**20  # unsent frames of one server
+SERVER_QUEUES_BYTES = 256 * 2**20  # … of all
 PULSE_SECONDS = 0.25  # from one sign of life of the loop to the next, at most
 STALL_SECONDS = 0.25  # a timer as late as this was late because the whole process was
 
@@ -90,6 +91,7 @@ class Driver:
     ) -> None:
         self.manager = manager
         self._server_queue_bytes = server_queue_bytes
+        self._unsent = Unsent(max(SERVER_QUEUES_BYTES, server_queue_bytes))
         self._trainer_queue_bytes = trainer_queue_bytes(route_bytes)
         self._keep, self._watch, self._serve = keep, watch, serve
         self._effects = OrderedEffects(lambda: self.now())
@@ -127,6 +129,7 @@ class Driver:
             socket,
             transport,
             bound=self._trainer_queue_bytes if trainer else self._server_queue_bytes,
+            unsent=Unsent(self._trainer_queue_bytes) if trainer else self._unsent,
             # Not at once: the action that overflows it is still being carried out.
             overflow=lambda reason: self._loop.call_soon(self._lose, gone(stream, reason)),
         )

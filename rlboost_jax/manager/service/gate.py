@@ -21,7 +21,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rlboost_jax.host.congestion import send_by_rate
-from rlboost_jax.manager.service.listener_limits import OWNER, READ_BYTES, ListenerLimits
+from rlboost_jax.manager.service.listener_limits import (
+    OWNER,
+    READ_BYTES,
+    ByteBudget,
+    ListenerLimits,
+)
 
 NEWCOMER_SECONDS: Final = 10.0  # from the connection to the first request with a token
 HANDSHAKE_SECONDS: Final = 10.0  # of TLS, on a line that loses packets
@@ -33,6 +38,8 @@ SPARE_FILES: Final = 100  # descriptors for all that is not a connection
 MAX_LINE_BYTES: Final = 4_096  # of a request's first line and of a header; ours are short
 MAX_HEADERS: Final = 32
 BACKLOG: Final = 1_024  # connections that wait while there is no process to take them
+FRAME_HEADER_BYTES: Final = 14  # of a WebSocket's, at the most
+WRITE_BYTES: Final = 2**16  # not yet taken by the system, after which a sender waits
 RETRY_AFTER: Final = {"Retry-After": "1"}
 
 # What a runner must be made with, for the limits that aiohttp keeps itself.
@@ -46,6 +53,8 @@ RUNNER_OPTIONS: Final[dict[str, Any]] = {
     "read_bufsize": READ_BYTES,
     "auto_decompress": False,  # of bodies, which nobody reads: a small one may become a large one
 }
+
+log: Final = logging.getLogger(__name__)
 
 
 class Gate:
@@ -70,6 +79,8 @@ class Gate:
         self._by_handler: dict[Any, _Connection] = {}
         self._credentials: Counter[str] = Counter()  # connections of each
         self._handshakes: set[asyncio.Task[None]] = set()
+        self.budget = ByteBudget(self.limits)  # of frames that were not handed over yet
+        self._unfinished: OrderedDict[_Connection, None] = OrderedDict()  # the oldest first
         logging.getLogger("aiohttp.server").addFilter(_not_for_the_log)
 
     async def listen(
@@ -115,6 +126,49 @@ class Gate:
         self._admitted[connection] = credential
         self._credentials[credential] += 1
 
+    def count_frames(self, handler: Any) -> None:
+        """From now on what arrives at a connection is frames; `heard` is called for each."""
+        if (connection := self._by_handler.get(handler)) is not None:
+            connection.unheard = 0
+
+    def heard(self, handler: Any, size: int) -> None:
+        """A frame of that many bytes was handed over."""
+        connection = self._by_handler.get(handler)
+        if connection is not None and connection.unheard:
+            self._give(connection, min(connection.unheard, size + FRAME_HEADER_BYTES))
+            if connection.unheard:  # of the next one, which began just now
+                self._unfinished.move_to_end(connection)
+
+    def _arrives(self, connection: "_Connection", size: int) -> bool:
+        """Count bytes of frames. Where that is too much, who began longest ago is hung up on: what
+        an honest peer begins is soon at an end. False: it is this one itself."""
+        credential = self._admitted.get(connection, OWNER)
+        while self.budget.take(credential, size):
+            alike = (c for c in self._unfinished if self._admitted.get(c, OWNER) == credential)
+            oldest = next(alike, connection)
+            log.error(
+                "the %s hangs up on a connection: %d bytes of a frame that does not end, and %d "
+                "in sum",
+                *(self.limits.name, oldest.unheard or size, self.budget.total),
+            )
+            self._give(oldest, oldest.unheard or 0)
+            oldest.unheard = None
+            oldest.abort()
+            if oldest is connection:
+                return False
+        self._unfinished.setdefault(connection)
+        assert connection.unheard is not None
+        connection.unheard += size
+        return True
+
+    def _give(self, connection: "_Connection", size: int) -> None:
+        if size:
+            assert connection.unheard is not None
+            connection.unheard -= size
+            self.budget.give(self._admitted.get(connection, OWNER), size)
+        if not connection.unheard:
+            self._unfinished.pop(connection, None)
+
     async def _listen(
         self, server: web.Server, tls: ssl.SSLContext | None, **where: Any
     ) -> asyncio.Server:
@@ -141,6 +195,7 @@ class Gate:
 
     def _forget(self, connection: "_Connection") -> None:
         """It is gone, or counts as something else from now on."""
+        self._give(connection, connection.unheard or 0)
         if (timer := self._newcomers.pop(connection, None)) is not None:
             timer.cancel()
         if (credential := self._admitted.pop(connection, None)) is not None:
@@ -157,6 +212,7 @@ class _Connection(asyncio.Protocol):
         self._handler: Any = None
         self._early: list[bytes] = []  # came with the end of the handshake
         self._lost = False
+        self.unheard: int | None = None  # bytes of frames not handed over; None: not counted
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -178,6 +234,8 @@ class _Connection(asyncio.Protocol):
             self._handler.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.unheard is not None and not self._gate._arrives(self, len(data)):
+            return
         if self._handler is None:
             self._early.append(data)
         else:
@@ -221,6 +279,7 @@ class _Connection(asyncio.Protocol):
             self._begin(transport)
 
     def _begin(self, transport: asyncio.Transport) -> None:
+        transport.set_write_buffer_limits(high=WRITE_BYTES)  # half a mebibyte with TLS otherwise
         self._handler = self._server()
         self._gate._by_handler[self._handler] = self
         self._handler.connection_made(transport)

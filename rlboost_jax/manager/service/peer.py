@@ -3,11 +3,50 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from aiohttp import web
 
 CLOSE_SECONDS = 1.0  # for the last frames to leave and the other side to hang up
 CLOSE_REASON_BYTES = 120  # a close frame carries at most 123
+
+
+class Queue(Protocol):
+    """What waits for one peer."""
+
+    @property
+    def queued(self) -> int:
+        """Bytes of it."""
+
+    def drop(self, reason: str) -> None:
+        """Wait no longer: the peer is lost."""
+
+
+class Unsent:
+    """Bytes that wait for all peers of one kind. Where they are too many, the one that most of
+    them wait for is lost.
+
+    Args:
+        most: bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self.size = most, 0
+        self._queues: dict[Queue, None] = {}  # that are not empty
+
+    def add(self, queue: Queue, size: int) -> None:
+        """`queue` has grown by so much."""
+        self._queues[queue] = None
+        self.size += size
+        while self.size > self._most:
+            longest = max(self._queues, key=lambda each: each.queued)
+            longest.drop(f"reads too slowly: over {self._most} bytes wait for all like it")
+
+    def remove(self, queue: Queue, size: int) -> None:
+        """… has shrunk."""
+        self.size -= size
+        if not queue.queued:
+            self._queues.pop(queue, None)
 
 
 class Peer:
@@ -16,6 +55,7 @@ class Peer:
     Args:
         bound: bytes that may be queued. A peer that reads more slowly than that is lost:
             `overflow` is called once, with the reason.
+        unsent: of all like it.
     """
 
     def __init__(
@@ -24,6 +64,7 @@ class Peer:
         transport: asyncio.Transport | None,
         *,
         bound: int,
+        unsent: Unsent,
         overflow: Callable[[str], object],
     ) -> None:
         self._socket = socket
@@ -31,7 +72,7 @@ class Peer:
         self._bound = bound
         self._overflow = overflow
         self._queue: deque[bytes] = deque()
-        self._queued = 0
+        self._queued, self._unsent = 0, unsent
         self._awake = asyncio.Event()
         self._closing: str | None = None
         self._dead = False
@@ -41,12 +82,22 @@ class Peer:
         if self._dead or self._closing is not None:
             return
         if self._queued + len(data) > self._bound:
-            self._dead = True
-            self._overflow(f"reads too slowly: over {self._bound} bytes are waiting for it")
+            self.drop(f"reads too slowly: over {self._bound} bytes are waiting for it")
             return
         self._queue.append(data)
         self._queued += len(data)
         self._awake.set()
+        self._unsent.add(self, len(data))
+
+    @property
+    def queued(self) -> int:
+        return self._queued
+
+    def drop(self, reason: str) -> None:
+        """See `Queue`."""
+        self._dead = True
+        self._clear()
+        self._overflow(reason)
 
     def close(self, reason: str) -> None:
         """End the stream after what is queued; at the latest in `CLOSE_SECONDS`."""
@@ -67,7 +118,7 @@ class Peer:
                 while self._queue:
                     data = self._queue.popleft()
                     await self._socket.send_bytes(data)
-                    self._queued -= len(data)
+                    self._shrink(min(self._queued, len(data)))  # nothing where it was dropped
                 if self._closing is not None:
                     await self._socket.close(message=_cut(self._closing))
                     return
@@ -75,9 +126,17 @@ class Peer:
             pass  # the reading side hears of a broken connection; a cancelled one is ours
         finally:
             self._dead = True
-            self._queue.clear()
+            self._clear()
             if not self._socket.closed and self._transport is not None:
                 self._transport.abort()  # a frozen peer would never confirm the close
+
+    def _clear(self) -> None:
+        self._queue.clear()
+        self._shrink(self._queued)
+
+    def _shrink(self, size: int) -> None:
+        self._queued -= size
+        self._unsent.remove(self, size)
 
 
 def _cut(reason: str) -> bytes:

@@ -18,6 +18,7 @@ from typing import Final, assert_never
 
 import msgspec
 
+from rlboost_jax.manager.service.listener_limits import ListenerLimits
 from rlboost_jax.rollout.sharing.control import Sharing
 from rlboost_jax.rollout.sharing.protocol import (
     MAX_LINE_BYTES,
@@ -34,6 +35,19 @@ from rlboost_jax.rollout.sharing.slack import Due, Latencies
 from rlboost_jax.settings.errors import Mistake
 
 MAX_TENANTS: Final = 16
+LIMITS: Final = ListenerLimits(
+    name="budget socket",
+    connections=MAX_TENANTS,  # of this user's own processes; others cannot open it
+    credential_connections=MAX_TENANTS,
+    newcomers=1,  # who is accepted is known at once, by the kernel's word
+    newcomer_seconds=1.0,
+    handshake_seconds=1.0,
+    connection_bytes=2**17,
+    idle_seconds=365 * 86_400.0,  # a tenant may have nothing to say for as long as it likes
+    message_bytes=MAX_LINE_BYTES,
+    credential_bytes=2 * MAX_TENANTS * MAX_LINE_BYTES,  # asyncio reads on up to twice a line
+    total_bytes=2 * MAX_TENANTS * MAX_LINE_BYTES,
+)
 MAX_PATH_BYTES: Final = 107  # of a Unix socket's address
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
@@ -71,7 +85,7 @@ async def tenants_heard(
             refusal = ""
             if user_of(writer.get_extra_info("socket")) != os.geteuid():
                 refusal = "another user's process"
-            elif len(open_now) > MAX_TENANTS:
+            elif len(open_now) > LIMITS.connections:
                 refusal = f"there are {MAX_TENANTS} tenants already"
             await _serve(reader, writer, sharing, next(numbers), refusal=refusal)
         finally:
@@ -79,7 +93,7 @@ async def tenants_heard(
             writer.close()
 
     try:
-        server = await asyncio.start_unix_server(connected, path, limit=MAX_LINE_BYTES)
+        server = await asyncio.start_unix_server(connected, path, limit=LIMITS.message_bytes)
     except OSError as error:
         raise SocketUnusable(f"--budget_socket={path}: {error.strerror or error}") from None
     os.chmod(path, 0o600)

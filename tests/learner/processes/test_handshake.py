@@ -8,12 +8,21 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rlboost_jax.learner.processes.channel import Channel, PeerGone
-from rlboost_jax.learner.processes.handshake import NAME, Handshakes, Key, dial, new_key, tls_of
+from rlboost_jax.learner.processes.handshake import (
+    LIMITS,
+    NAME,
+    Handshakes,
+    Key,
+    dial,
+    new_key,
+    tls_of,
+)
 from rlboost_jax.learner.processes.leader import PURPOSES, _accepted
 from rlboost_jax.learner.processes.world import World
 from tests.patience import PATIENCE_SECONDS
@@ -34,7 +43,8 @@ def at(handshakes: Handshakes) -> Iterator[tuple[str, int]]:
 
 
 def listening(key: Key, **limits: float) -> Handshakes:
-    return Handshakes(socket.create_server(("127.0.0.1", 0)), key, **limits)  # type: ignore[arg-type]
+    listener = socket.create_server(("127.0.0.1", 0))
+    return Handshakes(listener, key, replace(LIMITS, **limits))  # type: ignore[arg-type]
 
 
 def all_come_in(handshakes: Handshakes, address: tuple[str, int], key: Key) -> None:
@@ -70,7 +80,7 @@ def test_who_is_silent_keeps_nobody_out(key: Key) -> None:
 
 def test_of_a_crowd_the_longest_there_go_first(key: Key) -> None:
     with ExitStack() as stack:
-        handshakes = listening(key, handshake_seconds=NEVER, max_newcomers=4)
+        handshakes = listening(key, handshake_seconds=NEVER, newcomers=4)
         address = stack.enter_context(at(handshakes))
         crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(10)]
         for silent in crowd[:6]:

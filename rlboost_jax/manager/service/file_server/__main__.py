@@ -32,12 +32,12 @@ from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.weights.serve import ServedVersions, add_routes
 from rlboost_jax.weights.wheels import add_delivery_routes
 
-DOWNLOADS: Final = 2_048  # at a time, of all servers
+DOWNLOADS: Final = 1_024  # at a time, of all servers
 LIMITS: Final = ListenerLimits(
     name="file server",
     connections=DOWNLOADS + 64,  # the rest is for the trainer's engines
     credential_connections=DOWNLOADS,
-    connection_bytes=2**20,  # a chunk that was read, the same encrypted, and as all others
+    connection_bytes=3 * 2**19,  # beside the usual, a chunk and the same encrypted
     newcomers=MAX_NEWCOMERS,
     newcomer_seconds=NEWCOMER_SECONDS,
     handshake_seconds=HANDSHAKE_SECONDS,
