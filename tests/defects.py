@@ -37,6 +37,24 @@ class Defect:
 
 DEFECTS = (
     Defect(
+        "sum",
+        "bodies of calls are bounded one by one, and not in sum",
+        "rlboost_jax/manager/service/bytes_in_flight.py",
+        "            await self._flight.take(self._credential, size)\n"
+        "            self.size += size\n",
+        "            pass\n",
+        "tests/manager/test_listener_limits.py::"
+        "test_a_gateways_process_takes_up_no_more_than_its_limits_say",
+    ),
+    Defect(
+        "newcomers",
+        "connections that have shown nothing take places from those that have",
+        "rlboost_jax/manager/service/gate.py",
+        "        if len(self._newcomers) >= self.limits.newcomers:\n",
+        "        if False:\n",
+        "tests/manager/test_gate.py::test_a_crowd_of_newcomers_keeps_nobody_out[False]",
+    ),
+    Defect(
         "noise",
         "a rollout that resumes on another instance is sampled with the noise of its first token",
         "rlboost_jax/engine/programs.py",

@@ -56,6 +56,25 @@ def with_gateway(story: Any, **limits: Any) -> None:
     asyncio.run(tell())
 
 
+def test_other_names_lead_nowhere() -> None:
+    """Another site's name may be made to lead to this host's address, with any port."""
+
+    async def story(client: Client) -> None:
+        for host, status in (
+            ("localhost:8000", 200),
+            ("127.0.0.1", 200),
+            ("[::1]:8000", 200),
+            ("elsewhere.example", 421),
+            ("elsewhere.example:8000", 421),
+            ("localhost.elsewhere.example", 421),
+        ):
+            found, said = await client.ask("GET", "/v1/models", Host=host)
+            assert found == status
+            assert status == 200 or "add it to allowed_hosts" in said["error"]["message"]
+
+    with_gateway(story)
+
+
 def test_a_turn() -> None:
     async def story(client: Client) -> None:
         status, said = await client.chat({"messages": [USER], "logprobs": True, "top_logprobs": 1})

@@ -226,7 +226,7 @@ def test_a_gateways_process_takes_up_no_more_than_its_limits_say() -> None:
         peak_of_one=0,
     )
     bound = replace(listener_limits(GatewayLimits()), **changes).peak_bytes
-    assert bound < CROWD * BODY / 4  # or nothing is shown
+    assert bound < 24 * BODY  # or nothing is shown: so many may connect
 
     async def story() -> int:
         text = GATEWAY.format(limits=", ".join(f"{k}={v}" for k, v in changes.items()))

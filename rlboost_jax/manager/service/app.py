@@ -26,7 +26,7 @@ from rlboost_jax.manager.limits import (
     trainer_queue_bytes,
 )
 from rlboost_jax.manager.service.authorization import TOKENS, guarded
-from rlboost_jax.manager.service.driver import SERVER_QUEUES_BYTES, Driver
+from rlboost_jax.manager.service.driver import Driver
 from rlboost_jax.manager.service.gate import (
     HANDSHAKE_SECONDS,
     KEEP_ALIVE_SECONDS,
@@ -35,7 +35,7 @@ from rlboost_jax.manager.service.gate import (
     Gate,
 )
 from rlboost_jax.manager.service.listener_limits import ListenerLimits
-from rlboost_jax.manager.service.peer import CLOSE_SECONDS
+from rlboost_jax.manager.service.peer import CLOSE_SECONDS, SERVER_QUEUES_BYTES
 from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.messages import (
     MAX_FRAME_BYTES,

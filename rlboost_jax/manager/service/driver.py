@@ -43,13 +43,12 @@ from rlboost_jax.manager.journal import Entry
 from rlboost_jax.manager.limits import trainer_queue_bytes
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.ordered_effects import OrderedEffects
-from rlboost_jax.manager.service.peer import Peer, Unsent
+from rlboost_jax.manager.service.peer import SERVER_QUEUES_BYTES, Peer, Unsent
 from rlboost_jax.manager.service.replay import replay
 from rlboost_jax.messages import BeginBatch, Manifest, Publish, Renewed, ToServer, ToTrainer, encode
 from rlboost_jax.providers.base import Provider
 
 SERVER_QUEUE_BYTES = 64 * 2**20  # unsent frames of one server
-SERVER_QUEUES_BYTES = 256 * 2**20  # … of all
 PULSE_SECONDS = 0.25  # from one sign of life of the loop to the next, at most
 STALL_SECONDS = 0.25  # a timer as late as this was late because the whole process was
 
@@ -98,10 +97,9 @@ class Driver:
         self.finished: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()  # set by the first step
         self._provider: Provider | None = None
-        self._record, self._date = record, date
+        self._record, self._date, self._streams = record, date, 0
         self._loop = asyncio.get_running_loop()
         self._peers: dict[int, Peer] = {}
-        self._streams = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf  # when the timer should call, on the clock of `now`
         self._ran_at = self.now()  # when the loop was last seen to run

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+SERVER_QUEUES_BYTES = 256 * 2**20  # unsent frames of all servers
 CLOSE_SECONDS = 1.0  # for the last frames to leave and the other side to hang up
 CLOSE_REASON_BYTES = 120  # a close frame carries at most 123
 

@@ -44,7 +44,7 @@ def at(handshakes: Handshakes) -> Iterator[tuple[str, int]]:
 
 def listening(key: Key, **limits: float) -> Handshakes:
     listener = socket.create_server(("127.0.0.1", 0))
-    return Handshakes(listener, key, replace(LIMITS, **limits))  # type: ignore[arg-type]
+    return Handshakes(listener, key, limits=replace(LIMITS, **limits))  # type: ignore[arg-type]
 
 
 def all_come_in(handshakes: Handshakes, address: tuple[str, int], key: Key) -> None:

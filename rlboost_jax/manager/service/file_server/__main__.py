@@ -32,7 +32,7 @@ from rlboost_jax.manager.service.run_files import Tokens
 from rlboost_jax.weights.serve import ServedVersions, add_routes
 from rlboost_jax.weights.wheels import add_delivery_routes
 
-DOWNLOADS: Final = 1_024  # at a time, of all servers
+DOWNLOADS: Final = 2_048  # at a time, of all servers
 LIMITS: Final = ListenerLimits(
     name="file server",
     connections=DOWNLOADS + 64,  # the rest is for the trainer's engines
