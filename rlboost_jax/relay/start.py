@@ -13,6 +13,7 @@ too: what was printed meanwhile waits in them, and a child that prints never fin
 
 import atexit
 import contextlib
+import errno
 import io
 import os
 import select
@@ -43,7 +44,7 @@ class Relay(Closing):
     """
 
     def __init__(self, end_seconds: float = END_SECONDS) -> None:
-        """Raises OSError where no process can be started; all is as it was, then."""
+        """Raises OSError where no process or thread can be started; all is as it was, then."""
         self._seconds = end_seconds
         _flush()
         self.out, self.err = _copy(1), _copy(2)
@@ -54,19 +55,19 @@ class Relay(Closing):
         # Where the words of each pipe go, by its reading end.
         self._targets = {pairs[2][0]: self.err, pairs[1][0]: self.out}
         writes = {pair[1] for pair in pairs.values()}
+        self._lock = threading.Lock()  # of the process, and of whether another may follow it
+        self._closing = threading.Event()
         try:
             self._process = self._started()
+            self._keep_in_a_thread()
             for number, (_, end) in pairs.items():
                 os.dup2(end, number)
         except OSError:
-            _close(*self._targets)
+            _close(*self._targets, self.out, self.err)
             raise
         finally:
             _close(*writes)
         sys.stdout, sys.stderr = Relayed(1, self.out), Relayed(2, self.err)
-        self._lock = threading.Lock()  # of the process, and of whether another may follow it
-        self._closing = threading.Event()
-        threading.Thread(target=self._keep, name="relay", daemon=True).start()
 
     def close(self) -> None:
         """What was printed is passed on, for as long as `end_seconds`; later words are lost."""
@@ -97,6 +98,15 @@ class Relay(Closing):
             pass_fds=[number for route in self._targets.items() for number in route],
             start_new_session=True,  # an interrupt in the terminal is not for it
         )
+
+    def _keep_in_a_thread(self) -> None:
+        """Raises OSError where the host has none left; the process has ended, then."""
+        try:
+            threading.Thread(target=self._keep, name="relay", daemon=True).start()
+        except RuntimeError as error:
+            self._process.kill()
+            with self._process:  # closes its pipes, and waits
+                raise OSError(errno.EAGAIN, str(error)) from error
 
     def _keep(self) -> None:
         """Start another each time that one is gone, for as long as this process speaks."""

@@ -77,15 +77,15 @@ def test_what_is_lost_for_good_does_not_pass() -> None:
 
 # Reading config.json fails from here on.
 READING = """
-import errno, os, pathlib, runpy, sys
-number, read = int(sys.argv.pop(1)), pathlib.Path.read_text
+import errno, os, runpy, sys
+number, opened = int(sys.argv.pop(1)), os.open
 
-def read_text(path, *args, **options):
-    if path.name == "config.json":
+def fails(path, *args, **options):
+    if os.path.basename(path) in ("config.json", b"config.json"):
         raise OSError(number, os.strerror(number), str(path))
-    return read(path, *args, **options)
+    return opened(path, *args, **options)
 
-pathlib.Path.read_text = read_text
+os.open = fails
 sys.argv[0] = "rlboost_jax.main"
 runpy.run_module("rlboost_jax.main", run_name="__main__", alter_sys=True)
 """

@@ -287,21 +287,31 @@ def test_whoever_ends_has_had_its_words_passed_on():
     os.close(reads)
 
 
-def test_where_no_relay_can_be_started_words_go_straight():
-    source = """
-        import os, sys
-        from rlboost_jax.relay.start import speak_through_relay
-        sys.executable = os.devnull
-        print(speak_through_relay(), flush=True)
-    """
+WITHOUT_A_THREAD = """
+def none_left(*_):
+    raise RuntimeError("can't start new thread")
+threading._start_new_thread = none_left
+"""
+
+
+@pytest.mark.parametrize("lacking", ["sys.executable = os.devnull", WITHOUT_A_THREAD])
+def test_where_no_relay_can_be_started_words_go_straight(lacking):
+    source = f"""
+import os, sys, threading
+from rlboost_jax.relay.start import speak_through_relay
+{lacking}
+before = sorted(os.listdir("/proc/self/fd"))
+print(speak_through_relay(), flush=True)
+print(sorted(os.listdir("/proc/self/fd")) == before, flush=True)
+"""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
+        [sys.executable, "-c", source],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "None\nTrue\n"), done.stderr
 
 
 def test_a_target_that_would_not_wait_is_waited_for():
