@@ -90,6 +90,7 @@ class DiskThread(Closing):
             ThreadClosed
         """
         end: Future[Result] = Future()
+        end.set_running_or_notify_cancel()  # nobody can take it back
         with self._changed:
             if self._stalled is not None:
                 raise self._stalled

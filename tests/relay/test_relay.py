@@ -138,8 +138,9 @@ KILL = """
 from rlboost_jax.relay import start
 relay = start._running[0]
 def kill():
-    gone = relay._process
-    os.kill(gone.pid, signal.SIGKILL)
+    while (gone := relay._process).poll() is not None:
+        time.sleep(0.001)  # the one before has no successor yet
+    gone.kill()
     gone.wait()
 """
 

@@ -81,6 +81,15 @@ def test_what_work_raises_is_raised_where_it_is_waited_for(thread: DiskThread) -
     assert after.result(PATIENCE_SECONDS) and thread.stalled is None
 
 
+def test_what_was_submitted_cannot_be_taken_back(thread: DiskThread, disk: threading.Event) -> None:
+    """Else the thread would end as it gives the result, and all after it would wait."""
+    hanging(thread, disk)
+    ends = [thread.submit(lambda: "done", "the rest", FOLDER) for _ in range(2)]
+    assert not ends[0].cancel()
+    disk.set()
+    assert [end.result(PATIENCE_SECONDS) for end in ends] == ["done", "done"]
+
+
 def test_work_that_hangs_is_abandoned_with_all_that_waits_behind_it(
     thread: DiskThread, disk: threading.Event
 ) -> None:
