@@ -38,7 +38,8 @@ def code(
 ) -> list[float | None]:
     """1 where the program in the completion (`program_in`) passes all tests; None without tests.
 
-    A program that raises, hangs, exits or takes too much fails the test it does so in.
+    A program that raises, hangs, exits with another code than 0 or takes too much fails the test it
+    does so in.
 
     Args:
         tests: per response, one of: Python that raises where the program is wrong, such as

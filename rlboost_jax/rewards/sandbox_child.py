@@ -292,7 +292,11 @@ def main() -> None:
     random.seed(0)  # as sets are in the same order every time (PYTHONHASHSEED)
     sys.argv = ["program"]
     sys.setrecursionlimit(10_000)
-    _load("__main__", header["program"])
+    try:
+        _load("__main__", header["program"])
+    except SystemExit as end:  # `exit()` as the last line of a program
+        if end.code is not None and end.code != 0:
+            raise
     sys.stdout.flush()
     raise SystemExit(ENDED)
 

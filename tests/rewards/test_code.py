@@ -240,7 +240,7 @@ def test_no_environment_and_no_files_of_ours_are_open(monkeypatch):
     "program",
     [
         "raise ValueError",
-        "import sys; sys.exit(0)",
+        "import sys; sys.exit(3)",
         "import os; os._exit(0)",
         "x = bytearray(2**30)",
         "x = [0]\nwhile True: x += x",

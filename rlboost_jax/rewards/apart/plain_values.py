@@ -1,9 +1,10 @@
 """Values as bytes, between the process of a program and that of its test.
 
 Plain values (None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set,
-frozenset) and a few of the standard library (`_COPIED`) are copied; what is of such a type exactly
-is copied as that type. Everything else stays where it is and gets a number. What the other process
-sends is read as data: reading it calls nothing of the sender's, and takes `MAX_BYTES` at most.
+frozenset, Ellipsis) and a few of the standard library (`_COPIED`) are copied; what is of such a
+type exactly is copied as that type. Everything else stays where it is and gets a number. What the
+other process sends is read as data: reading it calls nothing of the sender's, and takes `MAX_BYTES`
+at most.
 
 A message is its length in 4 bytes and JSON. A value is null, a truth value, a number, a text, or a
 list that begins with its kind. Lists, dicts and sets are numbered, so that one that is there twice
@@ -21,18 +22,27 @@ MAX_BYTES: Final = 2**25  # of a message
 MAX_DEPTH: Final = 400  # of values in values
 _EXACT_IN_JSON: Final = 2**53
 _CONTAINERS: Final = (list, dict, set, bytearray)
+_FACTORIES: Final[dict[str, type]] = {
+    kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple)
+}
+_LONE: Final = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
 
 # What is copied besides: where it is, the parts of one, and one of its parts.
 _COPIED: Final[dict[tuple[str, str], tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]] = {
     ("builtins", "range"): (lambda v: (v.start, v.stop, v.step), lambda t, p: t(*p)),
+    ("builtins", "slice"): (lambda v: (v.start, v.stop, v.step), lambda t, p: t(*p)),
     ("collections", "Counter"): (dict, lambda t, p: t(p)),
     ("collections", "OrderedDict"): (dict, lambda t, p: t(p)),
-    ("collections", "defaultdict"): (dict, lambda t, p: t(None, p)),
+    ("collections", "defaultdict"): (
+        lambda v: (getattr(v.default_factory, "__name__", ""), dict(v)),
+        lambda t, p: t(_FACTORIES.get(p[0]), p[1]),
+    ),
     ("collections", "deque"): (lambda v: (list(v), v.maxlen), lambda t, p: t(*p)),
     ("fractions", "Fraction"): (lambda v: (v.numerator, v.denominator), lambda t, p: t(*p)),
     ("decimal", "Decimal"): (str, lambda t, p: t(p)),
     ("datetime", "date"): (lambda v: v.isoformat(), lambda t, p: t.fromisoformat(p)),
     ("datetime", "datetime"): (lambda v: v.isoformat(), lambda t, p: t.fromisoformat(p)),
+    ("datetime", "time"): (lambda v: v.isoformat(), lambda t, p: t.fromisoformat(p)),
     ("datetime", "timedelta"): (
         lambda v: (v.days, v.seconds, v.microseconds),
         lambda t, p: t(*p),
@@ -43,6 +53,15 @@ _COPIED: Final[dict[tuple[str, str], tuple[Callable[[Any], Any], Callable[[Any, 
     ),
 }
 _NUMERIC: Final = "biufcU"  # kinds of arrays that are copied
+# How a copy takes on what another holds: what a call changed in it.
+_REFILLED: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    **dict.fromkeys(
+        ("Counter", "OrderedDict", "defaultdict"),
+        lambda old, new: (old.clear(), old.update(new)),
+    ),
+    "deque": lambda old, new: (old.clear(), old.extend(new)),
+    "ndarray": lambda old, new: old.__setitem__(..., new),
+}
 
 
 class Broken(Exception):
@@ -80,6 +99,8 @@ class Writer:
             return [kind.__name__, [self.value(member, depth + 1) for member in value]]
         if kind in _CONTAINERS:
             return self._container(value, depth)
+        if value is Ellipsis or value is NotImplemented:
+            return ["lone", repr(value)]
         if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "generic"):
             if isinstance(value, numpy.generic):
                 return self.value(value.item(), depth + 1)
@@ -87,8 +108,18 @@ class Writer:
                 return self._refer(value)
         place = kind.__module__, kind.__name__
         if place in _COPIED and getattr(sys.modules.get(place[0]), place[1], None) is kind:
-            return ["copy", *place, self.value(_COPIED[place][0](value), depth + 1)]
+            return self._copied(place, value, depth)
         return self._refer(value)
+
+    def _copied(self, place: tuple[str, str], value: Any, depth: int) -> Any:
+        number = None
+        if place[1] in _REFILLED:
+            number = self.numbers.setdefault(id(value), len(self.numbers))
+            self.containers[number] = value
+            if number in self._written:
+                return ["again", number]
+            self._written.add(number)
+        return ["copy", *place, number, self.value(_COPIED[place][0](value), depth + 1)]
 
     def _container(self, value: Any, depth: int) -> Any:
         number = self.numbers.setdefault(id(value), len(self.numbers))
@@ -144,12 +175,26 @@ class Reader:
             case "again":
                 return self.containers[rest[0]]
             case "copy":
-                module, name, parts = rest
-                make = _COPIED[module, name][1]
-                return make(getattr(importlib.import_module(module), name), self.value(parts))
+                return self._copied(*rest)
+            case "lone":
+                return _LONE[rest[0]]
             case "list" | "dict" | "set" | "bytearray":
                 return self._container(kind, *rest)
         return self._resolve(kind, rest)
+
+    def _copied(self, module: str, name: str, number: int | None, parts: Any) -> Any:
+        made = _COPIED[module, name][1]
+        kind = getattr(importlib.import_module(module), name)
+        value = made(kind, self.value(parts))
+        if number is None:
+            return value
+        old: Any = self.containers.get(number)
+        if type(old) is not kind or (name == "ndarray" and old.shape != value.shape):
+            self.containers[number] = value
+            return value
+        if name != "ndarray" or old.flags.writeable:
+            _REFILLED[name](old, value)
+        return old
 
     def _container(self, kind: str, number: int, content: Any) -> Any:
         known = {made.__name__: made for made in _CONTAINERS}

@@ -34,7 +34,7 @@ _BASES: Final[dict[type, Callable[[Any], Any]]] = {
     frozenset: lambda v: frozenset(frozenset.__iter__(v)),
 }
 _DO: Final[dict[str, Callable[..., Any]]] = {
-    "call": lambda called, *given, **named: called(*given, **named),
+    "call": lambda called, /, *given, **named: called(*given, **named),
     "get": getattr,
     "set": setattr,
     "delete": delattr,
@@ -121,7 +121,8 @@ class Served:
             if getattr(builtins, name, None) is value:
                 return ["builtin", name]
             if issubclass(value, Exception):
-                return ["error", self._number(value), name, _builtin_name(value)]
+                above = [self._refer(b) for b in value.__bases__ if issubclass(b, Exception)]
+                return ["error", self._number(value), name, str(value.__module__), above]
         base = _base(value)
         return ["object", self._number(value), "" if base is None else base.__name__]
 
@@ -161,24 +162,19 @@ class _OfTheTest:
         self.number = number
         self._program = program
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, /, *given: Any, **named: Any) -> Any:
         return self._program.ask(self.number, given, named)
 
 
 def _told(error: Exception) -> tuple[Any, ...]:
-    """The class, the text and, where they are plain, the arguments."""
+    """The class, the text, the arguments where they are plain, and the attributes."""
     plain = all(type(given) in (str, int, float, bool, type(None)) for given in error.args)
-    return type(error), str(error), error.args if plain else (str(error),)
+    return type(error), str(error), error.args if plain else (str(error),), dict(vars(error))
 
 
 def _base(value: Any) -> type | None:
     """The plain type that the value is an instance of a subclass of."""
     return next((base for base in _BASES if isinstance(value, base)), None)
-
-
-def _builtin_name(error: type) -> str:
-    """The nearest class above that every interpreter has."""
-    return next(c.__name__ for c in error.__mro__ if getattr(builtins, c.__name__, None) is c)
 
 
 def _printed() -> int:
@@ -199,6 +195,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
+    vars(module)["__builtins__"] = builtins  # numpy's methods look for it in their caller
     code = compile(asked["program"], "<program>", "exec", dont_inherit=True)
     types.FunctionType(code, vars(module))()
     Served(vars(module), Line(*asked["files"])).serve()

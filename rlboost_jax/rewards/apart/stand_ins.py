@@ -54,7 +54,7 @@ class Remote:
     def __delattr__(self, name: str) -> None:
         _asked(self, "delete", name)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, /, *given: Any, **named: Any) -> Any:
         return self._rlboost_ask("call", self, *given, **named)
 
     def __iter__(self) -> Iterator[Any]:

@@ -309,6 +309,26 @@ HONEST = {
         "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as said:\n"
         "    greet()\nassert said.getvalue() == 'hi\\n' and greeted == 1",
     ),
+    "errors of its own, one derived from the other": (
+        "class A(Exception):\n    def __init__(s, code): super().__init__('no'); s.code = code\n"
+        "    def __str__(s): return f'{s.code}!'\nclass B(A): pass\n"
+        "def f(verb, called): raise B(called)",
+        "assert issubclass(B, A)\ntry: f(verb=1, called=5)\n"
+        "except A as e: assert (e.code, str(e)) == (5, '5!')\nelse: assert False",
+    ),
+    "what it changes in place, of the library": (
+        "import numpy\nfrom collections import *\nclass S:\n    __getitem__ = lambda s, k: k\n"
+        "def put(q, c, d, a, o):\n    q.append(1); o['z'] = 1; c['x'] += 2\n"
+        "    d['y'].append(3); a += a.sum()\n"
+        "    return defaultdict(int)",
+        "import numpy as np\nfrom collections import *\n"
+        "q, c, d = deque(), Counter(), defaultdict(list)\n"
+        "a = np.ones(2)\no = OrderedDict()\n"
+        "assert put(q, c, d, a, o)[7] == 0 and S()[1:2] == slice(1, 2)\n"
+        "assert q == deque([1]) and c == {'x': 2} and d == {'y': [3]} and a.tolist() == [3, 3]\n"
+        "assert o == OrderedDict(z=1)",
+    ),
+    "a test that exits well": ("def f(): return 1", "assert f() == 1\nraise SystemExit(False)"),
     "a function with a name of Python's": ("def sum(a, b): return a - b", "assert sum(5, 3) == 2"),
     "a check that is given the function": (
         "def double(x): return 2 * x",
