@@ -151,6 +151,13 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
         writer.write_tensors_to_file()
         writer.close()
     both(tmp_path / "m-00001-of-00002.gguf", logits_of(theirs, TOKENS))
+    for number in (1, 2):  # as in a cache of the hub
+        part = tmp_path / f"m-0000{number}-of-00002.gguf"
+        part.rename(tmp_path / f"blob{number}")
+        part.symlink_to(f"blob{number}")
+    both(tmp_path / "m-00001-of-00002.gguf", logits_of(theirs, TOKENS))
+    with pytest.raises(ConfigError, match=r"name the file itself: .*m-00001-of-00002\.gguf"):
+        source_fields(str(tmp_path))
     (tmp_path / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(ConfigError, match=r"00002-of-00002.gguf is missing"):
         source_fields(str(tmp_path / "m-00001-of-00002.gguf"))
@@ -263,6 +270,18 @@ def test_a_broken_file_is_one_line_that_names_it(broken: Any, said: str, tmp_pat
         (
             lambda w: w.add_tensor("rope_freqs.weight", np.arange(1, 5, dtype=np.float32)),
             "not the table of Llama 3",
+        ),
+        (lambda w: w.add_array("qwen2.rope.dimension_count", [8, 8, 9]), "differs from layer to"),
+        (lambda w: w.add_array("qwen2.attention.causal", [True, True]), "attention.causal is"),
+        (lambda w: w.add_float32("qwen2.expert_used_count", 2.0), "must be a whole number"),
+        (
+            lambda w: w.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((2**15, 1, 1), np.float32)),
+            "at most 16,384 experts",
+        ),
+        (lambda w: w.add_tensor("a\nb", np.zeros(1, np.float32)), "names a tensor"),
+        (
+            lambda w: w.add_tensor("model.norm.weight", np.zeros(56, np.float32)),
+            "two tensors for model.norm.weight",
         ),
     ],
 )

@@ -28,6 +28,7 @@ MOST_HEADER_BYTES: Final = 2**28
 MOST_ENTRIES: Final = 2**22  # of one list
 MOST_TENSORS: Final = 2**20
 MOST_AXES: Final = 4
+MOST_NAME: Final = 256  # characters of a tensor's name; ggml keeps 64
 MOST_PARTS: Final = 1024  # files of one model
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
@@ -154,7 +155,8 @@ class _Cursor:
             metadata[key] = self._value(self._number("<I"))
         found = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        whole = isinstance(alignment, int) and not isinstance(alignment, bool)
+        if not whole or alignment < 1 or alignment & (alignment - 1):
             raise self._wrong(f"general.alignment is {alignment!r}; it must be a power of two")
         start = -(-self._at // alignment) * alignment
         tensors: dict[str, BlockTensor] = {}
@@ -168,6 +170,8 @@ class _Cursor:
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, axes = self._text(), self._number("<I")
+        if len(name) > MOST_NAME or not name.isprintable():
+            raise self._wrong(f"it names a tensor {name[:60]!r}")
         if not 1 <= axes <= MOST_AXES:
             raise self._wrong(f"tensor {name[:60]} has {axes} axes; 1 to {MOST_AXES} are read")
         shape = tuple(self._number("<Q") for _ in range(axes))[::-1]

@@ -55,6 +55,7 @@ _EXPERTS: Final = {
     "ffn_up_exps": "up_proj",
     "ffn_down_exps": "down_proj",
 }
+_MOST_EXPERTS: Final = 2**14  # of one layer
 _NAME: Final = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<end>weight|bias)")
 
 
@@ -97,7 +98,11 @@ class GgufTensors(TensorFiles):
             ConfigError: an architecture that is not known, or the package gguf is missing.
         """
         try:
-            self._container = read_container((folder / FILE).resolve())
+            # One link at most: in a cache of the hub, the next ones lose the names of parts.
+            place = folder / FILE
+            self._container = read_container(
+                folder / place.readlink() if place.is_symlink() else place
+            )
         except GgufUnusable as error:
             raise CheckpointUnusable(str(error)) from None
         self._plan = _plan(self._container.tensors, *_form(self._container))
@@ -141,6 +146,9 @@ class _Slice:
             one = slice(stored.expert, stored.expert + 1)
             return self._blocks[(one, *cuts)][0]
         if stored.heads:
+            if len(self._blocks.shape) == 1:  # biases
+                every = np.arange(self._blocks.shape[0])
+                return self._blocks[:][_interleaved(every, len(every) // stored.heads)][cuts]
             rows = np.arange(self._blocks.shape[0])[cuts[0]]
             cuts = (_interleaved(rows, self._blocks.shape[0] // stored.heads), *cuts[1:])
         found = self._blocks[cuts]
@@ -171,20 +179,34 @@ def _plan(
     plan: dict[str, StoredAs] = {}
     layer_names = {**_LAYER, **(_POST_NORMS if row.post_norms else {})}
     heads = {"attn_q": query_heads, "attn_k": key_heads} if row.interleaved else {}
+
+    def put(theirs: str, stored: StoredAs) -> None:
+        if theirs in plan:
+            raise CheckpointUnusable(
+                f"{tensors[stored.name].path} has two tensors for {theirs}: {plan[theirs].name} "
+                f"and {stored.name}"
+            )
+        plan[theirs] = stored
+
     for name, tensor in tensors.items():
         offset = 1.0 if row.offset_norms and name.endswith("norm.weight") else 0.0
         match = _NAME.fullmatch(name)
         if name == ROPE_TABLE:
             continue  # config.json says the same
         if match is None or match["part"] not in {*layer_names, *_EXPERTS}:
-            plan[_REST.get(name, name)] = StoredAs(name, offset=offset)
+            put(_REST.get(name, name), StoredAs(name, offset=offset))
             continue
         prefix, part = f"model.layers.{match['layer']}.", match["part"]
         if part in _EXPERTS:
+            if tensor.shape[0] > _MOST_EXPERTS or len(tensor.shape) < 2:
+                raise CheckpointUnusable(
+                    f"{tensor.path} has tensor {name} of shape {list(tensor.shape)}; at most "
+                    f"{_MOST_EXPERTS:,} experts are read"
+                )
             for expert in range(tensor.shape[0]):
                 theirs = f"mlp.experts.{expert}.{_EXPERTS[part]}.{match['end']}"
-                plan[prefix + theirs] = StoredAs(name, expert=expert)
+                put(prefix + theirs, StoredAs(name, expert=expert))
         else:
             theirs = f"{layer_names[part]}.{match['end']}"
-            plan[prefix + theirs] = StoredAs(name, heads=heads.get(part, 0), offset=offset)
+            put(prefix + theirs, StoredAs(name, heads=heads.get(part, 0), offset=offset))
     return plan

@@ -7,7 +7,7 @@ refused by name; a key that nobody here knows is named in a warning.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -84,6 +84,7 @@ _READ_BELOW: Final = (
     *("vocab_size", "rope.dimension_count", "attention.value_length", "attention.causal"),
     *("attention.sliding_window_pattern", "rope.scaling.type", "rope.scaling.finetuned"),
 )
+_MOST: Final = 2**31  # of sizes and ids
 _LLAMA3: Final = 1.0, 4.0, 8192  # low and high frequency factor, original positions
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -117,17 +118,21 @@ def config_values(container: Container) -> dict[str, Any]:
     for key, name in {**_SIZES, **_NUMBERS}.items():
         if key in own:
             found[name] = _plain(own[key], key, where)
-    if not own.get("expert_count"):
+        if key in _SIZES and not _is_size(found.get(name, 0)):
+            raise ConfigError(
+                f"{where}: {key} is {found[name]!r}; it must be a whole number below {_MOST:,}"
+            )
+    if not found.get("num_experts"):
         found = {key: value for key, value in found.items() if "expert" not in key}
     heads, width = found.get("num_attention_heads"), found.get("hidden_size")
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
         raise ConfigError(f"{where}: attention.head_count or embedding_length is missing")
     head_dim = found.setdefault("head_dim", width // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if own.get(key, head_dim) != head_dim:
+        if key in own and _plain(own[key], key, where) != head_dim:
             raise ConfigError(f"{where}: {key} is {own[key]!r}, and heads have {head_dim} numbers")
-    if not own.get("attention.causal", True):
-        raise ConfigError(f"{where}: attention.causal is False; only causal models are read")
+    if (causal := own.get("attention.causal", True)) is not True:
+        raise ConfigError(f"{where}: attention.causal is {causal!r}; only causal models are read")
     if row.offset_norms:
         wide = found.get("num_hidden_layers") == row.wide_layers
         found["query_pre_attn_scalar"] = width // heads if wide else head_dim
@@ -139,7 +144,11 @@ def config_values(container: Container) -> dict[str, Any]:
 def end_marks(container: Container) -> tuple[int, ...]:
     """Ids that end a response: of a text, of a turn, of a message."""
     ids = (container.metadata.get(f"tokenizer.ggml.{name}") for name in _ENDS)
-    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int)))
+    return tuple(dict.fromkeys(i for i in ids if _is_size(i)))
+
+
+def _is_size(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
 def _own(container: Container) -> dict[str, Any]:
@@ -166,10 +175,10 @@ def _plain(value: Any, key: str, where: str) -> Any:
 def _windows(own: Mapping[str, Any], row: Architecture, where: str) -> dict[str, Any]:
     """Which layers see a window, where the file says more than the family does."""
     if "attention.sliding_window" not in own or row.family not in ("gemma2", "gemma3_text"):
-        if own.get("attention.sliding_window"):
+        key = "attention.sliding_window"
+        if key in own and _plain(own[key], key, where):
             raise ConfigError(
-                f"{where}: attention.sliding_window is {own['attention.sliding_window']!r} in a "
-                f"{row.family}; that is not supported"
+                f"{where}: {key} is {own[key]!r} in a {row.family}; that is not supported"
             )
         return {"sliding_window": None}
     pattern = own.get("attention.sliding_window_pattern")
@@ -188,6 +197,8 @@ def _rope(
 ) -> dict[str, Any]:
     """`rope_scaling` of config.json."""
     kind = own.get("rope.scaling.type", "none")
+    if not isinstance(kind, str):
+        raise ConfigError(f"{where}: rope.scaling.type is {kind!r}; known: none, linear, yarn")
     if ROPE_TABLE in container.tensors:
         if kind != "none":
             raise ConfigError(f"{where}: {ROPE_TABLE} beside rope.scaling.type {kind!r}")
@@ -241,8 +252,9 @@ def _llama3(container: Container, found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _marks(container: Container) -> dict[str, Any]:
     ends = end_marks(container)
+    names = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
+    ids = {key: container.metadata.get(f"tokenizer.ggml.{name}") for key, name in names.items()}
     return {
-        "bos_token_id": container.metadata.get("tokenizer.ggml.bos_token_id"),
+        **{key: value if _is_size(value) else None for key, value in ids.items()},
         "eos_token_id": list(ends) if len(ends) > 1 else ends[0] if ends else None,
-        "pad_token_id": container.metadata.get("tokenizer.ggml.padding_token_id"),
     }

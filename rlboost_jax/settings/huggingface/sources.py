@@ -132,7 +132,8 @@ def _config_path(source: str, hub: Hub) -> Path:
     if folder.is_dir():
         if not (folder / CONFIG).is_file():
             raise ConfigError(
-                f"config.model.source: {folder} has no {CONFIG}; name the folder of a checkpoint"
+                f"config.model.source: {folder} has no {CONFIG}; name "
+                + (_gguf_file_in(folder) or "the folder of a checkpoint")
             )
         return folder / CONFIG
     if is_gguf(source):
@@ -143,6 +144,11 @@ def _config_path(source: str, hub: Hub) -> Path:
         return Path(fetch(name, CONFIG, revision=revision))
     except Exception as error:  # see source_folder
         raise _not_fetched(source, error) from error
+
+
+def _gguf_file_in(folder: Path) -> str:
+    """A GGUF file that the folder has, "" where it has none."""
+    return next((f"the file itself: {path}" for path in sorted(folder.glob("*.gguf"))), "")
 
 
 def _hub_name(source: str) -> tuple[str, str | None]:
