@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "--allowed_hosts",
         default="",
         metavar="NAME,…",
-        help="more names by which clients may ask; this host's and addresses are allowed anyway",
+        help="additional host names to answer to; this host's and addresses are always allowed",
     )
     parser.add_argument("--name", default="", help="of the model; the folder's if not given")
     parser.add_argument("--seed", type=int, default=0, help="names the noise")

@@ -102,12 +102,12 @@ MEANINGS: Final = MappingProxyType(
         "learner_devices": "that the step was trained on: those of `learner.mesh`",
         "max_choice_gap": "largest probability between a token's interval and the noise that "
         "selected it; 0 where all tokens are those that the learner's numbers select",
-        "max_mean_choice_gap": "largest mean of these over a response's tokens and 64 more; what "
-        "exceeds a 64th of `learner.tolerated_choice_gap` is not believed",
-        "rounded_choices": "sampled tokens that rounding decided: their noise lies outside of the "
-        "interval that the learner computes, by no more than is tolerated",
-        "durable_step": "that a start would resume with if all power failed at the end of this "
-        "one: the newest durable checkpoint's. At best `step` itself; see `checkpoint.max_behind`",
+        "max_mean_choice_gap": "largest mean choice gap of a response, with 64 tokens without a "
+        "gap added; a server above a 64th of `learner.tolerated_choice_gap` is quarantined",
+        "rounded_choices": "number of sampled tokens that rounding decided: their noise lies "
+        "outside the interval that the learner computes, but within the tolerance",
+        "durable_step": "step of the newest durable checkpoint: where the run would resume after "
+        "a power cut at the end of this step. At best `step`; see `checkpoint.max_behind`",
     }
 )
 KEYS: Final = tuple(MEANINGS)

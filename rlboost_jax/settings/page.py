@@ -24,9 +24,9 @@ class PageConfig:
     port: int = setting(0, "port to listen on; 0: a free one", at_least=0, at_most=65535)
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        "more names by which browsers may ask for the page, in lower case, without a port",
-        note="This host's own name, localhost and addresses in figures are allowed anyway. A "
-        "request for another name is refused: any site can have its own name lead here.",
+        "additional host names that the page answers to, in lower case, without a port",
+        note="This host's own name, localhost and numeric addresses are always allowed. Requests "
+        "for other names are refused: any web site can point its own name at this host.",
     )
 
 

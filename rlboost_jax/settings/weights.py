@@ -38,16 +38,16 @@ class CheckpointConfig:
     )
     max_behind: int = setting(
         10,
-        "steps that a checkpoint may take to become durable; then training waits for it",
+        "number of steps within which a checkpoint must become durable; training then waits for it",
         at_least=1,
-        note="A larger state waits earlier, for want of memory. From half of it on the console, "
-        "the page and the alerts say that the newest durable checkpoint is behind.",
+        note="With a large state training waits earlier, to save memory. The console, the page "
+        "and an alert warn once the newest durable checkpoint is late by more than half of this.",
     )
     disk_seconds: float = setting(
         600.0,
-        "how long the disk of the work directory may get nothing done before the trainer ends",
+        "how long work on the disk may make no progress before the trainer ends",
         unit="s",
         at_least=1.0,
-        note="Of a checkpoint, a version for servers, or rows of metrics. The same command, and "
-        "`--supervise` by itself, goes on from the newest durable checkpoint.",
+        note="Applies to checkpoints, versions for servers and rows of metrics. The same command "
+        "resumes from the newest durable checkpoint; `--supervise` does so by itself.",
     )
