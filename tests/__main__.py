@@ -223,6 +223,10 @@ def report(results: Sequence[Result], left: Sequence[str], seconds_in_all: float
         columns = f"{passed:>7} {failures:>7} {skips:>8} {result.seconds / 60:8.1f}"
         print(f"  {result.part.name:8} {columns}")
     print(f"  {'':8} {'':>7} {'':>7} {'':>8} {seconds_in_all / 60:8.1f}")
+    for result in results:
+        if workers := result.tally.get("workers"):
+            minutes = ", ".join(f"{name} {workers[name] / 60:.1f}" for name in sorted(workers))
+            print(f"  minutes of tests by process, {result.part.name}: {minutes}")
     failed = [line for result in results for line in result.failed]
     if failed:
         print("\nfailed; each alone by")

@@ -20,14 +20,18 @@ class Tally:
         seconds: of its phases together.
         outcomes: "passed", "failed" (in whichever phase), "skipped".
         reasons: of skips.
+        workers: seconds of tests by the process that ran them, of several.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     outcomes: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    workers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
+        if worker := getattr(report, "worker_id", ""):
+            self.workers[worker] += report.duration
         if report.failed or (report.skipped and self.outcomes.get(report.nodeid) != "failed"):
             self.outcomes[report.nodeid] = report.outcome
         elif report.when == "call":
@@ -48,6 +52,7 @@ class Tally:
             "seconds": self.seconds,
             "outcomes": self.outcomes,
             "reasons": self.reasons,
+            "workers": self.workers,
         }
         path.write_text(json.dumps(content))
 
