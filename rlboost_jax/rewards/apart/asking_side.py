@@ -84,8 +84,9 @@ class Tested:
                 function, given, named = Reader(self._resolve).value(rest[0])
                 called = self._functions[function]
             try:
+                answer = called(*given, **named)  # which may ask the program
                 self._writer = Writer(self._refer)
-                self._sent(["value", self._writer.value(called(*given, **named))])
+                self._sent(["value", self._writer.value(answer)])
             except Exception as error:
                 base = next(c for c in type(error).__mro__ if c.__module__ == "builtins")
                 self._sent(["raised", ["tuple", [base.__name__, str(error)]]])

@@ -145,9 +145,11 @@ class Served:
         raise Broken(f"a value of kind {kind!r}")
 
     def ask(self, function: int, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Call a function that the test has given."""
+        """Call a function that the test has given; it may ask the program meanwhile."""
         self._line.send([0, "asks", Writer(self._refer).value((function, given, named)), None, ""])
-        reply, said = self._line.receive()
+        while type((message := self._line.receive())[0]) is int:  # a question has a number
+            self._answer(*message)
+        reply, said = message
         self._reader = Reader(self._resolve)
         value = self._reader.value(said)
         if reply == "value":

@@ -225,6 +225,10 @@ HONEST = {
         "a, d, rows = [3, 1, 2], {}, [[1, 2], [3]]\nsort(a)\nassert a == [1, 2, 3]\n"
         "assert put(d, 5) is d and d == {5: [5]}\nflip(rows)\nassert rows == [[2, 1], [3]]",
     ),
+    "a function of the test that calls the program again": (
+        "def apply(f, n): return 1 if n == 0 else n * f(n - 1)",
+        "def again(n): return apply(again, n)\nassert apply(again, 5) == 120",
+    ),
     "values of every plain kind": (
         "def same(x): return x",
         "for x in (None, True, 2**100, -1.5, 1j, 'a\\ud800', b'b', (1, [2]), {1: {2}},\n"
