@@ -207,6 +207,22 @@ def test_the_tokenizer_of_a_file_splits_text_as_it_did(tmp_path: Path) -> None:
     assert ours.chat([{"role": "user", "content": "Hi"}]) == "Hi<turn>"
 
 
+def test_a_file_that_is_not_there_is_no_name_on_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        source_fields("models/typo.gguf")
+
+
+def test_a_home_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(checkpoint(CASES["qwen2, biases"], tmp_path / "hf"), path)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="set HOME to a folder of yours"):
+        source_fields(str(path))
+
+
 def test_a_folder_is_made_once_and_anew_for_another_file(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(checkpoint(CASES["qwen2, biases"], tmp_path / "hf"), path)
@@ -259,6 +275,7 @@ def test_a_broken_file_is_one_line_that_names_it(broken: Any, said: str, tmp_pat
 @pytest.mark.parametrize(
     ("add", "said"),
     [
+        (lambda w: w.add_key_length(7), "heads have 7 numbers"),
         (lambda w: w.add_sliding_window(9), "sliding_window is 9 in a qwen2"),
         (lambda w: w.add_rope_dimension_count(4), "rope.dimension_count is 4"),
         (lambda w: w.add_causal_attention(False), "attention.causal is False"),

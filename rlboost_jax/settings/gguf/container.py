@@ -22,7 +22,7 @@ from rlboost_jax.settings.errors import Mistake
 from rlboost_jax.storage.bounded_files import Unreadable, open_regular
 
 SUFFIX: Final = ".gguf"
-FILE: Final = "model.gguf"  # in a folder that stands for a GGUF file
+FILE: Final = ".stands-for.gguf"  # a link, in a folder that stands for a GGUF file
 ALIGNMENT: Final = 32  # bytes, where `general.alignment` is not given
 MOST_HEADER_BYTES: Final = 2**28
 MOST_ENTRIES: Final = 2**22  # of one list

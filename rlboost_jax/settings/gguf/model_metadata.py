@@ -128,6 +128,8 @@ def config_values(container: Container) -> dict[str, Any]:
     if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
         raise ConfigError(f"{where}: attention.head_count or embedding_length is missing")
     head_dim = found.setdefault("head_dim", width // heads)
+    if head_dim % 2:
+        raise ConfigError(f"{where}: heads have {head_dim} numbers, and rotary ones are in pairs")
     for key in ("attention.value_length", "rope.dimension_count"):
         if key in own and _plain(own[key], key, where) != head_dim:
             raise ConfigError(f"{where}: {key} is {own[key]!r}, and heads have {head_dim} numbers")

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,6 @@ from rlboost_jax.settings.gguf.container import (
 )
 from rlboost_jax.settings.gguf.model_metadata import config_values, end_marks
 
-_FORM: Final = "1"  # of the folder's contents; a new one makes new folders
 _TOKENIZER: Final = {  # what transformers builds a tokenizer of: its name, and the metadata's key
     "tokenizer_type": "ggml.model",
     "pre_tokenizer_type": "ggml.pre",
@@ -53,7 +52,7 @@ _MARKS: Final = {
 def is_gguf(source: str) -> bool:
     """Whether a source names a GGUF file that is there."""
     path = Path(source).expanduser()
-    return path.suffix == SUFFIX and path.is_file()
+    return path.suffix.lower() == SUFFIX and path.is_file()
 
 
 def stand_in(source: str, *, tokenizer: bool = False) -> Path:
@@ -70,15 +69,26 @@ def stand_in(source: str, *, tokenizer: bool = False) -> Path:
         container = read_container(path)
     except GgufUnusable as error:
         raise ConfigError(f"config.model.source: {error}") from None
-    folder = _cache() / _name(container)
+    files = {"config.json": config_values(container)}
+    if ends := end_marks(container):
+        files["generation_config.json"] = {"eos_token_id": list(ends)}
+    texts = {name: json.dumps(content, indent=2) + "\n" for name, content in files.items()}
+    try:
+        return _filled(container, texts, tokenizer)
+    except OSError as error:
+        raise ConfigError(
+            f"config.model.source: what is made of {path} cannot be written: {error}; set HOME to "
+            "a folder of yours"
+        ) from None
+
+
+def _filled(container: Container, texts: Mapping[str, str], tokenizer: bool) -> Path:
+    """The folder with these files; raises OSError."""
+    folder = _cache() / _name(container, texts)
     if not (folder / "config.json").is_file():
-        values, ends = config_values(container), end_marks(container)
-        files = {"config.json": values}
-        if ends:
-            files["generation_config.json"] = {"eos_token_id": list(ends)}
         with _whole(folder) as part:
-            for name, content in files.items():
-                (part / name).write_text(json.dumps(content, indent=2) + "\n")
+            for name, text in texts.items():
+                (part / name).write_text(text)
             (part / FILE).symlink_to(container.path)
     if tokenizer and not (folder / "tokenizer.json").is_file():
         with tempfile.TemporaryDirectory(dir=folder, prefix="tokenizer-") as part:
@@ -94,11 +104,11 @@ def _cache() -> Path:
     return own_folder(place, "the folder of what is made of GGUF files,")
 
 
-def _name(container: Container) -> str:
-    """Another file, another header or another place gives another folder."""
+def _name(container: Container, texts: Mapping[str, str]) -> str:
+    """Another header, another place or another reading of it gives another folder."""
     with open(container.path, "rb") as file:
         digest = hashlib.sha256(file.read(container.header_bytes))
-    digest.update(f"{_FORM} {container.path}".encode())
+    digest.update(f"{container.path} {sorted(texts.items())}".encode())
     return digest.hexdigest()[:32]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rlboost_jax.settings.errors import ConfigError, install
 from rlboost_jax.settings.foreign_keys import warn_once
+from rlboost_jax.settings.gguf.container import SUFFIX
 from rlboost_jax.settings.gguf.stand_in import is_gguf, stand_in
 from rlboost_jax.settings.huggingface.config import from_huggingface
 from rlboost_jax.storage import foreign_json
@@ -152,6 +153,8 @@ def _gguf_file_in(folder: Path) -> str:
 
 
 def _hub_name(source: str) -> tuple[str, str | None]:
+    if source.lower().endswith(SUFFIX):
+        raise ConfigError(f"config.model.source is {source!r}: there is no such file")
     if not _HUB_NAME.fullmatch(source):
         raise ConfigError(
             f"config.model.source is {source!r}: no such folder, and no name on the hub either, "
