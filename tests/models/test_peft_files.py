@@ -135,7 +135,7 @@ def changed(folder: Path, **options: Any) -> str:
         ({"trainable_token_indices": [3]}, "trainable_token_indices is [3]; adapters with it"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', by which the base is"),
         ({"sparkle": 3}, "sparkle is 3, and nothing here reads it"),
-        ({"r": 0}, "r is 0; it must be a whole number of at least 1"),
+        ({"r": 0}, "r is 0; it must be a whole number from 1"),
         ({"r": "4"}, "r is '4'; it must be a whole number"),
         ({"use_rslora": "yes"}, "use_rslora is 'yes'; it must be true or false"),
         ({"lora_alpha": -1}, "lora_alpha is -1; it must be a number of at least 0"),

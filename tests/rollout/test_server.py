@@ -46,7 +46,7 @@ def unknown_key():
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "cannot read"), ("", "holds no token"), ("\xff", "not plain text")],
+    [(None, "cannot read"), ("", "holds no token"), ("\xff", "is not UTF-8")],
 )
 def test_a_token_file_of_no_use(fakes, tmp_path, capsys, content, reason):
     path = tmp_path / "token"
