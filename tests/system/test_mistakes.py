@@ -71,7 +71,7 @@ def refused(workdir: Path, *arguments: str, config: Path | str = TINY) -> str:
         ("--config.lerner.prompts_per_step=8", "did you mean config.learner.prompts_per_step?"),
         ("--config.learner=8", "is a section; set a field of it"),
         ("--config.learner.prompts_per_step=many", "--config.learner.prompts_per_step=many"),
-        ("--config.fleet.trace=nowhere.csv", "fleet.trace: cannot read 'nowhere.csv'"),
+        ("--config.fleet.trace=nowhere.csv", "fleet.trace: cannot read nowhere.csv"),
         ("--config.fleet.trace=Makefile", "must read milliseconds,add|remove,name"),
         ("--wrkdir=elsewhere", "Did you mean: workdir"),
         ("again", "unexpected argument 'again'"),
