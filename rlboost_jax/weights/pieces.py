@@ -173,15 +173,13 @@ def grown(connections: int, useful: int, before: float, now: float) -> int:
     """How many connections to have from now on: twice as many where each is slow and more help.
 
     TCP takes a lost packet for a sign to send less: a line that loses packets is filled by many
-    connections and by no single one. Before the first byte nobody knows whether the line is long or
-    the server busy, and a busy one would be asked for more handshakes: 32 servers that pulled at
-    once took 8 s for what takes 3 s.
+    connections and by no single one.
 
     Args:
         useful: as many as have something to do.
         before: bytes per second of all together, as they were when there were fewer connections.
         now: the same at present.
     """
-    if now == 0.0 or now >= connections * FAST_BYTES_PER_SECOND or now < GROWTH * before:
+    if now >= connections * FAST_BYTES_PER_SECOND or now < GROWTH * before:
         return connections
     return max(connections, min(2 * connections, useful, MOST_CONNECTIONS))
