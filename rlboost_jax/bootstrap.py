@@ -19,7 +19,7 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from rlboost_jax.host.owners import Replaceable, code_place
+from rlboost_jax.host.code_places import Replaceable, code_place
 
 NAME = "manager.rlboost.internal"  # whatever address leads to the manager
 PLACE = Path(os.environ.get("RLBOOST_HOME", Path.home() / ".cache" / "rlboost_jax" / "server"))

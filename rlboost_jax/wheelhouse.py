@@ -53,7 +53,7 @@ def script() -> str:
     """`bootstrap.py` for a host without the package: what it imports of ours is in it."""
     text, owners = (
         CHECKOUT.joinpath("rlboost_jax", *parts).read_text(encoding="utf-8")
-        for parts in (("bootstrap.py",), ("host", "owners.py"))
+        for parts in (("bootstrap.py",), ("host", "code_places.py"))
     )
     ours = [line for line in text.splitlines(keepends=True) if line.startswith("from rlboost_jax")]
     assert len(ours) == 1

@@ -251,7 +251,7 @@ DEFECTS = (
     Defect(
         "places",
         "code is run from a folder that belongs to another user",
-        "rlboost_jax/host/owners.py",
+        "rlboost_jax/host/code_places.py",
         "if found.st_uid not in ours:",
         "if found.st_uid < 0:",
         "tests/hostile/test_places.py::test_whose_places_may_hold_code"

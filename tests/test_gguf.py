@@ -13,8 +13,8 @@ from rlboost_jax.logits import logits
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.settings.errors import ConfigError, Mistake
 from rlboost_jax.settings.gguf import stand_in as stand_ins
-from rlboost_jax.settings.gguf.blocks import Blocks
 from rlboost_jax.settings.gguf.container import read_container
+from rlboost_jax.settings.gguf.quantized import Blocks
 from rlboost_jax.settings.huggingface.sources import WEIGHTS, source_fields, source_folder
 from rlboost_jax.settings.model import ModelConfig
 from tests.models.checkpoints import LLAMA3_ROPE, SIZES, YARN, _heads, checkpoint, logits_of

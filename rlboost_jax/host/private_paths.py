@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import IO, Final
 
-from rlboost_jax.host.owners import Replaceable, code_place, foreign
+from rlboost_jax.host.code_places import Replaceable, code_place, foreign
 from rlboost_jax.settings.errors import ConfigError
 
 # Of a workdir: without locks two trainers, or two managers, could work in one folder.
@@ -41,7 +41,7 @@ def own_folder(folder: Path, name: str) -> Path:
 
 
 def code_folder(folder: Path, name: str) -> Path:
-    """A folder that code is run from: `owners.code_place`, whose objection is a mistake of use.
+    """A folder that code is run from; an objection of `code_places` to it is a mistake of use.
 
     Raises:
         NotOurs: another user could put code there, or above it.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rlboost_jax.host.owners import foreign
+from rlboost_jax.host.code_places import foreign
 from rlboost_jax.qualification.records import Verdict
 from rlboost_jax.storage import durable, foreign_json
 

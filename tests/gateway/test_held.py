@@ -35,7 +35,7 @@ LIMITS = limits_of(
 
 @pytest.fixture
 def flights(monkeypatch: pytest.MonkeyPatch) -> list[BytesInFlight]:
-    """Those of all gateways made from now on, which have `LIMITS` and no patience."""
+    """Give all gateways made from now on `LIMITS` and no patience."""
     made: list[BytesInFlight] = []
 
     def flight(limits: Any) -> BytesInFlight:

@@ -292,7 +292,7 @@ def array() -> bytes:
 
 
 def odd_arrays() -> Iterator[tuple[str, bytes]]:
-    """Of headers that NumPy takes for a while."""
+    """Headers that take NumPy a while."""
     for shape in ("(2**62, 2**62)", "(4611686018427387904,)", "(-1, 3)", "('a',)", "(2, " * 900):
         header = f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}}}"
         for text in (header, header.replace("<i4", "O"), "[" * 9_000):

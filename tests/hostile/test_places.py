@@ -13,8 +13,8 @@ import pytest
 
 from configs import tiny
 from rlboost_jax import compile_cache
-from rlboost_jax.host import owners
-from rlboost_jax.host.owners import foreign
+from rlboost_jax.host import code_places
+from rlboost_jax.host.code_places import foreign
 from rlboost_jax.host.private_paths import NotOurs, code_folder, own_folder
 from rlboost_jax.manager.service.run_files import only_manager
 from rlboost_jax.qualification import cache
@@ -164,7 +164,7 @@ def test_a_new_place_of_code_is_this_users_alone(
     assert [stat.S_IMODE(p.stat().st_mode) for p in (place, place.parent)] == [0o700, 0o700]
     assert code_folder(place, "x") == place
     monkeypatch.chdir(tmp_path)
-    assert owners.replaceable(Path("a/b")) == ""
+    assert code_places.replaceable(Path("a/b")) == ""
 
 
 ME, OTHER = 1000, 1001
@@ -197,22 +197,24 @@ def test_whose_places_may_hold_code(
 ) -> None:
     """For any user, root or not: owners and modes are made up."""
     monkeypatch.setattr(os, "geteuid", lambda: ME)
-    monkeypatch.setattr(owners, "_is_private", lambda group, user: group != 2000)
+    monkeypatch.setattr(code_places, "_is_private", lambda group, user: group != 2000)
     found = os.stat_result((mode, 0, 0, 1, uid, 2000, 0, 0, 0, 0))
-    objection = owners._objection(Path("/x"), [(Path("/x/y"), found, above)])
+    objection = code_places._objection(Path("/x"), [(Path("/x/y"), found, above)])
     assert (objection == "") == (said == "") and said in objection
     assert objection == "" or objection.startswith("/x/y ")
 
 
 def test_a_group_of_ones_own_is_nobody_else() -> None:
     """As most systems give each user one, so that folders are made with mode 775."""
-    assert owners._is_private(0, ME)
+    assert code_places._is_private(0, ME)
     own = pwd.getpwuid(os.geteuid())
     alone = grp.getgrgid(own.pw_gid)
-    assert owners._is_private(own.pw_gid, own.pw_uid) == (
+    assert code_places._is_private(own.pw_gid, own.pw_uid) == (
         own.pw_gid == 0 or (alone.gr_name == own.pw_name and not set(alone.gr_mem) - {own.pw_name})
     )
-    assert owners._is_private(2**31 - 2, 2**31 - 2) and not owners._is_private(2**31 - 2, ME)
+    assert code_places._is_private(2**31 - 2, 2**31 - 2) and not code_places._is_private(
+        2**31 - 2, ME
+    )
 
 
 def test_what_is_open_to_all_is_not_used(tmp_path: Path) -> None:

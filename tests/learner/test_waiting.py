@@ -178,7 +178,7 @@ def test_wherever_a_save_hangs_whoever_waits_for_it_hears_of_it(tmp_path, never,
 
 
 def test_a_small_state_waits_for_the_disk_too_once_it_is_late(tmp_path):
-    """Of several saves under way only those up to a step are waited for."""
+    """Only saves up to a step are waited for, of several in flight."""
     answers, durable_steps = threading.Semaphore(0), []
 
     def on_durable(step: int) -> None:

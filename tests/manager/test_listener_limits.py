@@ -140,7 +140,7 @@ def test_a_budget_holds_its_sums() -> None:
 
 
 class Reader:
-    """Of whom so much is queued."""
+    """A peer for whom so much is queued."""
 
     def __init__(self, unsent: Unsent) -> None:
         self.unsent, self.queued, self.lost = unsent, 0, ""

@@ -69,7 +69,7 @@ def play(story) -> None:
 
 @pytest.mark.parametrize("end", ["its own", "grace", "none", "close"])
 def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left, end, monkeypatch):
-    """With the weights that it was about to load."""
+    """The weights that it was about to load go, too."""
     monkeypatch.setattr(spool, "MEMORY_FOLDER", tmp_path)
     (tmp_path / f"{spool.PREFIX}of-the-dead" / "weights").mkdir(parents=True)
     note(tmp_path, "local-7", left.pid, start_time(left.pid))

@@ -92,7 +92,7 @@ def test_each_byte_comes_once_whatever_breaks_or_stalls(
 
 
 def test_all_is_asked_for_at_once() -> None:
-    """Of what a bad line takes seconds for, nothing waits for an answer to something else."""
+    """Nothing that takes seconds on a bad line waits for the answer to something else."""
     size = MOST_CONNECTIONS * 40 * KIB
     plan = PiecePlan([(0, 0, size)], 0.1)
     pieces = [plan.next_piece(0.0, 0.0, n) for n in range(FIRST_CONNECTIONS, MOST_CONNECTIONS + 4)]

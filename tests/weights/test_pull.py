@@ -439,7 +439,7 @@ print(sorted({{name.split(".")[0] for name in sys.modules}} & {{"orbax", "jax", 
 
 
 def large(tmp_path: Path) -> Manifest:
-    """Of a few pieces: files small and long, one of them empty."""
+    """A snapshot of a few pieces: files small and long, one of them empty."""
     place = tmp_path / "large"
     place.mkdir()
     random = np.random.default_rng(5)

@@ -131,7 +131,7 @@ class Measurement:
         return bool(self._unchecked) and (self.complete or len(self._unchecked) >= self._check_size)
 
     def take_unchecked(self) -> Group:
-        """Those that are looked at next, once."""
+        """Return the responses to compare next, each of them once."""
         samples = sorted(self._unchecked)[: self._check_size]
         return Group(
             prompt=0, trajectories=tuple(self._unchecked.pop(sample) for sample in samples)

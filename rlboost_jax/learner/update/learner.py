@@ -88,7 +88,7 @@ class Learner:
         return tuple(members), gaps, kl
 
     def gaps(self, params: Params, groups: Sequence[Group]) -> dict[int, Gaps]:
-        """Of each sample of some groups. NaN where one is no number."""
+        """Return the gaps of each sample of some groups; NaN where one is no number."""
         return _gaps(*self._by_token(params, [t for group in groups for t in group.trajectories]))
 
     def check(

@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 
 from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.gguf.blocks import Blocks
 from rlboost_jax.settings.gguf.container import FILE, GgufUnusable, read_container
 from rlboost_jax.settings.gguf.model_metadata import (
     HEAD,
@@ -24,6 +23,7 @@ from rlboost_jax.settings.gguf.model_metadata import (
     architecture_of,
     config_values,
 )
+from rlboost_jax.settings.gguf.quantized import Blocks
 from rlboost_jax.settings.huggingface.tensor_files import CheckpointUnusable, TensorFiles
 
 _REST: Final = {

@@ -225,7 +225,7 @@ def _llama3(container: Container, found: Mapping[str, Any]) -> dict[str, Any]:
     All published ones share every number but the factor, which is the table's largest entry; a
     table that does not follow from these is refused.
     """
-    from rlboost_jax.settings.gguf.blocks import Blocks
+    from rlboost_jax.settings.gguf.quantized import Blocks
 
     tensor = container.tensors[ROPE_TABLE]
     width, theta = found["head_dim"], float(found.get("rope_theta", 10_000.0))
