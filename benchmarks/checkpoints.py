@@ -33,9 +33,9 @@ from configs import quickstart
 from rlboost_jax.learner.checkpoints import leaf_digests
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import init_state, make_optimizer, state_shardings
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import init_params
-from rlboost_jax.models.sharding import make_mesh
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.config_loading import run_config
 
 WIDTH = 512  # of the products
 DISPATCHES = 40  # of a step
@@ -43,7 +43,7 @@ WARM = 3  # turns that do not count
 
 
 def quickstart_state() -> Any:
-    """With moments that are not all zero."""
+    """Make a train state of the quickstart, with moments that are not all zero."""
     run, mesh = run_config(quickstart.get_config()), make_mesh((1, 1, 1))
     optimizer = make_optimizer(run.learner, run.num_updates)
     state = init_state(

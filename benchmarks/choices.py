@@ -9,7 +9,8 @@ interval of the token that was chosen. Nothing is trained; the model is warmed u
 *Doubted* are responses that a run with these settings would not believe. *Outside* are tokens that
 rounding decided: their noise lies outside of the learner's interval. With `--forged=P` the server
 adds P to its noise where that stays below 1, and so chooses tokens of larger ids, none of them
-farther than P from its noise: what remains below the bound of a single token.
+farther than P from its noise: what remains below the bound of a single token. With `--noise=tree`
+it shortens the number of each node's first child by that share.
 """
 
 import argparse
@@ -20,38 +21,39 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from rlboost_kernels import uniforms
+from rlboost_kernels import token_noise
 
 from rlboost_jax import messages
-from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.data.prompt_stream import PromptStream
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner.doubts import NO_GAPS, Gaps
 from rlboost_jax.learner.episodes.collector import sequence_of
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.evaluation.local_batch import LocalBatch
 from rlboost_jax.learner.setup.lessons import lessons_of
 from rlboost_jax.learner.setup.preparation import programs
 from rlboost_jax.learner.setup.warmup import warm_up
+from rlboost_jax.learner.tolerated_gaps import NO_GAPS, Gaps
 from rlboost_jax.learner.update.learner import Learner, learner_of
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import Params, init_params
-from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.sequences.identities import Batch, Version
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.settings.sampling_config import NoiseKind
 
 PROMPTS = 64  # of a batch
-NOISE = "rlboost_jax.engine.programs.uniforms"
+NOISE = "rlboost_jax.engine.step_programs.token_noise"
 
 
 @dataclass
-class Seen:
+class CheckResults:
     """What the learner saw of one server."""
 
     tokens: int = 0
@@ -78,12 +80,14 @@ class Seen:
         )
 
 
-def shifted(keys: Any, positions: Any, *, by: float) -> Any:
-    noise = uniforms(keys, positions)
+def shifted(keys: Any, positions: Any, kind: Any, *, by: float, vocabulary: int) -> Any:
+    noise = token_noise(keys, positions, kind, vocabulary=vocabulary)
+    if kind == "tree":
+        return noise.at[..., 0].multiply(1 - by)
     return jnp.where(noise + by < 1, noise + by, noise)
 
 
-def settings(config: str, dtype: str, top_p: float, experts: int) -> RunConfig:
+def settings(config: str, dtype: str, top_p: float, experts: int, noise: NoiseKind) -> RunConfig:
     run = run_config(importlib.import_module(f"configs.{config}").get_config())
     if experts:
         mixture = {"num_experts": experts, "experts_per_token": 2, "expert_dim": 32}
@@ -93,7 +97,7 @@ def settings(config: str, dtype: str, top_p: float, experts: int) -> RunConfig:
         run,
         weights=replace(run.weights, rollout_dtype=dtype),
         engine=replace(run.engine, kv_dtype=dtype, slots=64),
-        sampling=replace(run.sampling, top_p=top_p),
+        sampling=replace(run.sampling, top_p=top_p, noise=noise),
         learner=replace(run.learner, prompts_per_step=PROMPTS),
     )
 
@@ -138,9 +142,11 @@ def sampled(run: RunConfig, engine: Engine, batch: int) -> Iterator[Group]:
             yield Group(prompt=work.prompt, trajectories=tuple(members))
 
 
-def look(run: RunConfig, learner: Learner, engine: Engine, params: Params, tokens: int) -> Seen:
+def look(
+    run: RunConfig, learner: Learner, engine: Engine, params: Params, tokens: int
+) -> CheckResults:
     """At so many tokens, or a few more."""
-    seen, batch = Seen(), 0
+    seen, batch = CheckResults(), 0
     while seen.tokens < tokens:
         groups = list(sampled(run, engine, batch))
         found = learner.gaps(params, groups)
@@ -155,17 +161,20 @@ def main() -> None:
     parser.add_argument("--config", default="tiny", help="of configs/")
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--dtype", default="float32", help="of weights and cache of rollouts")
+    parser.add_argument(
+        "--noise", choices=get_args(NoiseKind), default="inverse_cdf", help="as sampling.noise"
+    )
     parser.add_argument("--top_p", type=float, default=1.0)
     parser.add_argument("--experts", type=int, default=0, help="of each layer; 0: it has none")
     parser.add_argument("--forged", type=float, default=0.0, help="added to the server's noise")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     options = parser.parse_args()
-    run = settings(options.config, options.dtype, options.top_p, options.experts)
+    run = settings(options.config, options.dtype, options.top_p, options.experts, options.noise)
     mesh = make_mesh((1, 1, 1))
     policy, _ = programs(run, mesh)
     learner = learner_of(run, policy=policy, critic=None, reference=None, stop_ids=())
     params = warm_up(run, lessons_of(run), init_params(run.model, run.seed), mesh=mesh)
-    noise = partial(shifted, by=options.forged) if options.forged else uniforms
+    noise = partial(shifted, by=options.forged) if options.forged else token_noise
     began = time.perf_counter()
     with mock.patch(NOISE, noise):
         engine = engine_of(run)

@@ -33,10 +33,10 @@ import aiohttp
 from benchmarks.streams import Connection, Wire, serving
 from configs import tiny
 from rlboost_jax import messages as m
-from rlboost_jax.credentials import Credentials, Endpoint, read_credentials
-from rlboost_jax.manager.service.run_files import join_folder, trainer_folder
-from rlboost_jax.observe.events import read_events
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.settings.config_loading import run_config, write_run_config
+from rlboost_jax.trust.credentials import Credentials, Endpoint, read_credentials
+from rlboost_jax.trust.run_files import join_folder, trainer_folder
 
 PATIENCE_SECONDS = 600.0  # for anything here: on a busy machine a process takes long to start
 SPREAD_SECONDS = 1.0  # over which servers of one kind are struck: some three renewals
@@ -70,7 +70,7 @@ class Bench:
         self.struck[name] = time.time()
 
     async def losses(self) -> dict[str, Loss]:
-        """Of all that were struck, once all are lost."""
+        """Wait until all struck servers are lost, and return the losses."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             found = {
@@ -86,7 +86,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(workdir: Path) -> AsyncIterator[Bench]:
-    """With a fresh manager."""
+    """Start a bench with a fresh manager."""
     config = tiny.get_config()
     config.deterministic = False  # no reserved engine, whose fingerprint others would need
     config.fleet.provider = "none"

@@ -52,7 +52,7 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """Of a work directory: files and bytes but for `RECORDS`, and bytes of these."""
+    """Size of a work directory: files and bytes but for `RECORDS`, and bytes of these."""
 
     files: float
     bytes: float
@@ -75,7 +75,7 @@ def kind_of(command: Sequence[str], parent: str) -> str:
         return "trainer" if parent == "" else "trainer's children"
     if "rlboost_jax.manager" in command:
         return "manager" if parent in ("", "trainer") else "manager's children"
-    if any(argument.endswith("passing.py") for argument in command):
+    if any(argument.endswith("output_relay_process.py") for argument in command):
         return "relays"
     if "rlboost_jax.rollout.zygote" in command:
         return "servers" if parent == "zygote" else "zygote"

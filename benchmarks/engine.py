@@ -38,10 +38,10 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.sequences.identities import Work
-from rlboost_jax.settings.engine import EngineConfig
-from rlboost_jax.settings.load import run_config_from_dict
-from rlboost_jax.settings.memory import num_parameters
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.config_loading import run_config_from_dict
+from rlboost_jax.settings.engine_config import EngineConfig
+from rlboost_jax.settings.memory_estimates import num_parameters
+from rlboost_jax.settings.model_config import ModelConfig
 
 PROMPT, NEW = 64, 256
 LONG_PROMPT, FEW_NEW = 512, 64  # where sharing prompts matters more
@@ -127,7 +127,7 @@ def make_engine(
 
 
 def make_engine_of_any_bits(model: ModelConfig, params: Params, slots: int) -> Engine:
-    """With XLA's products of matrices as they are stored, and a row for each slot."""
+    """Make an engine with XLA's products of matrices as stored, and a row for each slot."""
     xla = partial(rlboost_kernels.matmul, implementation="xla")
     with contextlib.ExitStack() as stack:
         for name in ("decoder", "products"):

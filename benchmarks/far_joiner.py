@@ -28,11 +28,11 @@ from benchmarks.lines.relay import Line, relay
 from benchmarks.stand_in import StandIn
 from benchmarks.trainer import StandInTrainer
 from benchmarks.wan import LINES
-from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.models.params import abstract_params
-from rlboost_jax.observe.events import read_events
-from rlboost_jax.settings.load import run_config_from_dict, write_run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.platform.event_loop import EventLoopThread
+from rlboost_jax.settings.config_loading import run_config_from_dict, write_run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("config", "programs", "engine", "joined", "weights", "token")
@@ -88,7 +88,7 @@ def measure(name: str, config_file: str, seed: int, folder: Path) -> Joined:
     with contextlib.ExitStack() as stack:
         trainer = StandInTrainer(run, workdir, reserved, train_rate=1e6, params=params)
         stack.callback(trainer.close)
-        program = [sys.executable, "-m", "rlboost_jax.precompile", f"--workdir={workdir}"]
+        program = [sys.executable, "-m", "rlboost_jax.cli.precompile", f"--workdir={workdir}"]
         subprocess.run(program, check=True, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
         port = json.loads((workdir / "manager.json").read_text())["weights_port"]
         weights = f"{trainer.address.rpartition(':')[0]}:{port}"

@@ -21,8 +21,8 @@ from aiohttp import web
 
 from benchmarks.lines.tcp import HEADER_BYTES, SEGMENT_BYTES, Way
 from benchmarks.lines.tun import HERE, cable
-from rlboost_jax.credentials import Credentials, Endpoint
 from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.trust.credentials import Credentials, Endpoint
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.connections import Connections

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rlboost_kernels.packed_attention import triton
-from rlboost_kernels.packed_attention.spans import Spans, spans_of
+from rlboost_kernels.packed_attention import packed_triton
+from rlboost_kernels.packed_attention.spans import RowSpans, spans_of
 
 from benchmarks.gpu_figures import Cases, Figure, figure, seconds_of, sheet
 from benchmarks.gpu_inputs import pairs_of
@@ -34,7 +34,7 @@ def _sizes(tiny: bool) -> tuple[int, int, int, int]:
 
 
 @cache
-def spans(tokens: int) -> Spans:
+def spans(tokens: int) -> RowSpans:
     return spans_of(jnp.ones((1, tokens), jnp.int32))
 
 
@@ -59,22 +59,26 @@ def _figure(seconds: float, tiny: bool, backwards: bool, executed: int) -> Figur
 
 def _ours(*, tiny: bool, backwards: bool) -> Figure:
     T, H, K, D = _sizes(tiny)
-    scores = triton.Scores(D**-0.5, None)
+    scores = packed_triton.Scores(D**-0.5, None)
     q, k, v, up = (
         jax.random.normal(jax.random.key(seed), (1, T, heads, D), jnp.bfloat16)
         for seed, heads in enumerate((H, K, K, H))
     )
 
     @jax.jit
-    def run(q: Any, k: Any, v: Any, up: Any, seen: Spans) -> Any:
-        out, lse = triton.forward(q, k, v, seen, scores, interpret=tiny)
+    def run(q: Any, k: Any, v: Any, up: Any, seen: RowSpans) -> Any:
+        out, lse = packed_triton.forward(q, k, v, seen, scores, interpret=tiny)
         if not backwards:
             return out
-        return triton.backward(q, k, v, seen, out, lse, up, scores, interpret=tiny)
+        return packed_triton.backward(q, k, v, seen, out, lse, up, scores, interpret=tiny)
 
     call = partial(run, q, k, v, up, spans(T))
     seconds = seconds_of(call, rounds=1 if tiny else 7, calls=1 if tiny else 5)
-    executed = sum(triton.PRODUCTS.values()) if backwards else triton.PRODUCTS[triton.FORWARD]
+    executed = (
+        sum(packed_triton.PRODUCTS.values())
+        if backwards
+        else packed_triton.PRODUCTS[packed_triton.FORWARD]
+    )
     return _figure(seconds, tiny, backwards, executed)
 
 

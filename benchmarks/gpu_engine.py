@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.gpu_figures import Cases, Figure, figure, seconds_of, sheet
 from benchmarks.gpu_programs import TUNED, engine_program, measured, run_here
-from rlboost_jax.settings.memory import page_bytes, weight_bytes
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.memory_estimates import page_bytes, weight_bytes
+from rlboost_jax.settings.run_config import RunConfig
 
 PROMPT, NEW = 64, 256
 _SMALL, _LARGE = "qwen3_06b_gsm8k", "qwen3_8b_openr1"

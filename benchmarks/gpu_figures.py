@@ -12,7 +12,7 @@ from benchmarks.h100.cost import cost_of
 from benchmarks.h100.hlo import parse
 from benchmarks.h100.program import Program
 from benchmarks.h100.rows import bounds_on, priced
-from rlboost_jax.simulator.records import ChipConfig
+from rlboost_jax.simulator.sim_config import ChipConfig
 
 Figure = dict[str, Any]
 Cases = Mapping[str, Callable[[], Figure]]  # of a stage, by the name of the figure

@@ -13,17 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rlboost_kernels.packed_attention.spans import Spans, spans_of
+from rlboost_kernels.packed_attention.spans import RowSpans, spans_of
 
 from benchmarks.h100.program import Program
-from rlboost_jax.engine import metadata
-from rlboost_jax.engine.layouts import Layout, make_layout
-from rlboost_jax.engine.rollouts import Rollout, rollout_of_tokens
+from rlboost_jax.engine import step_inputs
+from rlboost_jax.engine.engine_rollouts import EngineRollout, rollout_of_tokens
+from rlboost_jax.engine.layouts import StepLayout, make_layout
 from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.messages import Sampling
 from rlboost_jax.models.params import Params, abstract_params, flatten_params, unflatten_params
-from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 SCALE = 0.02  # of parameters, so that nothing overflows after all layers
 # From the shapes of a kernel's arguments.
@@ -31,7 +31,7 @@ Maker = Callable[[tuple[Any, ...], np.random.Generator], list[Any]]
 
 
 def arguments(run: RunConfig, part: str, program: Program, lowered: Any) -> tuple[Any, ...]:
-    """Of one call, on the default device.
+    """Make the arguments of one call, on the default device.
 
     Args:
         part: of the table: "learner", "engine" or "kernels".
@@ -59,7 +59,7 @@ def _of_engine(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tup
         pairs = [(i % half, half + i) for i in range(min(layout.slots, half))]
         return (
             jax.tree.map(filled, pools),
-            jnp.asarray(metadata.pack_copies(layout, pairs)),
+            jnp.asarray(step_inputs.pack_copies(layout, pairs)),
         )
     packed = _decode(run, layout, program) if program.name.startswith("decode") else _mixed(
         run, layout
@@ -73,25 +73,27 @@ def _of_engine(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tup
     )
 
 
-def _decode(run: RunConfig, layout: Layout, program: Program) -> Any:
+def _decode(run: RunConfig, layout: StepLayout, program: Program) -> Any:
     """All slots at the context of the row, in decode steps that nothing ends."""
     steps = run.engine.steps_per_dispatch
     length = max(1, int(program.context) - steps)
     records = [r.decode_record(steps) for r in _rollouts(run, layout, layout.slots, length, steps)]
-    return metadata.pack_decode(layout, records, steps, rows=layout.decode_rows[-1])
+    return step_inputs.pack_decode(layout, records, steps, rows=layout.decode_rows[-1])
 
 
-def _mixed(run: RunConfig, layout: Layout) -> Any:
+def _mixed(run: RunConfig, layout: StepLayout) -> Any:
     """All rows at the ends of prompts."""
     left, prompt, chunks = layout.token_rows, run.engine.max_prompt_tokens, []
     for rollout in _rollouts(run, layout, min(layout.slots, -(-left // prompt)), prompt, 1):
         count = min(left, prompt)
         chunks.append(rollout.chunk(prompt - count, count, 1))
         left -= count
-    return metadata.pack_mixed(layout, chunks)
+    return step_inputs.pack_mixed(layout, chunks)
 
 
-def _rollouts(run: RunConfig, layout: Layout, count: int, length: int, more: int) -> list[Rollout]:
+def _rollouts(
+    run: RunConfig, layout: StepLayout, count: int, length: int, more: int
+) -> list[EngineRollout]:
     rng = np.random.default_rng(0)
     pages = rng.permutation(layout.num_pages).tolist()
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=more, stop_ids=())
@@ -199,7 +201,7 @@ MAKERS: Mapping[str, Maker] = {
 }
 
 
-def pairs_of(spans: Spans) -> int:
+def pairs_of(spans: RowSpans) -> int:
     """Pairs of a query and a key that it sees, in all rows."""
     places = np.arange(spans.first.shape[1])[None]
     return int((places - np.asarray(spans.first, np.int64) + 1).sum())

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rlboost_kernels import ragged_paged_attention
-from rlboost_kernels.attention import mosaic_gpu, triton
+from rlboost_kernels.attention import attention_mosaic_gpu, attention_triton
 from rlboost_kernels.problems import Arguments, Problem, random_arguments
 
 from benchmarks.gpu_figures import Cases, Figure, figure, seconds_of, sheet
 
-FOR_GPU = {"mosaic_gpu": mosaic_gpu, "triton": triton}
+FOR_GPU = {"mosaic_gpu": attention_mosaic_gpu, "triton": attention_triton}
 LATENCY_TARGET, PRICE_TARGET = 15.0, 1.10
 _LARGE_BYTES = 512e6  # that are read between two visits of the same array: no cache holds them
 _PLAIN_BYTES = 70e6  # that the plain form is given, which is a hundred times as slow

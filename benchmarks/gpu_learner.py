@@ -14,9 +14,9 @@ from benchmarks.gpu_programs import learner_program, measured, run_here, seconds
 from benchmarks.h100.names import gradients_name
 from rlboost_jax.learner.setup.preparation import programs
 from rlboost_jax.learner.state import HOST_MEMORY, abstract_state
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import abstract_params, flatten_params
-from rlboost_jax.models.sharding import make_mesh
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 _SMALL, _LARGE = "qwen3_06b_gsm8k", "qwen3_8b_openr1"
 _LINK = 64e9  # bytes per second and direction of PCIe 5.0 with 16 lanes: its data sheet

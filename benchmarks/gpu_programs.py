@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from benchmarks.gpu_figures import Figure, beside_bounds, priced_here
 from benchmarks.h100 import engine, learner
 from benchmarks.h100.program import Program
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 ROUNDS = 7  # whose median counts, after one that does not
 CALLS = 20  # in a round, one after the other, of a program that is over in a moment

@@ -139,8 +139,8 @@ def qualification(*, tiny: bool, host: Any = None) -> Cases:
 def _verdicts(config: str, tiny: bool, host: Any) -> dict[str, tuple[bool, str, Any]]:
     """Whether bits must repeat, what is chosen without a kernel, and the trials."""
     from rlboost_jax.qualification import learner_start
-    from rlboost_jax.qualification.host import Host
-    from rlboost_jax.qualification.start import verdict_here
+    from rlboost_jax.qualification.engine_start import verdict_here
+    from rlboost_jax.qualification.trial_host import Host
 
     run = run_here(config, tiny=True) if tiny else run_of(config)
     here: dict[str, Any] = {"host": host or Host(verdict_of=_tried), "interpret": tiny}
@@ -154,8 +154,8 @@ def _verdicts(config: str, tiny: bool, host: Any) -> dict[str, tuple[bool, str, 
 def _tried(spec: Any) -> Any:
     """All candidates of a spec, one after the other."""
     from rlboost_jax.qualification.checks import tried
-    from rlboost_jax.qualification.problems import problem_of
-    from rlboost_jax.qualification.records import Verdict
+    from rlboost_jax.qualification.known_problems import problem_of
+    from rlboost_jax.qualification.trial_records import KernelVerdict
 
     problem = problem_of(spec.problem, spec.shape)
     candidates = {candidate.name: candidate for candidate in problem.candidates}
@@ -163,12 +163,12 @@ def _tried(spec: Any) -> Any:
         tried(problem, candidates[name], invariant=spec.invariant) for name in spec.candidates
     ]
     device = jax.devices()[0]
-    return Verdict(platform=device.platform, device=device.device_kind, trials=tuple(trials))
+    return KernelVerdict(platform=device.platform, device=device.device_kind, trials=tuple(trials))
 
 
 def _chosen(verdicts: Callable[[], Mapping[str, Any]], what: str) -> Figure:
     """The choice, with the milliseconds or the reason of each candidate."""
-    from rlboost_jax.qualification.choice import choose, described
+    from rlboost_jax.qualification.kernel_choice import choose, described
 
     found = verdicts()
     if what not in found:

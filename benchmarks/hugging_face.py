@@ -6,7 +6,7 @@ import transformers
 from numpy.typing import NDArray
 
 from rlboost_jax.models.params import Params, flatten_params
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 _LAYER = {
     "attention_norm.scale": "input_layernorm.weight",

@@ -31,9 +31,9 @@ from benchmarks.nursery import Nursery
 from benchmarks.stand_in import StandIn
 from benchmarks.trainer import StandInTrainer, StepTime
 from configs import base
-from rlboost_jax.observe.events import read_events
-from rlboost_jax.settings.load import run_config_from_dict, write_run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.settings.config_loading import run_config_from_dict, write_run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 GROUP = 8
 INSTANCES = 4

@@ -38,13 +38,13 @@ from rlboost_jax.learner.packing import PackedBatch, empty, fill, pack
 from rlboost_jax.learner.programs.choices import choice_gaps
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import abstract_params, init_params
-from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.sequences import sequence
-from rlboost_jax.settings.load import run_config_from_dict
-from rlboost_jax.settings.memory import learner_bytes, num_parameters, size_text
-from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config_from_dict
+from rlboost_jax.settings.memory_estimates import learner_bytes, num_parameters, size_text
+from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 CHOSEN = "rlboost_jax.learner.programs.passes.choice_gaps"
 SELECTED = "rlboost_jax.learner.programs.logprobs.choice_intervals"
@@ -182,7 +182,7 @@ def programs(way: Way, run: RunConfig) -> PolicyPrograms:
 
 
 def operations(model: ModelConfig, trajectories: Sequence[Trajectory]) -> float:
-    """Of one forward and one backward pass over what these trajectories hold."""
+    """Operations of one forward and one backward pass over these trajectories."""
     table = model.vocab_size * model.embed_dim
     multiplying = num_parameters(model) - (0 if model.tie_embeddings else table)
     lengths = [len(t.sequence.tokens) - 1 for t in trajectories]

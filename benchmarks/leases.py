@@ -30,12 +30,12 @@ import aiohttp
 
 from configs import tiny
 from rlboost_jax import messages as m
-from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.manager.events import Record
-from rlboost_jax.manager.journal import Entry
+from rlboost_jax.manager.journal_entries import Entry
 from rlboost_jax.manager.service import disk_writer, journal_files
-from rlboost_jax.observe.events import read_events
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.settings.config_loading import run_config, write_run_config
+from rlboost_jax.trust.credentials import Endpoint, read_credentials
 
 Place = Literal["before", "after"]
 SERVERS = 8
@@ -51,7 +51,7 @@ MAX_TOKENS = 99  # of a response: one every 0.2 s
 def manager_main(workdir: str, place: Place, slow: bool) -> None:
     """The manager's process, with what was moved out of its loop put back where that is asked."""
     from rlboost_jax.manager import __main__ as manager
-    from rlboost_jax.manager.service import app
+    from rlboost_jax.manager.service import manager_app
     from rlboost_jax.weights import serve
 
     if slow:
@@ -60,7 +60,7 @@ def manager_main(workdir: str, place: Place, slow: bool) -> None:
             time.sleep(SLOW_SECONDS)
             return os.write(descriptor, data)
 
-        journal_files.Journal.__init__.__kwdefaults__["write"] = write
+        journal_files.JournalFiles.__init__.__kwdefaults__["write"] = write
     if place == "before":
 
         class Inline(disk_writer.DiskWriter):
@@ -71,7 +71,7 @@ def manager_main(workdir: str, place: Place, slow: bool) -> None:
                 self._record(time, record)
 
         manager.DiskWriter = Inline  # type: ignore[misc]
-        make_app = app.make_app
+        make_app = manager_app.make_app
 
         def with_weights(driver: Any, **options: Any) -> Any:
             made = make_app(driver, **options)
@@ -311,7 +311,7 @@ async def _counted(workdir: Path, servers: list[Server], seconds: float) -> dict
 
 
 def _processor_seconds(pid: int) -> float:
-    """That a process has used so far (Linux)."""
+    """Processor time that a process has used so far (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

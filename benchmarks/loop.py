@@ -28,9 +28,9 @@ from benchmarks.nursery import Nursery, play
 from benchmarks.stand_in import StandIn, response_lengths
 from benchmarks.trainer import StandInTrainer, StepTime
 from configs import base
-from rlboost_jax.observe.events import read_events
-from rlboost_jax.settings.load import run_config_from_dict, write_run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.settings.config_loading import run_config_from_dict, write_run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 GROUP, MICRO_BATCH = 8, 2
 STEP_TOKENS = 65_536  # on average
@@ -115,7 +115,7 @@ the end of the step. Means leave out the first {SETTLING} steps."""
 
 
 def mean_tokens(server: StandIn) -> float:
-    """Of the first steps: the lengths are drawn, and cut."""
+    """Mean tokens of the first steps: the lengths are drawn, and cut."""
     sizes = [
         response_lengths(step, samples=server.samples, mean=server.mean, longest=server.longest)
         for step in range(8)

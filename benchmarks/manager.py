@@ -19,7 +19,7 @@ from typing import Any
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Action, FromServer, FromTrainer, Send, Tick
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.simulator.load import sim_config
+from rlboost_jax.simulator.sim_config_loading import sim_config
 from rlboost_jax.simulator.world import settings
 
 PROMPTS, GROUP = 128, 8
@@ -98,7 +98,7 @@ class Core:
 
 
 def dispatch_seconds(instances: int) -> float:
-    """From a step's beginning until all its requests are on their way."""
+    """Seconds from a step's beginning until all its requests are on their way."""
 
     def once() -> float:
         core = Core(instances)

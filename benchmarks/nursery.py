@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.stand_in import StandIn
 from rlboost_jax.providers.market import market_events
-from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.fleet_config import FleetConfig
 
 ROOT = Path(__file__).parents[1]
 SIGKILL, SIGTERM = 9, 15

@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from configs import tiny
-from rlboost_jax.credentials import Endpoint, read_credentials
-from rlboost_jax.host.proxies import opened
-from rlboost_jax.manager.journal import BatchOpened, Collected, SegmentBegun, frames
-from rlboost_jax.manager.service.run_files import read_record
+from rlboost_jax.manager.journal_entries import BatchOpened, Collected, SegmentBegun, frames
 from rlboost_jax.messages import BeginBatch, PromptRequest, Sampling, pack_ids
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.platform.proxies import opened
+from rlboost_jax.settings.config_loading import run_config, write_run_config
+from rlboost_jax.trust.credentials import Endpoint, read_credentials
+from rlboost_jax.trust.run_files import read_record
 
 GROUP, ROWS, PROMPT_TOKENS = 8, 64, 200  # rows: of one dispatch
 ANSWER_SECONDS = 600.0

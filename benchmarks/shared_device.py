@@ -55,7 +55,7 @@ class Programs:
 
 
 @dataclass
-class Served:
+class TenantRequest:
     """A request in the tenant's engine."""
 
     request: Request
@@ -71,8 +71,9 @@ class Tenant:
     programs: Programs
     latencies: Latencies
     slots: int
-    queue: deque[Served] = field(default_factory=deque)  # with prompt tokens to be run, in order
-    decoding: list[Served] = field(default_factory=list)
+    # With prompt tokens to be run, in order.
+    queue: deque[TenantRequest] = field(default_factory=deque)
+    decoding: list[TenantRequest] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)
     firsts: list[float] = field(default_factory=list)  # seconds from arrival
     gaps: list[float] = field(default_factory=list)
@@ -82,7 +83,7 @@ class Tenant:
 
     def arrive(self, request: Request) -> None:
         due = request.arrival + self.latencies.first_token_seconds
-        self.queue.append(Served(request, request.prompt, due=due))
+        self.queue.append(TenantRequest(request, request.prompt, due=due))
 
     @property
     def idle(self) -> bool:
@@ -126,7 +127,7 @@ class Tenant:
         self._yield([*self.decoding, *done], now)
         return now
 
-    def _yield(self, served: list[Served], now: float) -> None:
+    def _yield(self, served: list[TenantRequest], now: float) -> None:
         each = self.latencies.token_seconds
         for s in served:
             if now > s.due:
@@ -331,8 +332,7 @@ def programs_fit(tenant: Tenant) -> bool:
 
 
 def least_tenant_seconds(requests: Sequence[Request], tenant: Tenant) -> float:
-    """That any schedule which is late with nothing gives the tenant, by means of what programs
-    take: a bound from below.
+    """Lower bound on the device time that any schedule without delays gives the tenant.
 
     Prompts take whole programs with prefill. A program gives each request one token at most; of
     requests whose times cannot overlap, from arrival to the last moment of the last token, each has

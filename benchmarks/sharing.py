@@ -190,7 +190,7 @@ def calibrated() -> dict[int, list[float]]:
     """Seconds of programs with prefill, and of decode steps by their rows.
 
     What took more than twice the fastest decile was the machine's doing, and is left out."""
-    from rlboost_jax.engine.scheduler import Allowance
+    from rlboost_jax.engine.scheduler import ProgramAllowance
 
     engine = engine_of(steps=STEPS, shared=True)
     seconds: dict[int, list[float]] = {MIXED: []}
@@ -200,7 +200,7 @@ def calibrated() -> dict[int, list[float]]:
             number += 1
             engine.submit([request_of(number, 32, 96)])
         for rows in (*engine.layout.decode_rows, engine.layout.decode_rows[-1]):
-            engine.allow(Allowance(steps=1, rows=rows, prefill_tokens=TOKEN_ROWS))
+            engine.allow(ProgramAllowance(steps=1, rows=rows, prefill_tokens=TOKEN_ROWS))
             began = time.perf_counter()
             if engine.begin():
                 engine.finish()
@@ -242,9 +242,9 @@ async def real(seconds: float, rate: float) -> dict[str, Any]:
     from rlboost_jax.gateway.engine_thread import EngineThread
     from rlboost_jax.gateway.tenancy import Promise, Tenancy
     from rlboost_jax.models.params import init_params
-    from rlboost_jax.rollout.sharing.control import Sharing
+    from rlboost_jax.rollout.engine_worker import EngineWorker
+    from rlboost_jax.rollout.sharing.shared_server import SharedServer
     from rlboost_jax.rollout.sharing.socket import tenants_heard
-    from rlboost_jax.rollout.worker import Worker
     from rlboost_jax.sequences.identities import Version
 
     served, rollouts = engine_of(steps=1, shared=False), engine_of(steps=STEPS, shared=True)
@@ -255,8 +255,8 @@ async def real(seconds: float, rate: float) -> dict[str, Any]:
         "token_ms": 1e3 * EACH,
         "requests_per_second": rate,
     }
-    sharing = Sharing(rollouts)
-    worker = Worker(rollouts, turns=sharing)
+    sharing = SharedServer(rollouts)
+    worker = EngineWorker(rollouts, turns=sharing)
     emitted: list[Any] = []
     worker.start(emitted.append)
     sharing.serve(worker)

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.messages import GenerateRequest, Hello, Manifest, unpack_tokens
 from rlboost_jax.rollout.client import InstanceClient
-from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.rollout.zygote import Zygote
+from rlboost_jax.trust.credentials import Endpoint, read_credentials
 from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.connections import Connections
 from rlboost_jax.weights.pull import fetch
@@ -224,7 +224,7 @@ async def serve(options: argparse.Namespace) -> None:
     client = InstanceClient(
         lambda: manager,
         stand_in_hello(options.name, settings, reserved=False),
-        Worker(StandInEngine(settings)),
+        EngineWorker(StandInEngine(settings)),
         puller,
     )
     loop = asyncio.get_running_loop()

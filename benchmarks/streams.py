@@ -15,8 +15,8 @@ from pathlib import Path
 import aiohttp
 
 from rlboost_jax import messages as m
-from rlboost_jax.credentials import Endpoint, read_credentials
-from rlboost_jax.rollout.renewals import Renewals
+from rlboost_jax.rollout.renewal_timing import RenewalTiming
+from rlboost_jax.trust.credentials import Endpoint, read_credentials
 
 JOIN_SECONDS = 30.0
 SLOTS, SLOT_TOKENS = 4, 2**17
@@ -37,7 +37,7 @@ async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
             instance=name, reserved=False, slots=SLOTS, slot_tokens=SLOT_TOKENS,
             price_per_hour=0.0, zone="", host="", device="none", fingerprint="none",
         )  # fmt: skip
-        loop, renewals = asyncio.get_running_loop(), Renewals()
+        loop, renewals = asyncio.get_running_loop(), RenewalTiming()
         await stream.send_bytes(m.encode(hello))
         welcome = m.decode_to_server(await stream.receive_bytes(timeout=JOIN_SECONDS))
         assert isinstance(welcome, m.Welcome), welcome

@@ -12,19 +12,19 @@ from benchmarks.stand_in import STOP, StandIn, StandInEngine, stand_in_hello
 from rlboost_jax import messages
 from rlboost_jax.learner.episodes.collector import StepCollector
 from rlboost_jax.learner.episodes.trajectory import Group
-from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
-from rlboost_jax.learner.stream.driver import drive
-from rlboost_jax.learner.stream.intake import Intake
+from rlboost_jax.learner.stream.batch_intake import BatchIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
+from rlboost_jax.learner.stream.stream_driver import drive
 from rlboost_jax.models.params import Params
+from rlboost_jax.platform.event_loop import EventLoopThread
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.client import InstanceClient
-from rlboost_jax.rollout.worker import Worker
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.weights.seal import sealed
+from rlboost_jax.rollout.engine_worker import EngineWorker
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.trust.seal import sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 
 RUN_ID = "benchmark"
@@ -78,7 +78,7 @@ class StandInTrainer:
         self._client = InstanceClient(
             self._manager.locate,
             stand_in_hello("reserved", reserved, reserved=True),
-            Worker(StandInEngine(reserved)),
+            EngineWorker(StandInEngine(reserved)),
             None,
         )
         self._serving = self._thread.start(self._client.run())
@@ -117,7 +117,7 @@ class StandInTrainer:
         )
         stream = StepStream(step, group_size=group_size, micro_batches=micro_batches)
         stream.begin()
-        times = drive(Intake(stream, collector), self._link, train=self._train)
+        times = drive(BatchIntake(stream, collector), self._link, train=self._train)
         report = self._link.trained(
             messages.BatchTrained(
                 batch=step, train_wait_seconds=times.waiting, train_seconds=times.training
@@ -181,7 +181,7 @@ class StandInTrainer:
         self._link.publish(sealed(manifest, self._manager.seal_key()))
 
     def _files(self, version: int) -> tuple[messages.FileEntry, ...]:
-        """Of a snapshot, in pieces of equal size; that of two versions before goes."""
+        """Write a snapshot in pieces of equal size, and remove that of two versions before."""
         if not self._snapshot_bytes:
             return ()
         folder = self._snapshots / str(version)

@@ -28,14 +28,14 @@ from typing import Any, Final
 
 from configs.sim import base
 from rlboost_jax.manager.reducer.components import Choices
-from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.reducer.rollout_dispatch import RolloutDispatch
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
-from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.market.markets import static
+from rlboost_jax.simulator.market.simulated_market import static
 from rlboost_jax.simulator.rates import EngineRates
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
+from rlboost_jax.simulator.sim_config_loading import sim_config
 from rlboost_jax.simulator.world import World
 
 INSTANCES: Final = 4
@@ -46,7 +46,7 @@ FROM, UNTIL = 20.0, 60.0  # seconds that are counted
 PER_SLOT: Final = (1.0, 2.0, 3.0, 4.0)  # sequences
 
 
-class Before(Dispatch):
+class Before(RolloutDispatch):
     """Back to a free slot, and else anywhere."""
 
     def _goes_back(self, rollout: Rollout, home: Instance, there: Sequence[Instance]) -> bool:
@@ -63,10 +63,10 @@ class Anywhere(Before):
         return False
 
 
-RULES: Final[dict[str, Callable[..., Dispatch]]] = {
+RULES: Final[dict[str, Callable[..., RolloutDispatch]]] = {
     "anywhere": Anywhere,
     "before": Before,
-    "returning": Dispatch,
+    "returning": RolloutDispatch,
 }
 
 
@@ -128,7 +128,7 @@ def simulated(rule: str, sequences: int) -> Found:
         ]
         batch = world.manager.view.batch
         assert batch is not None
-        sampled = sum(rollout.all_sampled for rollout in batch.rollouts)
+        sampled = sum(rollout.sequences.num_sampled for rollout in batch.rollouts)
         counted.append((sums[0], sums[1], sums[2], sampled))
 
     for moment in (FROM, UNTIL):

@@ -31,6 +31,6 @@ def take_turns(
 def median_seconds(
     calls: Calls, rounds: int, *, uncounted: int = 1, clock: Clock = time.perf_counter
 ) -> dict[str, float]:
-    """Of each call, which take turns."""
+    """Median seconds of each call; the calls take turns."""
     seconds = take_turns(calls, rounds, uncounted=uncounted, clock=clock)
     return {name: statistics.median(times) for name, times in seconds.items()}

@@ -33,9 +33,9 @@ from benchmarks.stand_in import StandIn
 from benchmarks.trainer import StandInTrainer
 from configs import base
 from rlboost_jax.learner.fleet.link import EventLoopThread
-from rlboost_jax.observe.events import read_events
-from rlboost_jax.settings.load import run_config_from_dict, write_run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.settings.config_loading import run_config_from_dict, write_run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 GROUP, MICRO_BATCH = 8, 2
 PROMPTS, MEAN, LONGEST = 128, 64, 192  # of a step: 65,536 tokens or somewhat less
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def share(self) -> float:
-        """Of the bound's speed."""
+        """Share of the bound's speed that was reached."""
         return float(np.sum(self.bounds[SETTLING:]) / np.sum(self.seconds[SETTLING:]))
 
     def text(self) -> str:

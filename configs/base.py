@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, is_section, settings_of
 
 

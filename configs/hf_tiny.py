@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
     config.data.prompt_column = "question"
     config.data.answer_column = "answer"
     config.rewards.functions = ({"name": "math", "options": {"boxed_only": True}},)
-    config.warmup.max_updates = 0  # the checkpoint has been taught
+    config.warmup.max_updates = 0  # none: the checkpoint can answer
     config.sampling.max_response_tokens = 16
     config.learner.learning_rate = 5e-4
     config.learner.prompts_per_step = 32

@@ -9,10 +9,10 @@ from typing import Any
 
 from configs.sim import base
 from rlboost_jax.simulator.intervals import Number, half_width, mean
-from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.market.markets import Market, static
+from rlboost_jax.simulator.market.simulated_market import Market, static
 from rlboost_jax.simulator.outcome import Outcome
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
+from rlboost_jax.simulator.sim_config_loading import sim_config
 from rlboost_jax.simulator.systems import rows_of
 
 SEEDS = (0, 1, 2)  # each other lengths, and other machines on a market of chance
@@ -57,7 +57,7 @@ def config_of(model: str, *, small: bool = False, **changes: Any) -> SimConfig:
 
 
 def outcome(system: str, config: SimConfig, market: Market | int, *, seed: int) -> Outcome:
-    """Of the settled steps; on a market, or with so many instances that stay."""
+    """Simulate on a market, or with so many instances that stay; settled steps only."""
     fleet = static(market) if isinstance(market, int) else market
     return Outcome(*rows_of(system, config, fleet, seed=seed), settling=config.settling_steps)
 

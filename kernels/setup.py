@@ -5,6 +5,7 @@ the package says what is missing when it is asked for. All else is in pyproject.
 """
 
 import importlib.util
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -18,6 +19,11 @@ recipe = importlib.util.module_from_spec(_spec)  # by its path: the package itse
 _spec.loader.exec_module(recipe)
 
 
+def _report(line: str) -> None:
+    """Show progress, which pip passes on with -v."""
+    print(line, file=sys.stderr, flush=True)
+
+
 class BuildLibrary(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         """Without the tag of a Python: the library belongs to none."""
@@ -25,7 +31,7 @@ class BuildLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         try:
-            recipe.build(Path(self.get_ext_fullpath(ext.name)).parent)
+            recipe.build(Path(self.get_ext_fullpath(ext.name)).parent, _report)
         except recipe.CannotBuild as error:
             raise CompileError(str(error)) from error  # a warning, as the extension is optional
 

@@ -19,16 +19,14 @@ from typing import Any, get_args
 
 from absl import logging
 
-from rlboost_jax import usage
-from rlboost_jax.host.exhaustion import exhausted
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.cli.hub_push import Push
+from rlboost_jax.platform import command_parser, durable, exits
+from rlboost_jax.platform.exhaustion import exhausted
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import read_run_config
 from rlboost_jax.settings.huggingface.config import from_huggingface, to_huggingface
 from rlboost_jax.settings.huggingface.sources import CONFIG, source_config
-from rlboost_jax.settings.load import read_run_config
-from rlboost_jax.settings.model import Dtype, ModelConfig
-from rlboost_jax.storage import durable
-from rlboost_jax.storage.hub_push import Push
-from rlboost_jax.supervision import exits
+from rlboost_jax.settings.model_config import Dtype, ModelConfig
 
 
 def export(
@@ -53,12 +51,12 @@ def export(
         ConfigError, CheckpointNotFound: one line that says what to change.
     """
     from rlboost_jax.data.exported_tokenizer import write_tokenizer
-    from rlboost_jax.jax_switches import check_switches
     from rlboost_jax.learner.checkpoints.base import read_policy
     from rlboost_jax.learner.checkpoints.reading import newest_step
     from rlboost_jax.models.adapters import base_model, merged_params
     from rlboost_jax.models.checkpoint_writer import write_checkpoint
     from rlboost_jax.models.peft_files import write_peft
+    from rlboost_jax.platform.jax_switches import check_switches
 
     check_switches()
     workdir, folder = Path(workdir), Path(folder).absolute()
@@ -106,13 +104,13 @@ def export(
 
 
 def _finish(partial: Path, folder: Path) -> None:
-    """Under its own name it is whole, after a power cut too."""
+    """Rename the finished folder into place, durably."""
     durable.sync_tree(partial)
     durable.replace(partial, folder)
 
 
 def _config(model: ModelConfig, dtype: str) -> tuple[dict[str, Any], list[str]]:
-    """config.json: the source's own where it still says the same, with what only it knows."""
+    """Return config.json: the source's own where it still holds, with the keys only it has."""
     values = to_huggingface(model)
     notes: list[str] = []
     if model.source:
@@ -125,14 +123,17 @@ def _config(model: ModelConfig, dtype: str) -> tuple[dict[str, Any], list[str]]:
             fields["tie_embeddings"] = model.tie_embeddings  # the weights may have known better
             same = all(getattr(model, name) == value for name, value in fields.items())
             if same and theirs["model_type"] == model.family:
-                values = _with_attention_factor(theirs, model)
-                values = {**values, "tie_word_embeddings": model.tie_embeddings}
+                values = {
+                    **_with_attention_factor(theirs, model),
+                    "architectures": theirs.get("architectures") or values["architectures"],
+                    "tie_word_embeddings": model.tie_embeddings,
+                }
     values = {k: v for k, v in values.items() if k not in ("torch_dtype", "dtype")}
     return {**values, "torch_dtype": dtype}, notes
 
 
 def _with_attention_factor(values: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """The same in the word of every reader: `attn_factor` is one that transformers passes over."""
+    """Add `attention_factor`, which all readers know: transformers ignores `attn_factor`."""
     name = next((n for n in ("rope_scaling", "rope_parameters") if values.get(n)), "")
     if "attn_factor" not in values.get(name, {}):
         return values
@@ -140,7 +141,7 @@ def _with_attention_factor(values: dict[str, Any], model: ModelConfig) -> dict[s
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = usage.parser("export", __doc__)
+    parser = command_parser.parser("export", __doc__)
     parser.add_argument("--workdir", required=True, help="folder of a run, finished or not")
     parser.add_argument("--to", required=True, help="folder to write; must not exist")
     parser.add_argument("--step", type=int, help="updates made; the newest checkpoint if not given")

@@ -3,55 +3,63 @@
     rlboost train --config=quickstart --workdir=runs/quickstart
 
 `--config` takes a file, or the name of a configuration that comes with the package (`rlboost
-configs` lists them). Any field can be set with `--config.section.field=value`; `--dry_run` prints
-the plan and touches no device. The same command goes on with a run that was stopped or killed;
-`--supervise` gives it by itself as often as it takes. `--fork` begins with a checkpoint of another
-run (docs/how-to/changing.md). `rlboost_jax/supervision/exits.py` has the exit codes.
+configs` lists them). Any field can be set with `--config.section.field=value`. `--dry_run` prints
+the plan, reads the data, loads the reward functions and touches no device; `--no_data` leaves out
+the data and the functions. The same command resumes a run that was stopped or killed; `--supervise`
+gives it by itself as often as it takes. `--fork` begins with a checkpoint of another run
+(docs/how-to/changing.md). `rlboost_jax/platform/exits.py` has the exit codes.
 Notebooks call `train(config, workdir)`.
 """
 
-from rlboost_jax.host.huge_pages import start_with_huge_pages
+from rlboost_jax.platform.huge_pages import start_with_huge_pages
 
 if __name__ == "__main__":  # before the imports below, which would be made twice
     start_with_huge_pages()
 
+import contextlib
 import math
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from rlboost_jax.host.exhaustion import exhausted, passing
-from rlboost_jax.host.garbage import seldom_collected
-from rlboost_jax.host.interrupts import raise_at
+from rlboost_jax.learner.workdir import check_usable
 from rlboost_jax.observe.summary import Summary, headline
-from rlboost_jax.relay.start import Relay, speak_through_relay
+from rlboost_jax.platform import disk_thread, exits, stacks
+from rlboost_jax.platform.exhaustion import exhausted, passing
+from rlboost_jax.platform.garbage_collection import seldom_collected
+from rlboost_jax.platform.interrupts import raise_at
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.platform.output_relay import Relay, speak_through_relay
+from rlboost_jax.platform.pulse import show_pulse
+from rlboost_jax.platform.without_memory import leave_without_memory
 from rlboost_jax.settings.command_line import parse
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.config_loading import read_run_config, run_config
+from rlboost_jax.settings.dry_run import plan_line, plan_text
 from rlboost_jax.settings.explain import explain
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.plan import plan_line, plan_text
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.storage import disk_thread
-from rlboost_jax.storage.workdir import check_usable
-from rlboost_jax.supervision import exits, stacks
-from rlboost_jax.supervision.pulse import show_pulse
-from rlboost_jax.supervision.without_memory import leave_without_memory
+from rlboost_jax.settings.memory_estimates import size_text, weight_bytes
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
+from rlboost_jax.settings.teacher_models import teacher_models
 
 if TYPE_CHECKING:
-    from rlboost_jax.learner.processes.world import World
+    from rlboost_jax.learner.processes.process_group import ProcessGroup
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; made where missing.")
 _FORK = flags.DEFINE_string(
     "fork", "", "RUN@STEP, RUN@best or RUN@newest: a checkpoint of another run to begin with."
 )
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the resolved plan and stop.")
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Print the resolved plan, open data, call reward functions once, and stop."
+)
+_NO_DATA = flags.DEFINE_bool("no_data", False, "With --dry_run: leave data and rewards unopened.")
 _EXPLAIN = flags.DEFINE_string("explain", None, "Say what a setting or a section is, and stop.")
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, where the trainer has several processes."
@@ -78,11 +86,11 @@ _STALL_SECONDS = flags.DEFINE_string(
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked this process to end; the argument is the signal's number."""
+    """A signal asked this process to end; the argument is its number."""
 
 
 def train(
-    config: ConfigDict, workdir: str, world: "World | None" = None, *, fork: str = ""
+    config: ConfigDict, workdir: str, world: "ProcessGroup | None" = None, *, fork: str = ""
 ) -> Summary:
     """Run `config` to its end in `workdir`, or go on with the run that is there.
 
@@ -99,8 +107,8 @@ def train(
     run = run_config(config, workdir)  # before anything heavy is imported
     check_usable(workdir, run)  # so is most of what Workdir would refuse
     with seldom_collected():
-        from rlboost_jax.learner.notebook import run_shown
-        from rlboost_jax.learner.processes.world import ALONE
+        from rlboost_jax.learner.notebook_run import run_shown
+        from rlboost_jax.learner.processes.process_group import ALONE
 
     return run_shown(run, workdir, world or ALONE, fork=fork)
 
@@ -118,7 +126,10 @@ def main(argv: list[str]) -> None:
         if _CONFIG.value is None:
             raise ConfigError("no --config given; name one, such as --config=quickstart, or a file")
         if _DRY_RUN.value:
-            _plan(run_config(_CONFIG.value), _WORKDIR.value or "")
+            run = run_config(_CONFIG.value)
+            _plan(run, _WORKDIR.value or "")
+            if not _NO_DATA.value:
+                _open_data(run)
             return
         if not _WORKDIR.value:
             raise ConfigError("no --workdir given; name the folder of the run")
@@ -156,12 +167,35 @@ def main(argv: list[str]) -> None:
         at_once = several or exits.threads_left()
         exits.leave(line, exits.of_error(interrupt), at_once=at_once)
     print(headline(summary))
-    print(f"report: {_WORKDIR.value}/report.html")
+    for line in _last_lines(read_run_config(_WORKDIR.value), summary, _WORKDIR.value):
+        print(line)
+
+
+def _last_lines(run: RunConfig, summary: Summary, workdir: str) -> Iterator[str]:
+    """Yield the results of a complete run, and what can be done with them."""
+    if summary.params_digest:
+        yield f"final weights: {summary.params_digest}"
+    if run.deterministic and run.fleet.chaos.enabled:
+        yield (
+            "run it again in another folder: other servers die, the weights are the same; "
+            f"rlboost compare {workdir} FOLDER shows it"
+        )
+    yield f"report: {workdir}/report.html"
 
 
 def _plan(run: RunConfig, workdir: str) -> None:
-    """Print it; raise NotEnoughMemory where it does not fit `learner.device_gb`."""
+    """Print the resolved plan.
+
+    Raises ConfigError where a teacher is missing, NotEnoughMemory where the run does not fit
+    `learner.device_gb`.
+    """
     print(plan_text(run, workdir=workdir))
+    if teachers := teacher_models(run):
+        each = (
+            f"{model.source} {size_text(weight_bytes(model, model.dtype))}" for model in teachers
+        )
+        where = "on each server" if run.distillation.on_servers else "over the learner's devices"
+        print(plan_line("teachers", f"{where}: {', '.join(each)}"))
     if run.fleet.provider == "kubernetes":
         from rlboost_jax.providers.kubernetes.manifests import shown
 
@@ -176,8 +210,27 @@ def _plan(run: RunConfig, workdir: str) -> None:
         print(plan_line("memory", fit.line(needed, limit)))
 
 
-def _world() -> "World | None":
-    """The processes of this trainer, once all have met; None: it is alone.
+def _open_data(run: RunConfig) -> None:
+    """Read the rows, open the environment or call the reward functions, and print what was found.
+
+    Raises ConfigError, as a start would.
+    """
+    if run.task.name not in (DATASET, ENVIRONMENT):
+        return  # generated
+    with seldom_collected():
+        from rlboost_jax.data.first_call import first_call_lines
+        from rlboost_jax.data.open import record_lines
+        from rlboost_jax.environments.run_exercises import exercises_of
+
+    with contextlib.closing(exercises_of(run, note=print)) as exercises:
+        for line in record_lines(exercises.record) if exercises.record is not None else ():
+            print(plan_line("data", line))
+        for line in first_call_lines(run, exercises) if run.task.name == DATASET else ():
+            print(plan_line("reward", line))
+
+
+def _world() -> "ProcessGroup | None":
+    """Gather the processes of this trainer; None: it is alone.
 
     Raises ConfigError, CannotJoin.
     """
@@ -193,13 +246,13 @@ def _world() -> "World | None":
         raise ConfigError("--coordinator, --num_processes and --process_index go together")
     if not _CLUSTER.value and index >= count:
         raise ConfigError(f"--process_index={index}; of {count} processes the last is {count - 1}")
-    from rlboost_jax.learner.processes.world import join
+    from rlboost_jax.learner.processes.process_group import join
 
     return join(coordinator, count, index)
 
 
 def _supervise(workdir: str, relay: Relay | None) -> int:
-    """Give this process's own command, less the supervision, until it is done."""
+    """Run this process's own command, less the supervision, until it is complete."""
     from rlboost_jax.learner.supervisor import Supervisor
 
     command = [sys.executable, "-m", "rlboost_jax.main", *sys.argv[1:], "--nosupervise"]
@@ -216,7 +269,7 @@ def _supervise(workdir: str, relay: Relay | None) -> int:
 
 
 def _stall_seconds(text: str) -> float | None:
-    """Raises ConfigError."""
+    """Parse `--stall_seconds`; raises ConfigError."""
     if text == "auto":
         return None
     try:

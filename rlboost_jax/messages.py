@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.sequences.identities import Batch, Index, Purpose, Version, Work
 from rlboost_jax.sequences.sequence import Runs
+from rlboost_jax.sequences.shared_limits import MAX_STOP_ROWS
 from rlboost_jax.sequences.stop_table import ROW_BYTES
-from rlboost_jax.settings.limits import MAX_STOP_ROWS
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
 TOKEN_BATCH_BYTES: Final = 16 * 2**20  # of tokens and all about them; more is split between rows
@@ -25,10 +25,11 @@ MAX_SPANS: Final = 24  # in a message: 4 kB, which even the smallest engine's fr
 MAX_SPAN_ARGS: Final = 8
 MAX_LINES: Final = 12  # of a log in a message: 4 kB at most
 MAX_LINE: Final = 300  # characters
+MAX_TEACHERS: Final = 64  # of distillation
 FAILED_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
+class WireMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
     """Base of all records."""
 
 
@@ -59,7 +60,7 @@ StopRows = Annotated[bytes, msgspec.Meta(max_length=ROW_BYTES * MAX_STOP_ROWS)]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How to turn logits into tokens, and when to stop."""
+    """Parameters of sampling a response, and its limits."""
 
     temperature: float  # 0 is greedy
     top_p: float
@@ -85,9 +86,9 @@ class LeafEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy version is made of. Travels with its announcement.
+    """Files, tensors and digests of a policy version. Travels with its announcement.
 
-    `rlboost_jax.weights.seal` makes and checks the seal.
+    `rlboost_jax.trust.seal` makes and checks the seal.
     """
 
     version: Version
@@ -109,7 +110,7 @@ class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout to begin or to go on with."""
+    """One rollout to begin or to continue."""
 
     request_id: int  # of this placement: unsigned 32 bit, unique in the manager's life
     work: Work
@@ -123,8 +124,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 # Server → manager ---------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True, kw_only=True):
-    """First message of a stream."""
+class Hello(WireMessage, frozen=True, kw_only=True):
+    """First message of a server's stream: its identity and capacity."""
 
     instance: Name  # unique in the fleet; "" lets the manager choose
     reserved: bool  # the trainer's own engine
@@ -141,8 +142,8 @@ class Hello(Message, frozen=True, kw_only=True):
     cache_tokens: Count = 0  # of context that its memory has pages for; 0: not said
 
 
-class Renew(Message, frozen=True, kw_only=True):
-    """The lease goes on."""
+class Renew(WireMessage, frozen=True, kw_only=True):
+    """Renewal of the server's lease."""
 
     programs_compiled: Count = 0  # since the engine was warm; more than 0 is a mistake in it
     echo: float = 0.0  # the newest stamp heard: proof that this side hears the manager at all
@@ -152,8 +153,8 @@ class Renew(Message, frozen=True, kw_only=True):
     discarded: Count = 0  # tokens sampled behind stop strings since the last renewal
 
 
-class Ready(Message, frozen=True, kw_only=True):
-    """The engine holds these parameters and takes work of them."""
+class Ready(WireMessage, frozen=True, kw_only=True):
+    """The engine holds these parameters and accepts work for them."""
 
     version: VersionSaid
     params_digest: Digest  # of the manifest that was announced, or of what the trainer offered
@@ -161,15 +162,15 @@ class Ready(Message, frozen=True, kw_only=True):
     fetched_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0
 
 
-class WeightsRejected(Message, frozen=True, kw_only=True):
+class WeightsRejected(WireMessage, frozen=True, kw_only=True):
     """A version could not be fetched or did not match its manifest; it will be tried again."""
 
     version: VersionSaid
     reason: Reason
 
 
-class TokenBatch(Message, frozen=True, kw_only=True):
-    """What one engine dispatch yielded for all its rollouts: new tokens only.
+class TokenBatch(WireMessage, frozen=True, kw_only=True):
+    """New tokens that one engine dispatch sampled for all its rollouts.
 
     Row i carries `counts[i]` tokens of request `request_ids[i]`, concatenated in `tokens`
     and `logprobs`. At most 14 bytes per token plus about 30 per message. The end of a
@@ -201,21 +202,24 @@ class RoutedTokenBatch(TokenBatch, frozen=True, kw_only=True):
     routes: bytes  # uint8 or uint16 [routes, layers, experts]
 
 
-class Released(Message, frozen=True, kw_only=True):
-    """Answer to `Release`: these are no longer held here; their last tokens were sent before."""
+class Released(WireMessage, frozen=True, kw_only=True):
+    """Answer to `Release`: requests that are no longer held; their last tokens were sent."""
 
     request_ids: bytes  # uint32
 
 
-class Notice(Message, frozen=True, kw_only=True):
-    """The machine under this server goes, its owner says. Nothing is believed but the hurry."""
+class Notice(WireMessage, frozen=True, kw_only=True):
+    """The server's machine goes away, by its owner's notice.
+
+    The manager trusts it only to hurry.
+    """
 
     seconds: float  # from now; 0..MAX_NOTICE_SECONDS
     reason: Reason
 
 
-class Capacity(Message, frozen=True, kw_only=True):
-    """What a server that shares its device can take from now on, in place of what its Hello said.
+class Capacity(WireMessage, frozen=True, kw_only=True):
+    """Current capacity of a server that shares its device, in place of its Hello's.
 
     Never more than its Hello said; 0 slots: nothing at all for now. Said again on every stream.
     """
@@ -229,14 +233,29 @@ class Capacity(Message, frozen=True, kw_only=True):
     reason: Reason = ""
 
 
-class Hint(Message, frozen=True, kw_only=True):
-    """The machine may go before long, or pause. Nobody knows when, so nothing changes."""
+class Teaches(WireMessage, frozen=True, kw_only=True):
+    """The teachers that this server holds, in answer to `Teach`; none where it has no room."""
+
+    digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_TEACHERS)]  # of parameters
+    fetched_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # since it was said last
+
+
+class TokenScores(WireMessage, frozen=True, kw_only=True):
+    """What a teacher thinks of the tokens of a `ScoreTokens`; from a server to the manager and,
+    once two servers said the same bits, from the manager to the trainer."""
+
+    number: Index  # of the `ScoreTokens` of this sender
+    logprobs: bytes  # float32, nats: of each token from its `first` on
+
+
+class Hint(WireMessage, frozen=True, kw_only=True):
+    """The machine may go away before long, or pause. The time is unknown, so nothing changes."""
 
     reason: Reason
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Something that took a while in some process, or a moment worth a mark (0 seconds)."""
+    """A period of some process's work, or a moment to mark (0 seconds)."""
 
     name: Label
     lane: Label  # thread or subject, within the process
@@ -245,23 +264,23 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     args: Annotated[dict[Name, Number | Label], msgspec.Meta(max_length=MAX_SPAN_ARGS)]
 
 
-class Spans(Message, frozen=True, kw_only=True):
-    """What this server did for the step that is profiled (`observe.profile_step`)."""
+class Spans(WireMessage, frozen=True, kw_only=True):
+    """Work of this server in the step that is profiled (`observe.profile_step`)."""
 
     spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_SPANS)]
     clock_error: Seconds  # by which the starts may be off
     dropped: Count = 0  # spans since the last message that there was no room for
 
 
-class Said(Message, frozen=True, kw_only=True):
-    """What this server has printed since the last of these; to a manager that `hears_logs`."""
+class Said(WireMessage, frozen=True, kw_only=True):
+    """Lines that this server printed since the last such message, if the manager `hears_logs`."""
 
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)]
     dropped: Count = 0  # lines before these that there was no room for
 
 
-class Goodbye(Message, frozen=True, kw_only=True):
-    """The server leaves by its own will; all its tokens were sent before.
+class Goodbye(WireMessage, frozen=True, kw_only=True):
+    """The server leaves of its own accord; all its tokens were sent before.
 
     A failed one (a failed device, no memory, logits that are no numbers) has lost those of the
     dispatch that failed.
@@ -274,7 +293,7 @@ class Goodbye(Message, frozen=True, kw_only=True):
 # Manager → server ---------------------------------------------------------------------
 
 
-class Welcome(Message, frozen=True, kw_only=True):
+class Welcome(WireMessage, frozen=True, kw_only=True):
     instance: str
     renew_seconds: float
     orphan_seconds: float  # how long to look for a lost manager
@@ -284,7 +303,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     hears_logs: bool = False  # `Said` is welcome; managers of the release before know none
 
 
-class Renewed(Message, frozen=True, kw_only=True):
+class Renewed(WireMessage, frozen=True, kw_only=True):
     """Answer to `Renew`."""
 
     stamp: float  # on a clock of the manager's own, for the next `Renew` to echo
@@ -292,23 +311,27 @@ class Renewed(Message, frozen=True, kw_only=True):
     busy: float = 0.0  # seconds that the manager has run or waited for a processor so far
 
 
-class Announce(Message, frozen=True, kw_only=True):
-    """The version to hold from now on: nearly always a newer one; with a lag an older one again
-    where rollouts of that would find nobody. A server that loads it gives back work of another
-    (`Released`)."""
+class Announce(WireMessage, frozen=True, kw_only=True):
+    """Version to hold from now on, nearly always a newer one.
+
+    With a lag it may be an older one again, where no server holds the version of its rollouts. A
+    server that loads it gives back work of another (`Released`).
+    """
 
     manifest: Manifest
 
 
-class Prefetch(Message, frozen=True, kw_only=True):
-    """With a lag: the version that is likely to be announced next, to be fetched beside the work.
-    It takes the place of any other that was fetched so."""
+class Prefetch(WireMessage, frozen=True, kw_only=True):
+    """The version that is likely to be announced next with a lag, to be fetched during work.
+
+    It replaces any other that was fetched so.
+    """
 
     manifest: Manifest
 
 
-class Generate(Message, frozen=True, kw_only=True):
-    """Work for an engine that holds these parameters. An engine that does not gives it back.
+class Generate(WireMessage, frozen=True, kw_only=True):
+    """Work for an engine that holds these parameters. An engine that does not returns it.
 
     Requests may have thousands of rows for stop strings, and all have the same: `saying_once` takes
     them out of each, and `whole` puts them back.
@@ -320,12 +343,12 @@ class Generate(Message, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> tuple[GenerateRequest, ...]:
-        """The requests as they were asked for."""
+        """Requests in their original form."""
         return _with_stops(self.requests, self.stops) if self.stops else self.requests
 
 
 def saying_once(params_digest: str, requests: Sequence[GenerateRequest]) -> Generate:
-    """Work with what all requests say in one place."""
+    """Pack requests, with their common stop strings in one place."""
     stops = {request.sampling.stops for request in requests}
     if stops in (set(), {b""}) or len(stops) > 1:
         return Generate(params_digest=params_digest, requests=tuple(requests))
@@ -340,13 +363,32 @@ def _with_stops(requests: Sequence[GenerateRequest], stops: bytes) -> tuple[Gene
     )
 
 
-class Release(Message, frozen=True, kw_only=True):
-    """Stop these, send what there is, answer `Released`."""
+class ScoreTokens(WireMessage, frozen=True, kw_only=True):
+    """One sequence for a teacher to score; from the trainer to the manager, and from there to two
+    servers that hold the teacher. The same question always has the same answer."""
+
+    number: Index  # unlike that of any other of this sender
+    batch: Batch  # that the sequence is of
+    teacher: Digest  # of the teacher's parameters
+    temperature: Annotated[float, msgspec.Meta(gt=0, le=1e6)]  # that its logits are divided by
+    first: Count  # tokens before the first one to be scored; at least 1
+    tokens: bytes  # of the whole sequence
+
+
+class Teach(WireMessage, frozen=True, kw_only=True):
+    """The teachers to hold, all of them; from the trainer to the manager, and from there to each
+    server. As a version of the policy is, each is a sealed snapshot that can be fetched."""
+
+    manifests: Annotated[tuple[Manifest, ...], msgspec.Meta(max_length=MAX_TEACHERS)]
+
+
+class Release(WireMessage, frozen=True, kw_only=True):
+    """Order to stop requests, send their tokens, and answer `Released`."""
 
     request_ids: bytes  # uint32
 
 
-class Leave(Message, frozen=True, kw_only=True):
+class Leave(WireMessage, frozen=True, kw_only=True):
     reason: str
 
 
@@ -361,13 +403,13 @@ class WindowState(msgspec.Struct, frozen=True, kw_only=True):
     instance_cap: int  # N_prem
 
 
-class TrainerHello(Message, frozen=True, kw_only=True):
+class TrainerHello(WireMessage, frozen=True, kw_only=True):
     run_id: str
     window: WindowState | None  # from the checkpoint, None at the first start
     changes: tuple[Line, ...] = ()  # of settings, from the step on that the trainer goes on with
 
 
-class Publish(Message, frozen=True, kw_only=True):
+class Publish(WireMessage, frozen=True, kw_only=True):
     """A snapshot is complete on disk and may be announced.
 
     A trainer that dials again says those again, the oldest first, that its open batches are
@@ -377,9 +419,10 @@ class Publish(Message, frozen=True, kw_only=True):
     manifest: Manifest
 
 
-class BeginBatch(Message, frozen=True, kw_only=True):
-    """All prompts of a batch. If the manager still keeps tokens of the same batch and
-    parameters, it goes on with them.
+class BeginBatch(WireMessage, frozen=True, kw_only=True):
+    """Begin a batch with all its prompts.
+
+    If the manager still keeps tokens of the same batch and parameters, it continues with them.
 
     With a lag, batches are begun ahead of the one that is trained, each as its version is
     published. Batches before the first that is begun on a stream are over, and so are those before
@@ -398,7 +441,7 @@ class BeginBatch(Message, frozen=True, kw_only=True):
     turns: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
 
 
-class ExtendBatch(Message, frozen=True, kw_only=True):
+class ExtendBatch(WireMessage, frozen=True, kw_only=True):
     """More prompts for a batch that is being worked on.
 
     What is known of a prompt already is not begun anew: its finished responses are delivered
@@ -411,9 +454,8 @@ class ExtendBatch(Message, frozen=True, kw_only=True):
     sampling: Sampling | None = None  # None: the batch's
 
 
-class Doubt(Message, frozen=True, kw_only=True):
-    """The learner's own numbers contradict these finished responses: other log-probabilities, or
-    other choices.
+class Doubt(WireMessage, frozen=True, kw_only=True):
+    """The learner's own log-probabilities or choices contradict these finished responses.
 
     The server that sampled the named tokens is not believed any more. Other servers continue the
     responses from before its first token. All sequences of such a response are then delivered
@@ -432,9 +474,10 @@ class Doubt(Message, frozen=True, kw_only=True):
     choice_gap: float = 0.0  # probability between a token's interval and its noise, the largest
 
 
-class Answer(Message, frozen=True, kw_only=True):
-    """What the environment says to a parked response, named by work, attempt and turn: whatever
-    comes a second time, or late, changes nothing. It is said on the stream on which it was asked:
+class Answer(WireMessage, frozen=True, kw_only=True):
+    """Answer of the environment to a parked response, named by work, attempt and turn.
+
+    One that comes a second time, or late, changes nothing. It is sent on the stream that asked:
     another manager's response of the same name may have other tokens.
 
     A response is over without the answer if its slot has no room for the answer, or for its next
@@ -453,7 +496,7 @@ class Answer(Message, frozen=True, kw_only=True):
     restart: bool = False
 
 
-class BatchTrained(Message, frozen=True, kw_only=True):
+class BatchTrained(WireMessage, frozen=True, kw_only=True):
     """The update of the oldest batch was applied; answered with `BatchReport`."""
 
     batch: Batch
@@ -461,14 +504,14 @@ class BatchTrained(Message, frozen=True, kw_only=True):
     train_seconds: Seconds  # learner busy with gradients and the update
 
 
-class BatchCommitted(Message, frozen=True, kw_only=True):
-    """A checkpoint that includes this batch's update is durable: its tokens may be forgotten."""
+class BatchCommitted(WireMessage, frozen=True, kw_only=True):
+    """A checkpoint that includes this batch's update is durable: its tokens may be deleted."""
 
     batch: Batch
 
 
-class EndRun(Message, frozen=True, kw_only=True):
-    """Send everyone home."""
+class EndRun(WireMessage, frozen=True, kw_only=True):
+    """End the run, and let all servers leave."""
 
     reason: str
     over: bool  # the run is complete; else tokens are kept for a trainer that goes on
@@ -477,18 +520,18 @@ class EndRun(Message, frozen=True, kw_only=True):
 # Manager → trainer --------------------------------------------------------------------
 
 
-class TrainerWelcome(Message, frozen=True, kw_only=True):
+class TrainerWelcome(WireMessage, frozen=True, kw_only=True):
     window: WindowState
 
 
-class Refused(Message, frozen=True, kw_only=True):
-    """The trainer asked for something impossible: to say it again would not help."""
+class RequestRefused(WireMessage, frozen=True, kw_only=True, tag="Refused"):
+    """The trainer asked for something impossible; a repetition would not help."""
 
     reason: str
 
 
-class FinishedRollout(Message, frozen=True, kw_only=True):
-    """One sequence of a response that nothing is sampled of any more.
+class FinishedRollout(WireMessage, frozen=True, kw_only=True):
+    """One sequence of a response of which no more is sampled.
 
     Sequences of a response are said in order. One that is said again takes the place of the one
     that was said before, and those after it count no more: they are said again, or others are.
@@ -511,8 +554,11 @@ class RoutedRollout(FinishedRollout, frozen=True, kw_only=True):
     routes: bytes  # of all positions before the last sampled token's, from the prompt's first on
 
 
-class Parked(Message, frozen=True, kw_only=True):
-    """A response's turn is over: what follows? Said again to a trainer that comes back."""
+class Parked(WireMessage, frozen=True, kw_only=True):
+    """A response's turn is over, and the environment is to answer.
+
+    Sent again to a trainer that comes back.
+    """
 
     work: Work
     attempt: int  # how often tokens of the response were discarded before
@@ -522,26 +568,30 @@ class Parked(Message, frozen=True, kw_only=True):
     logprobs: bytes  # of those that were sampled
 
 
-class WindowClosed(Message, frozen=True, kw_only=True):
-    """The reserved engines hand over. Of the oldest batch: with a lag, it may come as soon as the
-    batch before is reported."""
+class WindowClosed(WireMessage, frozen=True, kw_only=True):
+    """The seeding window is over, and the reserved engines hand over.
+
+    It is that of the oldest batch; with a lag, it may come as soon as the batch before is reported.
+    """
 
     batch: Batch
     seconds: float
     reason: str
 
 
-class Withdrawn(Message, frozen=True, kw_only=True):
-    """Finished responses that measure the policy and are generated again, since the servers that
-    sampled them are believed no more: all their sequences are delivered once more. Those to train
-    on are checked by the learner itself."""
+class ResponsesWithdrawn(WireMessage, frozen=True, kw_only=True, tag="Withdrawn"):
+    """Finished evaluation responses that are sampled again.
+
+    The servers that sampled them are no longer trusted, so all their sequences are delivered once
+    more. Training responses are checked by the learner itself.
+    """
 
     batch: Batch
     samples: bytes  # uint32
 
 
-class BatchReport(Message, frozen=True, kw_only=True):
-    """What the manager counted from the beginning of a batch's turn to `BatchTrained`.
+class BatchReport(WireMessage, frozen=True, kw_only=True):
+    """The manager's figures from the beginning of a batch's turn to `BatchTrained`.
 
     A batch has its turn while it is the oldest that is open: from `BeginBatch` on or, where it was
     begun ahead, from the report of the batch before. Seconds, instances and migrations are those
@@ -588,6 +638,7 @@ class BatchReport(Message, frozen=True, kw_only=True):
     slots_lent_mean: float = 0.0
     instances_frozen_mean: float = 0.0
     rollouts_handed_back: int = 0
+    instances_left: int = 0  # of the lost, with notice
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -600,14 +651,16 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int  # delivered since it joined
     price_per_hour: float
     seconds: float  # since it joined
-    round_trip: float = 0.0  # seconds, of its line; see `rlboost_jax.manager.policies.lines`
+    round_trip: float = (
+        0.0  # seconds, of its line; see `rlboost_jax.manager.policies.connection_quality`
+    )
     deviation: float = 0.0  # seconds
     losses: float = 0.0  # share of packets
     lease_seconds: float = 0.0
 
 
-class FleetStatus(Message, frozen=True, kw_only=True):
-    """For the live view and for keeping snapshots in use; about once a second."""
+class FleetStatus(WireMessage, frozen=True, kw_only=True):
+    """State of the fleet, about once a second, for the live view and for keeping used snapshots."""
 
     instances: tuple[InstanceStatus, ...]
     finished: int  # responses of the oldest open batch
@@ -618,6 +671,9 @@ class FleetStatus(Message, frozen=True, kw_only=True):
     lost: int
     versions_in_use: tuple[Version, ...]
     cost_dollars: float  # since the run began
+    left: int = 0  # of the lost, with notice
+    starting: tuple[str, ...] = ()  # names of servers that are paid for and have not joined yet
+    quarantined: int = 0  # servers with wrong tokens or scores, since the manager began
 
 
 ServerMessage = (
@@ -630,17 +686,23 @@ ServerMessage = (
     | Released
     | Notice
     | Capacity
+    | Teaches
+    | TokenScores
     | Hint
     | Spans
     | Said
     | Goodbye
 )
-ToServer = Welcome | Renewed | Announce | Prefetch | Generate | Release | Leave
+ToServer = (
+    Welcome | Renewed | Announce | Prefetch | Teach | Generate | ScoreTokens | Release | Leave
+)
 TrainerMessage = (
     TrainerHello
     | Publish
+    | Teach
     | BeginBatch
     | ExtendBatch
+    | ScoreTokens
     | Doubt
     | Answer
     | BatchTrained
@@ -649,15 +711,18 @@ TrainerMessage = (
 )
 ToTrainer = (
     TrainerWelcome
-    | Refused
+    | RequestRefused
     | FinishedRollout
     | RoutedRollout
     | Parked
-    | Withdrawn
+    | TokenScores
+    | ResponsesWithdrawn
     | WindowClosed
     | BatchReport
     | FleetStatus
 )
+
+Serves = Publish | Teach  # name snapshots that can be fetched from now on
 
 encode = msgspec.msgpack.Encoder().encode
 

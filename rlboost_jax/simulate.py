@@ -12,13 +12,13 @@ import functools
 from absl import app, flags
 from ml_collections import config_flags
 
+from rlboost_jax.platform import exits
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.command_line import parse
-from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.shipped import OF_SIMULATIONS
-from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.records import SimConfig
-from rlboost_jax.simulator.run import report, simulate
-from rlboost_jax.supervision import exits
+from rlboost_jax.simulator.sim_config import SimConfig
+from rlboost_jax.simulator.sim_config_loading import sim_config
+from rlboost_jax.simulator.simulation_run import report, simulate
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; made where missing.")

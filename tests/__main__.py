@@ -181,7 +181,7 @@ def clear_away(mark: str) -> list[str]:
 
 
 def files_of_checkout(root: Path) -> set[str]:
-    """That version control neither knows nor ignores."""
+    """List files that version control neither knows nor ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "--others", "--exclude-standard"],
         cwd=root,

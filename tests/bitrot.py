@@ -28,14 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax.cli.verify import FOLDERS, SMALL
 from rlboost_jax.learner.checkpoints import reading as checkpoint_reading
 from rlboost_jax.learner.checkpoints.folders import steps_in
-from rlboost_jax.manager.journal import read_segment
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import read_run_config, read_run_id
-from rlboost_jax.storage import at_rest
-from rlboost_jax.storage.durable import Damaged
-from rlboost_jax.verify import FOLDERS, SMALL
+from rlboost_jax.manager.journal_entries import read_segment
+from rlboost_jax.platform import at_rest
+from rlboost_jax.platform.durable import Damaged
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import read_run_config, read_run_id
 from tests.diskfaults.rules import Rules, faults
 from tests.golden import ROOT, Digests, Tree, digests, end_all
 
@@ -143,7 +143,7 @@ class Resumes:
         self._library = faults(folder) if lost else None
 
     def outcome(self, number: int, seed: int) -> str:
-        """Of one fault; its first word is "equal", "refused" or a fault of ours."""
+        """Outcome of one fault; its first word is "equal", "refused" or a fault of ours."""
         draw = random.Random(f"{seed}-{number}-{self._lost}")
         name = draw.choice(list(RUNS))
         kind = "lost" if self._lost else "resume"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from rlboost_jax.credentials import CLIENT_CERTIFICATE, CLIENT_KEY, SERVER
-from rlboost_jax.manager.service import authority
-from rlboost_jax.weights.seal import prepare_seal
+from rlboost_jax.trust import authority
+from rlboost_jax.trust.credentials import CLIENT_CERTIFICATE, CLIENT_KEY, SERVER
+from rlboost_jax.trust.seal import prepare_seal
 
 LONG_AGO = authority.LIFE + datetime.timedelta(days=10)  # when what has expired by now was made
 

@@ -44,6 +44,6 @@ def keep(make: Callable[..., Any], check: Callable[[Any, Checker], Checker]) -> 
 
 
 def save() -> None:
-    """From now on in this process."""
+    """Save repeated work of type checks, from now on in this process."""
     ours = keep(jaxtyping._make_fn_with_signature, jaxtyping._apply_typechecker)
     jaxtyping._make_fn_with_signature, jaxtyping._apply_typechecker = ours

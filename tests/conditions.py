@@ -19,7 +19,7 @@ def _spin() -> None:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """With so many other processes that compute all the time."""
+    """Run so many other processes that compute all the time."""
     processes = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(count)]
     for process in processes:
         process.start()

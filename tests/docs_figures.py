@@ -27,9 +27,9 @@ from configs.sim.h100_speedups import SPEEDUPS
 from experiments.spot_discount import prices
 from rlboost_jax.observe.summary import headline, read_summary
 from rlboost_jax.settings.break_even import discount
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.memory import learner_bytes_per_device, size_text
-from rlboost_jax.settings.plan import engine_bytes
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.dry_run import engine_bytes
+from rlboost_jax.settings.memory_estimates import learner_bytes_per_device, size_text
 from tests.docs_blocks import ROOT
 
 FILE = ROOT / "docs" / "figures.json"
@@ -170,7 +170,10 @@ def tokens_per_dollar() -> dict[str, str]:
 
 
 def break_even() -> dict[str, str]:
-    """Of each preset's own fleet: instances, speed-up, where it pays, its prices; a table's row."""
+    """Figures of each preset's own fleet, a row of the table each.
+
+    Instances, speed-up, where it pays, and its prices.
+    """
     return {name: _break_even(name, speedups) for name, speedups in SPEEDUPS.items()}
 
 
@@ -233,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def plans() -> dict[str, str]:
-    """Of all runs of configs/ whose architectures the tests know."""
+    """Plans of all runs of configs/ whose architectures the tests know."""
     from tests.settings.test_configs import CHECKPOINTS
 
     return {name: plan_of(name, checkpoint) for name, (checkpoint, _) in CHECKPOINTS.items()}

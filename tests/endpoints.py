@@ -7,8 +7,8 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rlboost_jax.credentials import Credentials, Endpoint
-from rlboost_jax.weights.seal import public_of
+from rlboost_jax.trust.credentials import Credentials, Endpoint
+from rlboost_jax.trust.seal import public_of
 
 SEAL: Final = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))  # of its run
 
@@ -18,8 +18,10 @@ def endpoint(address: str, token: str = "secret") -> Endpoint:
 
 
 def free_port() -> int:
-    """Of the loopback address, for who has to know it before it listens: none of those that the
-    system gives to others."""
+    """Draw a free port of the loopback address, to be known before it listens.
+
+    It is none of those that the system gives to others.
+    """
     while True:
         port = random.SystemRandom().randrange(12_000, 32_000)
         with contextlib.suppress(OSError), socket.socket() as probe:

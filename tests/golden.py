@@ -137,7 +137,7 @@ def tree_of(commit: str, folder: Path) -> Tree:
 
 
 def compile_kernels(folder: Path) -> None:
-    """Of both sides, since bits without them are others."""
+    """Compile the kernels of both sides, whose bits differ without them."""
     build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     subprocess.run(build, cwd=folder / "kernels", check=True)
 
@@ -146,7 +146,11 @@ def digests(workdir: Path) -> Digests:
     path = workdir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     found = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [(row["step"], row["trajectories_digest"], row["params_digest"]) for row in found]
+    return [
+        (row["step"], row["trajectories_digest"], row["params_digest"])
+        for row in found
+        if not row.get("final")
+    ]
 
 
 def end_all(workdir: Path) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlboost_jax.manager.service.listener_limits import ListenerLimits
+from rlboost_jax.trust.listener_limits import ListenerLimits
 from tests.patience import PATIENCE_SECONDS
 
 

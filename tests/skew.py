@@ -141,11 +141,11 @@ class Skewed:
         return Path(f"{self.workdir}.log").read_text(errors="replace").strip()
 
     def tokens(self) -> int:
-        """That servers have brought."""
+        """Tokens that servers have brought."""
         found = 0
         with contextlib.suppress(OSError):
             for line in (self.workdir / "metrics.jsonl").read_text().splitlines():
-                found += json.loads(line).get("tokens_preemptible", 0)
+                found += json.loads(line).get("tokens_preemptible") or 0
         return found
 
     def server_line(self, name: str) -> str:

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from configs import base
-from rlboost_jax.settings.engine import EngineConfig
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.engine_config import EngineConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 ENGINE = EngineConfig(
     slots=6,

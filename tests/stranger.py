@@ -50,7 +50,7 @@ def walk(folder: Path, environment: Path | None) -> None:
         )
         print(f"{time.monotonic() - since:7.1f} s  {command}", flush=True)
     lines = (folder / RUN / "metrics.jsonl").read_text().splitlines()
-    rewards = [json.loads(line)["reward_mean"] for line in lines]
+    rewards = [row["reward_mean"] for row in map(json.loads, lines) if not row["final"]]
     first, last = mean(rewards[:STEPS]), mean(rewards[-STEPS:])
     print(f"{time.monotonic() - began:7.1f} s  in all; reward {first:.3f} → {last:.3f}")
     assert last > first + RISE, rewards

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.command_line import check_overrides
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.simulator.sim_config import SimConfig
 from tests.docs_blocks import blocks_of, pages
 
 TESTS = Path(__file__).resolve().parent
@@ -88,10 +88,14 @@ def test_pages_everywhere_are_looked_at() -> None:
         "README.md",
         "BUILD-notes.md",
         "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
         "docs",
+        "rlboost_jax",
         "kernels",
         "benchmarks",
         "experiments",
+        "tests",
     }
 
 
@@ -117,7 +121,7 @@ def test_pages_that_code_names_exist() -> None:
     assert not missing
 
 
-WALKS = "## How to add an advantage, a family, a provider"
+WALKS = ROOT / "docs" / "how-to" / "extending.md"
 DIFFS = re.compile(r"^```diff\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -135,11 +139,26 @@ def hunks(diff: str) -> list[tuple[str, str, str]]:
 
 
 def test_walks_through_what_is_added_are_of_the_files_as_they_are() -> None:
-    """Those of the product are in it, and that of a provider could be."""
-    walks = (ROOT / "BUILD-notes.md").read_text(encoding="utf-8").partition(WALKS)[2]
-    *kept, taken_back = map(hunks, DIFFS.findall(walks.partition("\n## ")[0]))
+    """Walks of the product are applied, and that of a provider could be."""
+    *kept, taken_back = map(hunks, DIFFS.findall(WALKS.read_text(encoding="utf-8")))
     assert [len(diff) for diff in (*kept, taken_back)] == [4, 2, 5]
     for name, _, after in (hunk for diff in kept for hunk in diff):
         assert f"\n{after}\n" in (ROOT / name).read_text(encoding="utf-8"), after
     for name, before, _ in taken_back:
         assert f"\n{before}\n" in (ROOT / name).read_text(encoding="utf-8"), before
+
+
+ROOMS = {path.parent for path in (ROOT / "rlboost_jax").glob("*/__init__.py")} - {
+    ROOT / "rlboost_jax" / "configs"  # stands for configs/ at the root
+}
+BESIDE = {ROOT / folder for folder in ("kernels", "tests", "experiments")}
+
+
+def test_each_room_has_notes_of_at_most_150_lines() -> None:
+    """`BUILD-notes.md` is one page, and links to all of them."""
+    page = (ROOT / "BUILD-notes.md").read_text(encoding="utf-8")
+    assert len(page.split()) <= 900
+    listed = {ROOT / link for link in LINKS.findall(page) if link.endswith("NOTES.md")}
+    assert listed == {folder / "NOTES.md" for folder in ROOMS | BESIDE}
+    lines = {note: note.read_text(encoding="utf-8").count("\n") for note in listed}
+    assert not {note: number for note, number in lines.items() if number > 150}

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rlboost_jax.configs import base
+from rlboost_jax.settings.command_line import check_overrides
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.run_config import RunConfig
 from tests import docs_commands
 from tests.docs_blocks import ROOT, SHELLS, Block, blocks, blocks_of, pages, with_flags
 
@@ -54,7 +58,7 @@ def test_commands_are_in_shell_blocks(page: str) -> None:
 
 @pytest.mark.parametrize("page", pages())
 def test_modules_targets_and_flags_exist(page: str) -> None:
-    """Of commands in sentences, too."""
+    """Commands in sentences count, too."""
     text = (ROOT / page).read_text(encoding="utf-8")
     commands = [*INLINE.findall(text), *(b.text for b in blocks_of(page) if b.is_shell)]
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -145,6 +149,23 @@ def test_the_own_run_of_the_readme_is_short_and_that_of_the_tutorial() -> None:
     assert reward([r"so \boxed{41}", r"\boxed{14}"], ["41", "41"]) == [1.0, 0.0]
 
 
-def test_the_readme_has_at_most_1000_words() -> None:
+SET = re.compile(r"\bconfig(\.[a-z_0-9.]+)(?= = )")
+ASSIGNING = [block for block in BLOCKS if block.language == "python" and SET.search(block.text)]
+
+
+@pytest.mark.parametrize("block", ASSIGNING, ids=lambda block: block.place)
+def test_settings_in_code_exist(block: Block) -> None:
+    for name in SET.findall(block.text):
+        check_overrides([f"--config{name}=1"], RunConfig)
+
+
+def test_the_run_of_trl_written_here_is_valid() -> None:
+    (block,) = (each for each in ASSIGNING if each.page == "docs/how-to/from-trl-or-verl.md")
+    config = base.get_config()
+    exec(block.text, {"config": config})
+    assert run_config(config).algorithm.group_size == 8
+
+
+def test_the_readme_has_at_most_900_words() -> None:
     words = (ROOT / "README.md").read_text(encoding="utf-8").split()
-    assert len([word for word in words if re.search(r"\w", word)]) <= 1000
+    assert len([word for word in words if re.search(r"\w", word)]) <= 900

@@ -1,10 +1,13 @@
 """The site of docs/ holds together: `make docs` finds the same, but needs mkdocs."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.settings.setting import settings_of
 from tests.docs_blocks import ROOT, blocks_of, pages
 
 DOCS = ROOT / "docs"
@@ -37,6 +40,70 @@ def test_a_page_has_one_title_and_says_something_first(page: str) -> None:
     assert all(block.language for block in blocks_of(f"docs/{page}"))
 
 
+ASKED = {
+    "OOM": "how-to/troubleshooting.md",
+    "out of memory": "how-to/troubleshooting.md",
+    "troubleshooting": "how-to/troubleshooting.md",
+    "proxy": "how-to/troubleshooting.md",
+    "sandbox": "how-to/troubleshooting.md",
+    "resume": "how-to/troubleshooting.md",
+    "license": "explanation/is-it-for-me.md",
+    "SFT": "how-to/from-trl-or-verl.md",
+    "TRL": "how-to/from-trl-or-verl.md",
+    "verl": "how-to/from-trl-or-verl.md",
+    "install": "tutorials/install.md",
+}
+
+
+@pytest.mark.parametrize(("words", "page"), ASKED.items())
+def test_a_word_that_people_search_for_is_in_a_heading(words: str, page: str) -> None:
+    """The site's search ranks titles and headings far above text."""
+    assert words.lower() in " ".join(titles(DOCS / page)).lower()
+
+
+MESSAGES = (
+    "by its plan the run needs",
+    "one rollout of full length needs",
+    "end what listens there, or set",
+    "no such folder, and the hub does not give it",
+    "devices needed by learner.mesh=",
+    "nothing of it was applied, and checkpoint",
+    "the policy always says the same and explores nothing",
+    "so that nothing is learnt; ",
+    "all responses were cut off at",
+    "run on Linux 5.13 or later, x86_64 or aarch64, with Landlock and seccomp",
+    "stop it or choose another --workdir",
+    "holds a run of another configuration",
+    "interrupted; the same command goes on",
+    "no such checkpoint is kept; kept: ",
+    "settings begin with config: --config.",
+)
+
+
+def test_troubleshooting_has_messages_that_are_said() -> None:
+    page = text_with_code("how-to/troubleshooting.md")
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "rlboost_jax").rglob("*.py"))
+    said = re.sub(r'"\s*f?"', "", "".join(sources))  # strings that go on in the next line
+    for message in MESSAGES:
+        assert message.partition(" --config")[0] in page, message
+        assert message.partition("; kept")[0] in said, message
+
+
+def text_with_code(page: str) -> str:
+    return " ".join((DOCS / page).read_text(encoding="utf-8").split())
+
+
+def test_each_setting_has_an_anchor() -> None:
+    page = (DOCS / "reference/settings.md").read_text(encoding="utf-8")
+    found = re.findall(r'<a id="([\w.]+)"></a>', page)
+    assert found == [setting.name for setting in settings_of(RunConfig)]
+
+
+def test_the_page_of_kernels_has_all_of_them() -> None:
+    made = runpy.run_path(str(ROOT / "tools" / "kernels_page.py"))["document"]()
+    assert (DOCS / "reference/kernels.md").read_text(encoding="utf-8") == made
+
+
 def test_a_reader_without_network_has_all_of_it() -> None:
     assert re.search(r"^  font: false\b", CONFIG, re.MULTILINE)
     assert "http" not in CONFIG
@@ -50,7 +117,11 @@ def text_of(file: Path) -> str:
 
 def headings(file: Path) -> set[str]:
     """Anchors of headings, as the site makes them: letters, digits and hyphens."""
-    titles = re.findall(r"^#+ (.*)$", text_of(file), re.MULTILINE)
     return {
-        re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles
+        re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
+        for title in titles(file)
     }
+
+
+def titles(file: Path) -> list[str]:
+    return re.findall(r"^#+ (.*)$", text_of(file), re.MULTILINE)

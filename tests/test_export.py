@@ -11,18 +11,19 @@ import optax
 import pytest
 
 from configs import base
-from rlboost_jax import export, logits
+from rlboost_jax import export
+from rlboost_jax.cli import logits
 from rlboost_jax.learner.checkpoints.reading import CheckpointNotFound
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import Params, init_params, params_digest
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config, write_run_config
 from rlboost_jax.settings.huggingface.sources import source_fields
-from rlboost_jax.settings.load import run_config, write_run_config
-from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.run_config import RunConfig
 from tests.oracles import torch_oracle
 
 pytestmark = pytest.mark.optimized(False)  # logits are compared to a tolerance
@@ -130,6 +131,7 @@ def test_a_source_s_own_words_and_tokenizer_come_along(run: RunConfig, tmp_path:
         "dtype": "float32",
         "tie_word_embeddings": True,  # which the weights contradict, and so does the run's record
     }
+    export_of_source["architectures"] = None  # then the family decides
     (source / "config.json").write_text(json.dumps(export_of_source))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md"):
         (source / name).write_text(name)
@@ -141,6 +143,7 @@ def test_a_source_s_own_words_and_tokenizer_come_along(run: RunConfig, tmp_path:
     assert (values["eos_token_id"], values["max_position_embeddings"]) == ([1, 7], 64)
     assert (values["torch_dtype"], "dtype" in values) == ("bfloat16", False)
     assert values["tie_word_embeddings"] is False
+    assert values["architectures"] == ["Qwen3ForCausalLM"] and "Qwen3ForCausalLM" in lines[0]
     names = {path.name for path in (tmp_path / "out").iterdir()}
     tokenizer = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     assert names == tokenizer | {"config.json", "model.safetensors"}

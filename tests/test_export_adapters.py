@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from configs import base as base_config
-from rlboost_jax import evaluate, export
+from rlboost_jax import export
+from rlboost_jax.cli import evaluate
+from rlboost_jax.cli.logits import learner_logits
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
-from rlboost_jax.logits import learner_logits
 from rlboost_jax.models.adapters import base_model, is_adapter, joined, merged_params
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
@@ -24,11 +25,11 @@ from rlboost_jax.models.params import (
     params_digest,
     unflatten_params,
 )
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config, write_run_config
 from rlboost_jax.settings.huggingface.sources import source_fields
-from rlboost_jax.settings.load import run_config, write_run_config
-from rlboost_jax.settings.model import LoraConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.model_config import LoraConfig
+from rlboost_jax.settings.run_config import RunConfig
 from tests.oracles import torch_oracle
 
 pytestmark = pytest.mark.optimized(False)  # logits are compared to a tolerance
@@ -46,7 +47,7 @@ def run() -> RunConfig:
 
 @pytest.fixture(scope="module")
 def params(run: RunConfig) -> Params:
-    """Of the whole tree, with adapters that add something."""
+    """Parameters of the whole tree, with adapters that add something."""
     leaves = flatten_params(jax.device_get(init_params(run.model, 0)))
     rng = np.random.default_rng(0)
     for name in filter(is_adapter, leaves):

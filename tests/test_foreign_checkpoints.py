@@ -9,16 +9,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs import base
-from rlboost_jax.logits import learner_logits, logits
+from rlboost_jax.cli.logits import learner_logits, logits
 from rlboost_jax.models.checkpoint_reader import CheckpointUnusable, read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config, write_run_config
 from rlboost_jax.settings.huggingface.config import to_huggingface
 from rlboost_jax.settings.huggingface.sources import source_fields
 from rlboost_jax.settings.huggingface.tensor_files import HEAD, SINGLE, TensorFiles
-from rlboost_jax.settings.load import run_config, write_run_config
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from tests import small
 from tests.models.checkpoints import SIZES, _heads, checkpoint, logits_of
 from tests.oracles import torch_oracle
@@ -274,7 +274,7 @@ def test_inside_of_another_model_the_head_has_a_name_of_its_own(
 
 
 def test_a_run_keeps_its_head_where_its_source_has_lost_the_weights(tmp_path: Path) -> None:
-    """Of the source a run that goes on reads config.json only, which says the wrong thing."""
+    """It reads only the source's config.json when it goes on, which says the wrong thing."""
     (tmp_path / "source").mkdir()
     source = stored_with(tmp_path / "source", tie=True, **{HEAD: other})
     changed(tmp_path / "source", vocab_size=112)

@@ -3,7 +3,7 @@
 It is used, refused by its name, or named in a warning or in an answer: what a reader returns,
 raises or logs has the name. No reader of these: columns of rows, which settings choose by name;
 records of typed clients (boto3, lightkube, SkyPilot); what a run writes for itself. Sessions of the
-gateway, which need one, are asked in `gateway/test_app.py`.
+gateway, which need one, are asked in `gateway/test_gateway_app.py`.
 """
 
 import asyncio
@@ -25,26 +25,26 @@ from rlboost_jax.data.conversations import conversation_in, fields_unread, tools
 from rlboost_jax.environments.observations import checked_observation, checked_step
 from rlboost_jax.environments.protocol import Step
 from rlboost_jax.environments.tools import tool
-from rlboost_jax.gateway.calls import chat_call, token_call
+from rlboost_jax.gateway.client_calls import chat_call, token_call
 from rlboost_jax.providers.command import _job
-from rlboost_jax.providers.prices import prices, prices_in
+from rlboost_jax.providers.price_command import prices, prices_in
 from rlboost_jax.rewards.code import cases
-from rlboost_jax.rewards.frames import Job, Response
 from rlboost_jax.rewards.functions import _found
-from rlboost_jax.rewards.service import RewardService, _found_in
-from rlboost_jax.rollout.notices import aws, azure, metadata
+from rlboost_jax.rollout.notices import aws_notices, azure_notices, metadata_server
 from rlboost_jax.settings import foreign_keys
+from rlboost_jax.settings.config_loading import run_config, run_config_from_dict, to_dict
 from rlboost_jax.settings.huggingface.adapter_config import ADAPTER_CONFIG, adapter_fields
 from rlboost_jax.settings.huggingface.config import from_huggingface
 from rlboost_jax.settings.huggingface.generation import GENERATION, end_ids
 from rlboost_jax.settings.huggingface.rope_scaling import _KNOWN as ROPE_TYPES
 from rlboost_jax.settings.huggingface.tensor_files import INDEX, TensorFiles
-from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
-from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.settings.rewards_config import RewardConfig
 from rlboost_jax.settings.traces import read_trace
-from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.market.availability import read_availability
-from rlboost_jax.simulator.plan.prices import EXAMPLE_FILE, read_prices
+from rlboost_jax.simulator.plan.price_list import EXAMPLE_FILE, read_prices
+from rlboost_jax.simulator.sim_config_loading import sim_config
+from rlboost_jax.workers.reward_frames import RewardJob, RewardResponse
+from rlboost_jax.workers.reward_service import RewardService, _found_in
 from tests.settings.test_huggingface import PUBLISHED
 
 ODD = {"sparkle": 7}
@@ -59,9 +59,9 @@ ROPE = {  # what a section of each type must have
     "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL},
     "yarn": {"factor": 4.0, **ORIGINAL},
 }
-JOB = Job(
+JOB = RewardJob(
     prompt="p",
-    responses=(Response(completion="c", completion_ids=(1,), finished=True),),
+    responses=(RewardResponse(completion="c", completion_ids=(1,), finished=True),),
     columns={},
 )
 
@@ -124,12 +124,12 @@ def answer_of_a_service(_: Path) -> Any:
     try:
         return _found_in(json.dumps({"rewards": [1.0], **ODD}).encode(), JOB, service._report)
     finally:
-        service.close()
+        asyncio.run(service.close())
 
 
 def from_the_cloud(values: Any, kind: type) -> Callable[[Path], Any]:
-    answer = metadata.Answer(status=200, text=json.dumps(values), headers={}, at=0.0)
-    return lambda _: metadata.decode(answer, kind)
+    answer = metadata_server.MetadataAnswer(status=200, text=json.dumps(values), headers={}, at=0.0)
+    return lambda _: metadata_server.decode(answer, kind)
 
 
 @tool
@@ -200,13 +200,13 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "prices in JSON": lambda _: prices_in(json.dumps({"spot": ODD})),
     "fleet.command.list": lambda _: _job("run name nonce sparkle"),
     "reason of a job": lambda _: _job("run name nonce running sparkle"),
-    "AWS: action": from_the_cloud({"action": "stop", "time": "t", **ODD}, aws.Action),
-    "AWS: rebalance": from_the_cloud({"noticeTime": "t", **ODD}, aws.Rebalance),
+    "AWS: action": from_the_cloud({"action": "stop", "time": "t", **ODD}, aws_notices.Action),
+    "AWS: rebalance": from_the_cloud({"noticeTime": "t", **ODD}, aws_notices.Rebalance),
     "Azure: document": from_the_cloud(
-        {"DocumentIncarnation": 1, "Events": [EVENT], **ODD}, azure.Document
+        {"DocumentIncarnation": 1, "Events": [EVENT], **ODD}, azure_notices.ScheduledEvents
     ),
     "Azure: event": from_the_cloud(
-        {"DocumentIncarnation": 1, "Events": [{**EVENT, **ODD}]}, azure.Document
+        {"DocumentIncarnation": 1, "Events": [{**EVENT, **ODD}]}, azure_notices.ScheduledEvents
     ),
     # files of settings, prices and traces
     "settings": settings,
@@ -233,7 +233,7 @@ def test_it_is_used_or_refused_or_named(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign_keys.warn_once.cache_clear()
-    monkeypatch.setattr(metadata, "_TOLD", set())
+    monkeypatch.setattr(metadata_server, "_TOLD", set())
     with caplog.at_level(logging.WARNING):
         try:
             said = repr(READERS[name](tmp_path))
@@ -249,14 +249,14 @@ def test_each_type_of_rope_section_is_asked() -> None:
 
 def test_a_cloud_that_says_ever_more_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     """Its metadata is asked every second; keys of any number and length are one short line."""
-    metadata._TOLD.clear()
+    metadata_server._TOLD.clear()
     foreign_keys.warn_once.cache_clear()
     for number in range(3):
         more = {f"{number}-{key}-{'x' * 500}": 1 for key in range(100)}
-        from_the_cloud({"noticeTime": "t", **more}, aws.Rebalance)(Path())
+        from_the_cloud({"noticeTime": "t", **more}, aws_notices.Rebalance)(Path())
     (record,) = caplog.records
     assert record.getMessage().endswith(" and 80 more") and len(record.getMessage()) < 2000
-    metadata._TOLD.clear()
+    metadata_server._TOLD.clear()
 
 
 def test_what_azure_says_and_nobody_needs_is_no_noise(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,5 +266,7 @@ def test_what_azure_says_and_nobody_needs_is_no_noise(caplog: pytest.LogCaptureF
         **{"NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT", "Description": "Host update"},
         **{"EventSource": "Platform", "DurationInSeconds": -1},
     }
-    from_the_cloud({"DocumentIncarnation": 1, "Events": [event]}, azure.Document)(Path())
+    from_the_cloud({"DocumentIncarnation": 1, "Events": [event]}, azure_notices.ScheduledEvents)(
+        Path()
+    )
     assert not caplog.records

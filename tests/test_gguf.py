@@ -8,15 +8,21 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from rlboost_jax.logits import logits
+from configs import base
+from rlboost_jax.cli.logits import logits
+from rlboost_jax.export import export
+from rlboost_jax.learner.checkpoints.origin import OriginChanged, keep_origin, keep_teachers
+from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
-from rlboost_jax.settings.errors import ConfigError, Mistake
+from rlboost_jax.platform.mistakes import ConfigError, Mistake
+from rlboost_jax.settings.config_loading import run_config, write_run_config
 from rlboost_jax.settings.gguf import stand_in as stand_ins
 from rlboost_jax.settings.gguf.container import read_container
 from rlboost_jax.settings.gguf.quantized import Blocks
 from rlboost_jax.settings.huggingface.sources import WEIGHTS, source_fields, source_folder
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from tests.models.checkpoints import LLAMA3_ROPE, SIZES, YARN, _heads, checkpoint, logits_of
 from tests.models.gguf_files import write_gguf
 from tests.oracles import torch_oracle
@@ -158,7 +164,11 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
     both(tmp_path / "m-00001-of-00002.gguf", logits_of(theirs, TOKENS))
     with pytest.raises(ConfigError, match=r"name the file itself: .*m-00001-of-00002\.gguf"):
         source_fields(str(tmp_path))
-    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    second = tmp_path / "m-00002-of-00002.gguf"
+    second.write_bytes(second.read_bytes().replace(b"qwen2", b"llama"))
+    with pytest.raises(ConfigError, match=r"source: .*00002.gguf is part of .* 'llama', and .*001"):
+        source_fields(str(tmp_path / "m-00001-of-00002.gguf"))
+    second.unlink()
     with pytest.raises(ConfigError, match=r"00002-of-00002.gguf is missing"):
         source_fields(str(tmp_path / "m-00001-of-00002.gguf"))
 
@@ -167,7 +177,7 @@ def test_the_tokenizer_of_a_file_splits_text_as_it_did(tmp_path: Path) -> None:
     import tokenizers
 
     from rlboost_jax.data.tokenizers import HuggingFaceTokenizer
-    from rlboost_jax.settings.data import DataConfig
+    from rlboost_jax.settings.data_config import DataConfig
 
     text = ["How many apples are 12 and 30?", "  naïve\n\n日本語 <turn> it's\t3.14"]
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -233,6 +243,53 @@ def test_a_folder_is_made_once_and_anew_for_another_file(tmp_path: Path) -> None
     assert stand_ins.is_gguf(str(path)) and not stand_ins.is_gguf(str(tmp_path))
 
 
+def test_a_run_goes_on_with_its_file_wherever_that_lies(tmp_path: Path) -> None:
+    """As a start and as a teacher. A copy in another format is a copy."""
+    theirs, path = checkpoint(CASES["qwen2, biases"], tmp_path / "hf"), tmp_path / "model.gguf"
+    write_gguf(theirs, path)
+
+    def goes_on(source: Path) -> None:
+        keep_origin(tmp_path, str(source))
+        keep_teachers(tmp_path, [str(source)])
+
+    goes_on(path)
+    path.touch()
+    goes_on(path)
+    goes_on(path.rename(tmp_path / "moved.gguf"))
+    goes_on(tmp_path / "hf")
+    with torch.no_grad():
+        theirs.model.norm.weight.add_(1.0)
+    write_gguf(theirs, path)
+    with pytest.raises(OriginChanged, match=r"model.source is .*model.gguf'.* those of .*hf'"):
+        keep_origin(tmp_path, str(path))
+    with pytest.raises(OriginChanged, match=r"distillation.teachers\[0\] is .*model.gguf'"):
+        keep_teachers(tmp_path, [str(path)])
+    path.write_bytes(unknown_blocks(path.read_bytes()))
+    with pytest.raises(Mistake, match=r"^config.model.source: .*model.gguf has a tensor of ggml's"):
+        keep_origin(tmp_path, str(path))
+    with pytest.raises(Mistake, match=r"^distillation.teachers: source: .*model.gguf has a tensor"):
+        keep_teachers(tmp_path, [str(path)])
+
+
+def test_a_run_from_a_file_is_exported_as_what_the_file_was_made_of(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    config = transformers.Qwen2Config(**{**SIZES, "vocab_size": 120}, **_heads(32, 4, 2, 8))
+    write_gguf(checkpoint(config, tmp_path / "hf"), path)
+    values = base.get_config()
+    values.model.source = str(path)
+    run = run_config(values)
+    params = read_checkpoint(run.model, source_folder(str(path), WEIGHTS))
+    write_run_config(tmp_path / "config.json", run, "f00d")
+    with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
+        checkpoints.save(3, {"params": params}, {})
+    (line, _) = export(tmp_path, tmp_path / "out", dtype="float32")
+    assert "out: Qwen2ForCausalLM after 3 updates, float32" in line
+    found, expected = (load_file(tmp_path / at / "model.safetensors") for at in ("out", "hf"))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(found[name], tensor, err_msg=name)
+
+
 def cut(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
@@ -244,6 +301,22 @@ def another_architecture(data: bytes) -> bytes:
 def longer_than_the_file(data: bytes) -> bytes:
     at = data.index(b"qwen2") - 8
     return data[:at] + struct.pack("<Q", 2**62) + data[at + 8 :]
+
+
+def tensor_entry(data: bytes, name: bytes) -> int:
+    """Where the number of axes of a tensor stands; its shape and its type follow."""
+    return data.index(name) + len(name)
+
+
+def unknown_blocks(data: bytes) -> bytes:
+    at = tensor_entry(data, b"blk.0.attn_q.weight") + 4 + 2 * 8
+    return data[:at] + struct.pack("<I", 99) + data[at + 4 :]
+
+
+def another_shape(data: bytes) -> bytes:
+    at = tensor_entry(data, b"blk.0.ffn_up.weight") + 4
+    first, second = data[at : at + 8], data[at + 8 : at + 16]
+    return data[:at] + second + first + data[at + 16 :]
 
 
 def many(data: bytes) -> bytes:
@@ -259,6 +332,8 @@ def many(data: bytes) -> bytes:
         (lambda data: data[:4] + b"\0\0\0\3" + data[8:], "its version is"),
         (longer_than_the_file, "there are no more"),
         (many, "at most 1,048,576"),
+        (unknown_blocks, "ggml's type 99, which .* take the model in other blocks"),
+        (another_shape, r"mlp.up_proj.weight in .* has shape \[56, 40\], and config.json makes it"),
         (another_architecture, "general.architecture is 'mamba'; known are llama"),
     ],
 )

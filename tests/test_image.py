@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.commands import COMMANDS
+from rlboost_jax.cli.commands import COMMANDS
 from rlboost_jax.rollout.health import VARIABLE
+from rlboost_jax.settings.kubernetes_config import KubernetesConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "Dockerfile").read_text()
 LINES = re.sub(r"\\\n", " ", "\n".join(x for x in TEXT.splitlines() if x[:1] != "#")).splitlines()
+TRAINER = ROOT / "deploy" / "kubernetes" / "trainer.yaml"
 IGNORED = (ROOT / ".dockerignore").read_text().splitlines()
 
 
@@ -39,6 +41,10 @@ def test_processes_are_nobodys_root() -> None:
     last = LINES[max(i for i, line in enumerate(LINES) if line.startswith("FROM ")) :]
     users = [line for line in last if line.startswith("USER ")]
     assert users and re.fullmatch(r"USER [1-9]\d+:[1-9]\d+", users[-1]), "by number, for Kubernetes"
+    number = int(users[-1].split()[1].split(":")[0])
+    assert number == KubernetesConfig().user, "one that the image does not know has no home there"
+    (trainer,) = re.findall(r"runAsUser: (\d+)", TRAINER.read_text())
+    assert int(trainer) == number
     after = last[last.index(users[-1]) :]
     assert not [line for line in after if line.startswith(("RUN ", "COPY ", "ADD "))]
 

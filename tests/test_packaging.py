@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rlboost_kernels
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import rlboost_jax
+from rlboost_jax.environments import episode_records
+from rlboost_jax.environments.builtin import corpus
+from rlboost_jax.manager import journal_entries
 from tests.oracles import torch_oracle
 from tests.patience import PATIENCE_SECONDS
 
@@ -28,7 +33,7 @@ def project(folder: Path) -> dict[str, Any]:
 
 
 def requirements(folder: Path) -> list[Requirement]:
-    """Of a distribution with all its extras."""
+    """Requirements of a distribution with all its extras."""
     table = project(folder)
     extras = table.get("optional-dependencies", {}).values()
     return [Requirement(r) for r in [*table["dependencies"], *(r for e in extras for r in e)]]
@@ -127,7 +132,10 @@ def test_data_files_are_packaged() -> None:
     beside = {
         str(path.relative_to(ROOT / "rlboost_jax"))
         for path in (ROOT / "rlboost_jax").rglob("*")
-        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+        if path.is_file()
+        and path.suffix != ".py"
+        and path.name != "NOTES.md"
+        and "__pycache__" not in path.parts
     }
     assert beside == packaged
 
@@ -145,9 +153,28 @@ def test_wheels_have_one_name_at_their_top_and_a_licence() -> None:
 
 
 def test_versions_agree() -> None:
-    version = project(ROOT)["version"]
-    assert project(ROOT / "kernels")["version"] == version
+    version = rlboost_jax.__version__
+    assert rlboost_kernels.__version__ == version
+    for folder, package in ((ROOT, "rlboost_jax"), (ROOT / "kernels", "rlboost_kernels")):
+        dynamic = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["setuptools"]
+        assert dynamic["dynamic"]["version"]["attr"] == f"{package}.__version__"
+        assert project(folder)["authors"] and project(folder)["classifiers"]
+    dated = re.search(r"^## \[(.+?)\] - \d{4}-\d\d-\d\d$", changes(), re.MULTILINE)
+    assert dated and dated[1] == version
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_changelog_names_the_formats_of_files() -> None:
+    for line in (
+        f"manager's journal: format {journal_entries.FORMAT}",
+        f"environments' journal: format {episode_records.FORMAT}",
+        f"corpus of the search tool: format {corpus.FORMAT}",
+    ):
+        assert line in changes()
+
+
+def changes() -> str:
+    return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 UNCLAIMED = re.compile(r"pip install [^`]*\brlboost-(jax|kernels)|install '?rlboost-jax\[")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.config_loading import run_config
 from tests.oracles import torch_oracle
 from tests.tutorial import ROOT, tutorial
 

@@ -17,7 +17,7 @@ PROGRAMS = 200  # of a context; it keeps the constants of all
 
 
 class Contexts(threading.local):
-    """Of this thread, one for many programs.
+    """Contexts of this thread, one for many programs.
 
     Args:
         make: a new one.
@@ -36,7 +36,7 @@ class Contexts(threading.local):
 
 
 def save() -> None:
-    """From now on in this process."""
+    """Save compile time from now on in this process."""
     mlir.make_ir_context = Contexts(mlir.make_ir_context)
     fast = SimpleNamespace(
         compress=lambda content: zlib.compress(content, 1), decompress=zlib.decompress

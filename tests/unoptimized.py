@@ -24,7 +24,7 @@ def compiles_unoptimized() -> bool:
 
 @cache
 def options() -> dict[str, bool | int]:
-    """Those that this version of XLA has."""
+    """Options that this version of XLA has."""
     return {name: value for name, value in _WANTED.items() if _known(name, value)}
 
 
@@ -37,7 +37,7 @@ def _known(name: str, value: bool | int) -> bool:
 
 
 def add_options() -> None:
-    """From now on they are options of all programs that are compiled unoptimized."""
+    """Make them options of all programs that are compiled unoptimized from now on."""
     compile_options: Callable[..., Any] = compiler.get_compile_options
 
     def with_ours(*args: Any, env_options_overrides: Any = None, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from configs import tiny
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.config_loading import run_config, write_run_config
 
 
 def begun(folder: Path, **fleet: object) -> Path:

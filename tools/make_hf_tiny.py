@@ -154,6 +154,8 @@ def warm_up(
         optimizer.step()
         schedule.step()
         value = loss.item()
+        if (update + 1) % 100 == 0:
+            print(f"update {update + 1} of {updates}: loss {value:.2f}", flush=True)
     return value
 
 

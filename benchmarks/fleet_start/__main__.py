@@ -23,9 +23,9 @@ from pathlib import Path
 from benchmarks.fleet_start.engine import clock_of
 from benchmarks.trainer import StandInTrainer
 from configs import base
-from rlboost_jax.observe.events import read_events
-from rlboost_jax.settings.load import run_config_from_dict, write_run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.settings.config_loading import run_config_from_dict, write_run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("ordered", "python", "imports", "config", "joined", "weights", "token")

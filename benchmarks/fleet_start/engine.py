@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.stand_in import FINGERPRINT, Dispatch, StandIn, StandInEngine
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 RATE = 4_000.0  # tokens per second
 
 
 def clock_of(run: RunConfig) -> StandIn:
-    """That samples the responses of this run."""
+    """Make the clock that samples the responses of this run."""
     return StandIn(
         rate=RATE,
         slots=run.engine.slots,
@@ -22,7 +22,7 @@ def clock_of(run: RunConfig) -> StandIn:
 
 
 class NotedEngine(StandInEngine):
-    """With what a server says of its engine as it introduces itself."""
+    """Stand-in engine with what a server announces of its engine."""
 
     device_kind, fingerprint, cache_tokens = "clock", FINGERPRINT, 0
 

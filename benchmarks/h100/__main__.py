@@ -168,7 +168,7 @@ def _kill(process: "subprocess.Popen[str]") -> None:
 
 
 def rows_of(job: Job, compiler: Compiler) -> list[dict[str, Any]]:
-    """Of all programs of a job; one that takes the compiler down leaves the others alone."""
+    """Measure all programs of a job; one that crashes the compiler leaves the others alone."""
     rows: dict[str, dict[str, Any]] = {}
     print(f"compiling {job} …", file=sys.stderr, flush=True)
     while True:
@@ -202,7 +202,7 @@ def _keep_last(stream: Any, lines: list[str]) -> None:
 
 
 def _place(row: dict[str, Any]) -> int:
-    """Of its job: rows of one stay in their order."""
+    """Index of a row's job: rows of one job stay in their order."""
     return next(place for place, job in enumerate(all_jobs()) if str(job) == row["job"])
 
 

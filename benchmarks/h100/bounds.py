@@ -1,4 +1,4 @@
-"""From rows of the table to the seconds that a simulation takes of a server and a learner.
+"""Convert rows of the table to the seconds of a simulated server and learner.
 
 All are serial bounds: arithmetic, memory, launches, links and round trips one after the other, at
 the data sheet's rates. What is faster, the busiest of these alone, takes kernels that hide all
@@ -18,14 +18,14 @@ from benchmarks.h100.names import GRADIENTS, packed_size
 from benchmarks.h100.program import attention_flops
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.models.adapters import base_model
-from rlboost_jax.settings.memory import num_parameters, page_bytes, share_of
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.memory_estimates import num_parameters, page_bytes, share_of
+from rlboost_jax.settings.run_config import RunConfig
 
 Row = Mapping[str, Any]
 
 
 def bounds_of(name: str, rows: Sequence[Row]) -> dict[str, float]:
-    """Of a run of `configs/`, by name: the model's sizes, and seconds.
+    """Bounds of a run of `configs/`, by name: the model's sizes, and seconds.
 
     Args:
         rows: of the table; those of the run's own mesh and of Mosaic's kernel are looked at.
@@ -54,7 +54,7 @@ def bounds_of(name: str, rows: Sequence[Row]) -> dict[str, float]:
 
 
 def known_bounds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Of all runs whose rows are there, by name."""
+    """Bounds of all runs whose rows are there, by name."""
     found = {}
     for name in MESHES:
         with contextlib.suppress(ValueError):
@@ -112,7 +112,7 @@ def written(found: Mapping[str, Mapping[str, float]], jax: str) -> str:
 
 
 def _sizes(run: RunConfig) -> dict[str, float]:
-    """Of the model that servers hold, and the tokens that a server has pages for."""
+    """Sizes of the model that servers hold, and the tokens that a server has pages for."""
     model = base_model(run.model)
     return {
         "num_params": num_parameters(model),

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 _QWEN = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "vocab_size": 151936, "rope_theta": 1e6}
 _QWEN3 = _QWEN | {"model_type": "qwen3", "head_dim": 128, "tie_word_embeddings": False}

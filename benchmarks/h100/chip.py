@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from rlboost_jax.simulator.devices import DATA_SHEETS
-from rlboost_jax.simulator.records import ChipConfig
+from rlboost_jax.simulator.accelerators import DATA_SHEETS
+from rlboost_jax.simulator.sim_config import ChipConfig
 
 # Per second, of dense products by type of the factors; "tf32": float32 ones that may be rounded.
 FLOPS = {

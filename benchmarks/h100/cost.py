@@ -73,7 +73,7 @@ class Collective:
 
 @dataclass
 class Cost:
-    """Of one execution on one device."""
+    """Cost of one execution on one device."""
 
     flops: Counter[str] = field(default_factory=Counter)  # by type of the factors
     ragged_flops: float = 0.0  # of them in products that stand for a ragged one
@@ -389,7 +389,7 @@ def _row_arrays(instruction: Instruction, computation: Computation) -> Iterator[
 
 
 class _Traffic(NamedTuple):
-    """Of one array, in or out of one kernel."""
+    """Memory traffic of one array, in or out of one kernel."""
 
     num_bytes: float
     whole: float  # bytes of all of the array
@@ -408,7 +408,7 @@ def _is_made(name: str, computation: Computation) -> bool:
 
 
 def _kernel_traffic(instruction: Instruction, computation: Computation) -> Iterator[_Traffic]:
-    """Of an instruction that is a kernel by itself."""
+    """Traffic of an instruction that is a kernel by itself."""
     operands = [name for name in dict.fromkeys(instruction.operands) if name in computation]
     if instruction.base in _IN_PLACE:
         update = computation[instruction.operands[_IN_PLACE[instruction.base]]]
@@ -424,7 +424,7 @@ def _kernel_traffic(instruction: Instruction, computation: Computation) -> Itera
 
 
 def _fusion_traffic(fusion: Instruction, inside: Computation) -> Iterator[_Traffic]:
-    """Of a kernel made of several instructions: slices where it looks at nothing else."""
+    """Traffic of a kernel made of several instructions: only slices where it reads nothing else."""
     users: dict[str, list[Instruction]] = {}
     for instruction in inside.values():
         for operand in set(instruction.operands):
@@ -435,7 +435,7 @@ def _fusion_traffic(fusion: Instruction, inside: Computation) -> Iterator[_Traff
 
     @cache
     def read(name: str) -> float:
-        """Of an array inside, at most all of it."""
+        """Bytes that are read of an array inside, at most all of it."""
         whole, part = inside[name].num_bytes, 0.0
         if any(output.name == name for output in outputs):
             return whole

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.h100 import chip, simulated, steps
 from benchmarks.h100.bounds import bounds_of, written
 from benchmarks.h100.jobs import MESHES
-from rlboost_jax import usage
+from rlboost_jax.platform import command_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "benchmarks/results/h100.json"
@@ -71,5 +71,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    usage.take_none("benchmarks.h100.derived", __doc__)
+    command_parser.take_none("benchmarks.h100.derived", __doc__)
     main()

@@ -12,22 +12,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, SingleDeviceSharding
-from rlboost_kernels.attention import mosaic_gpu, tiles, xla
+from rlboost_kernels.attention import attention_mosaic_gpu, attention_xla, tiles
 
 from benchmarks.h100.chip import CACHED_BYTES, MEMORY_BYTES
 from benchmarks.h100.cost import Assumptions, Call
 from benchmarks.h100.program import Program, Work, attention_flops, product_parameters
-from rlboost_jax.engine import metadata
+from rlboost_jax.engine import step_inputs
+from rlboost_jax.engine.device_memory import DeviceMemory, MemoryPlan, engine_sizes, plan_memory
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
 from rlboost_jax.engine.layouts import make_layout
-from rlboost_jax.engine.memory import DeviceMemory, MemoryPlan, engine_sizes, plan_memory
-from rlboost_jax.engine.programs import Programs
+from rlboost_jax.engine.step_programs import Programs
 from rlboost_jax.models.adapters import base_model
-from rlboost_jax.settings.engine import EngineConfig
-from rlboost_jax.settings.memory import page_bytes, weight_bytes
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.engine_config import EngineConfig
+from rlboost_jax.settings.memory_estimates import page_bytes, weight_bytes
+from rlboost_jax.settings.model_config import ModelConfig
 from rlboost_jax.settings.routing import routing_of
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class _Server:
             self.layout,
             max_steps=self.config.steps_per_dispatch,
             truncated_sampling=run.truncated_sampling,
+            noise=run.sampling.noise,
             attention=attention,
             kv_dtype=self.config.kv_dtype,
             devices=self.devices,
@@ -81,7 +82,7 @@ class _Server:
         slots, steps = self.layout.slots, self.config.steps_per_dispatch
         held = self.layout.num_pages * self.layout.page_size / slots
         load = _Load(slots, slots, min(self.run.slot_tokens / 2, held))
-        packed = metadata.pack_decode(self.layout, (), 0, rows=self.layout.decode_rows[-1])
+        packed = step_inputs.pack_decode(self.layout, (), 0, rows=self.layout.decode_rows[-1])
         lower = partial(
             self.programs.decode.lower,
             self._leaves(),
@@ -100,7 +101,7 @@ class _Server:
         prompt = self.config.max_prompt_tokens
         rows = self.layout.token_rows
         load = _Load(rows, math.ceil(rows / prompt), prompt)
-        packed = metadata.pack_mixed(self.layout, ())
+        packed = step_inputs.pack_mixed(self.layout, ())
         lower = partial(
             self.programs.mixed.lower, self._leaves(), self._pools(), self._numbers(packed.size)
         )
@@ -133,8 +134,8 @@ class _Server:
 
     def _assumptions(self, load: _Load, steps: int) -> Assumptions:
         layout, model = self.layout, self.devices.share
-        block = max(layout.page_size, xla.BLOCK_TOKENS)
-        blocks = math.ceil(load.rows / xla.TILE_ROWS)
+        block = max(layout.page_size, attention_xla.BLOCK_TOKENS)
+        blocks = math.ceil(load.rows / attention_xla.TILE_ROWS)
         pool = rf"\[{layout.num_pages},{layout.page_size},"
         item = jnp.dtype(self.config.kv_dtype).itemsize
         sums = _sums(model, load)
@@ -161,7 +162,7 @@ class _Server:
         )
 
     def _work(self, load: _Load) -> Work:
-        """Of one step; the head runs for each sequence alone."""
+        """Work of one step; the head runs for each sequence alone."""
         model = self.model
         head = model.vocab_size * model.embed_dim
         flops = 2 * load.rows * (product_parameters(model) - head)
@@ -197,7 +198,7 @@ class _Server:
 
 def _columns(model: ModelConfig) -> int:
     """Float32 numbers that Mosaic's kernel keeps of a row, a query head and a split."""
-    return max(model.head_dim, mosaic_gpu.THREADS) + mosaic_gpu.SUMS
+    return max(model.head_dim, attention_mosaic_gpu.THREADS) + attention_mosaic_gpu.SUMS
 
 
 def _sums(model: ModelConfig, load: _Load) -> float:
@@ -207,7 +208,7 @@ def _sums(model: ModelConfig, load: _Load) -> float:
 
 
 def memory_plan(run: RunConfig, config: EngineConfig) -> MemoryPlan:
-    """Of one of the server's GPUs, which it has to itself."""
+    """Memory plan of one of the server's GPUs, which it has to itself."""
     layout = make_layout(config, run.slot_tokens, any_rows=False, exact=run.deterministic)
     sizes = engine_sizes(
         run.model,

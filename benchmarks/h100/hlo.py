@@ -60,7 +60,7 @@ class Instruction:
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
-        """Of all arrays of the result, those of nested tuples included."""
+        """Shapes of all arrays of the result, those of nested tuples included."""
         return shapes_of(self.type)
 
     @property
@@ -101,7 +101,7 @@ class Instruction:
 
     @property
     def known_trips(self) -> int | None:
-        """Of a while loop whose number of iterations the compiler found out."""
+        """Iterations of a while loop, where the compiler found out their number."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.attributes)
         return int(found[1]) if found else None
 
@@ -115,7 +115,7 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """Of a custom call."""
+        """Target of a custom call."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found[1] if found else ""
 

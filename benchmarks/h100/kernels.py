@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,15 @@ from rlboost_kernels import (
     noise_keys,
     ragged_paged_attention,
     selected_logprobs,
+    token_noise,
     tokens_from_noise,
-    uniforms,
     update_kv_pages,
 )
-from rlboost_kernels.attention import mosaic_gpu, triton, xla
-from rlboost_kernels.grouped import mosaic_gpu as grouped
-from rlboost_kernels.packed_attention import triton as packed_triton
-from rlboost_kernels.packed_attention.spans import Spans
+from rlboost_kernels.attention import attention_mosaic_gpu, attention_triton, attention_xla
+from rlboost_kernels.grouped import grouped_mosaic_gpu as grouped
+from rlboost_kernels.packed_attention import packed_triton
+from rlboost_kernels.packed_attention.spans import RowSpans
+from rlboost_kernels.sampling.noise import NoiseKind
 
 from benchmarks.h100.cost import Assumptions, Call
 from benchmarks.h100.program import (
@@ -29,16 +30,17 @@ from benchmarks.h100.program import (
     attention_flops,
     packed_attention_calls,
 )
-from rlboost_jax.settings.memory import MOST_LOGITS, share_of
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.memory_estimates import MOST_LOGITS, share_of
+from rlboost_jax.settings.run_config import RunConfig
 
-_ATTENTION = {"mosaic_gpu": mosaic_gpu, "triton": triton, "xla": None}
+_ATTENTION = {"mosaic_gpu": attention_mosaic_gpu, "triton": attention_triton, "xla": None}
+SAMPLING: Final[dict[str, NoiseKind]] = {"sampling": "inverse_cdf", "sampling by a tree": "tree"}
 _CONTEXT = 4096  # tokens that each decoding sequence holds
 _PACKED = 16_384  # rows of which log-probabilities are taken
 
 
 def programs(run: RunConfig, device: Any) -> Iterator[Program]:
-    """Of decode steps with all slots busy, on one device of an engine."""
+    """Yield programs of decode steps with all slots busy, on one device of an engine."""
     place = SingleDeviceSharding(device)
 
     def array(shape: tuple[int, ...], dtype: str = "int32") -> jax.ShapeDtypeStruct:
@@ -82,8 +84,8 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
                 work,
                 Assumptions(
                     trips=(
-                        (r"while/body.*while$", _CONTEXT / max(L, xla.BLOCK_TOKENS)),
-                        (r"while$", -(-S // xla.TILE_ROWS)),
+                        (r"while/body.*while$", _CONTEXT / max(L, attention_xla.BLOCK_TOKENS)),
+                        (r"while$", -(-S // attention_xla.TILE_ROWS)),
                     ),
                     calls=(Call(rf"\[{P},{L},", work.flops, work.num_bytes),),
                 ),
@@ -114,18 +116,20 @@ def programs(run: RunConfig, device: Any) -> Iterator[Program]:
     )
     logits, column = array((T, V), "float32"), array((T,), "float32")
 
-    def sampled(logits: Any, number: Any, position: Any, real: Any) -> Any:
-        noise = uniforms(noise_keys(number, number, number), position)
+    def sampled(logits: Any, number: Any, position: Any, real: Any, *, kind: NoiseKind) -> Any:
+        keys = noise_keys(number, number, number)
+        noise = token_noise(keys, position, kind, vocabulary=V)
         temperature, top_p, top_k = real, real, position
         truncated = run.truncated_sampling
         return tokens_from_noise(logits, noise, temperature, top_p, top_k, truncated=truncated)
 
-    yield program(
-        "sampling",
-        sampled,
-        (logits, array((T,), "uint32"), array((T,)), column),
-        Work(num_bytes=4.0 * T * V),
-    )
+    for name, kind in SAMPLING.items():
+        yield program(
+            name,
+            partial(sampled, kind=kind),
+            (logits, array((T,), "uint32"), array((T,)), column),
+            Work(num_bytes=4.0 * T * V),
+        )
     hidden, table = array((_PACKED, E), dtype), array((E, V // engine.tensor_parallel), dtype)
 
     def total(hidden: Any, table: Any, tokens: Any) -> Any:
@@ -176,8 +180,8 @@ def _packed_attention(run: RunConfig, array: Any, program: Any) -> Program:
     scores = packed_triton.Scores(model.attention_scale, model.attention_soft_cap or None)
 
     def gradients(q: Any, k: Any, v: Any, up: Any, *spans: Any) -> Any:
-        out, lse = packed_triton.forward(q, k, v, Spans(*spans), scores)
-        return packed_triton.backward(q, k, v, Spans(*spans), out, lse, up, scores)
+        out, lse = packed_triton.forward(q, k, v, RowSpans(*spans), scores)
+        return packed_triton.backward(q, k, v, RowSpans(*spans), out, lse, up, scores)
 
     # Of a token that sees itself and all before it.
     seen = attention_flops(model, (T + 1) / 2) / (model.num_layers * model.num_query_heads)

@@ -30,9 +30,9 @@ from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.setup.preparation import programs as programs_of
 from rlboost_jax.learner.state import abstract_state
 from rlboost_jax.models.adapters import base_model
+from rlboost_jax.models.parameter_sharding import AXES, batch_sharding, param_shardings
 from rlboost_jax.models.params import abstract_params
-from rlboost_jax.models.sharding import AXES, batch_sharding, param_shardings
-from rlboost_jax.settings.memory import (
+from rlboost_jax.settings.memory_estimates import (
     MOST_BLOCK,
     MOST_DENSE_TOKENS,
     attention_bytes_per_device,
@@ -44,7 +44,7 @@ from rlboost_jax.settings.memory import (
     share_of,
     weight_bytes,
 )
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 _ASSUMED = (
     "rows are one sequence each; a fused attention kernel reads its operands once and multiplies "
@@ -184,7 +184,7 @@ def _assumed(run: RunConfig) -> str:
 
 
 def _rows(run: RunConfig, row_tokens: int) -> int:
-    """Of a packed batch whose rows have so many tokens."""
+    """Rows of a packed batch whose rows have so many tokens."""
     shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
     return next(rows for rows, tokens in shapes if tokens == row_tokens)
 

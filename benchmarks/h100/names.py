@@ -4,7 +4,7 @@ GRADIENTS = "gradients"
 
 
 def gradients_name(rows: int, tokens: int) -> str:
-    """Of gradients over a packed batch: "gradients 8 x 14,848"."""
+    """Name gradients over a packed batch: "gradients 8 x 14,848"."""
     return f"{GRADIENTS} {rows} x {tokens:,}"
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlboost_kernels.packed_attention import triton
+from rlboost_kernels.packed_attention import packed_triton
 
 from benchmarks.h100.cost import Assumptions, Call
-from rlboost_jax.settings.memory import expert_parameters, num_parameters
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.memory_estimates import expert_parameters, num_parameters
+from rlboost_jax.settings.model_config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,5 +61,5 @@ def packed_attention_calls(model: ModelConfig, tokens: int, heads: float) -> tup
     seen = [min(window or tokens, tokens) for window in model.layer_windows]
     pairs = sum(s * (s + 1) / 2 + (tokens - s) * s for s in seen) / len(seen)
     product = 2 * pairs * heads * model.head_dim
-    calls = [Call(name, number * product) for name, number in triton.PRODUCTS.items()]
+    calls = [Call(name, number * product) for name, number in packed_triton.PRODUCTS.items()]
     return (*calls, Call("fmhaSoftmaxBackward", 5 * product), Call("fmhaSoftmax", 2 * product))

@@ -54,7 +54,7 @@ def unassembled(folder: Path) -> dict[str, Any]:
 
 
 def _options(folder: Path, script: str) -> dict[str, Any]:
-    """Of a compilation that takes `script` for ptxas."""
+    """Options of a compilation that takes `script` for ptxas."""
     from nvidia import cuda_nvcc
 
     nvcc, toolkit = Path(next(iter(cuda_nvcc.__path__))), folder / "toolkit"
@@ -107,7 +107,7 @@ class Reports:
 
 
 def rounding_kernels(text: str) -> list[str]:
-    """Of PTX: those that multiply with TF32 factors."""
+    """Names of the kernels in PTX that multiply with TF32 factors."""
     parts = _PTX.split(text)[1:]
     named = zip(parts[::2], parts[1::2], strict=True)
     return [name for name, body in named if _TF32.search(body)]

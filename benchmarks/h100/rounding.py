@@ -68,7 +68,7 @@ def _emission(instruction: Instruction) -> str:
 
 
 def _lines(module: Module, inside: Computation) -> list[str]:
-    """Of what rounds, and of what that is made from; what is no such number is a dot."""
+    """Lines of the instructions that round and of their inputs; other names become a dot."""
     counts: set[str] = set()
     for one in reversed(list(inside.values())):  # operands come before their use
         if _rounds(one) or one.name in counts:

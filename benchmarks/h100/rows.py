@@ -10,7 +10,7 @@ from benchmarks.h100.cost import Collective, Cost, cost_of, largest
 from benchmarks.h100.hlo import parse
 from benchmarks.h100.program import Program
 from benchmarks.h100.rounding import rounding
-from rlboost_jax.simulator.records import ChipConfig
+from rlboost_jax.simulator.sim_config import ChipConfig
 
 GIB, GB = 2.0**30, 1e9
 

@@ -14,8 +14,8 @@ from benchmarks.h100.bounds import known_bounds
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.names import GRADIENTS, packed_size
 from configs.sim import base, h100
-from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
+from rlboost_jax.simulator.sim_config_loading import sim_config
 
 _NAMES = (
     *("program", "config", "mesh"),
@@ -70,7 +70,7 @@ def _is_own(row: dict[str, Any]) -> bool:
 
 
 def _paper(row: dict[str, Any]) -> ConfigDict:
-    """With as many GPUs as the row's program."""
+    """Configuration of the paper's cluster, with as many GPUs as the row's program."""
     values = base.get_config(PAPER[row["config"]])
     values.engine.chips = run_of(row["config"]).engine.tensor_parallel
     if row["part"] == "learner":

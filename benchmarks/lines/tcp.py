@@ -13,7 +13,7 @@ slow start, congestion avoidance and the window after a loss, RFC 8985 (RACK) fo
 lost: those sent a quarter of a round trip before one that arrived, and for the probe that comes
 before the first time-out (7.2). Left out: F-RTO, delayed acknowledgements, and CUBIC's or BBR's
 larger windows.
-BUILD-notes.md has a comparison with a kernel's own TCP.
+tests/NOTES.md has a comparison with a kernel's own TCP.
 """
 
 import heapq

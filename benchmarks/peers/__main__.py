@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from benchmarks.engine import MODELS, NEW, PROMPT, check_agreement, generate, make_engine
 from benchmarks.peers.checkpoint import endless_params, write_folder
 from benchmarks.turns import take_turns
-from rlboost_jax.settings.memory import num_parameters
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.memory_estimates import num_parameters
+from rlboost_jax.settings.model_config import ModelConfig
 
 REQUIREMENTS = "benchmarks/peers/requirements.txt"
 PEERS = ("openvino", "onnxruntime", "torch")  # modules beside this one
@@ -48,7 +48,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Of one peer, model, batch and type; rates are tokens per second, prompts included."""
+    """Result of one peer, model, batch and type; rates are tokens per second, prompts included."""
 
     peer: str
     model: str

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.settings.huggingface.config import to_huggingface
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 END = 0  # the token that peers want to end at
 

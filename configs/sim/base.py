@@ -4,7 +4,7 @@ The values are those of the evaluation of RLBoost (NSDI '26): one 8xH100 node th
 preemptible instances of 2xH100, Qwen3-14B, 128 prompts x 8 responses of at most 14k tokens.
 `experiments/paper_evaluation/README.md` says where each free parameter comes from. Any value
 can be set from the command line: `--config.workload.mean_tokens=5000`. The fields are those of
-`rlboost_jax/simulator/records.py`.
+`rlboost_jax/simulator/sim_config.py`.
 """
 
 from ml_collections import ConfigDict
@@ -24,7 +24,7 @@ PUBLIC_TABLES = {  # of windows by instances, in the public code: 14B's is comme
 def get_config(model: str = "14b") -> ConfigDict:
     config = ConfigDict()
     config.seed = 0  # names every random choice
-    config.calibration = ""  # of rlboost_jax.calibrate: its settings replace those below
+    config.calibration = ""  # of `rlboost calibrate`: its settings replace those below
     config.num_seeds = 1  # repetitions with seeds that follow, for confidence intervals
     config.num_steps = 10  # 0: as many as fit the segment
     config.settling_steps = 4  # at the beginning, left out of all means: the window is found

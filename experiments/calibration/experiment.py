@@ -2,7 +2,7 @@
 
     python -m experiments.calibration.experiment tiny=runs/tiny loop=runs/loop/calm_2
 
-Takes what `rlboost_jax.calibrate` wrote into each folder; writes `results.json`, `figure.svg`.
+Takes what `rlboost calibrate` wrote into each folder; writes `results.json`, `figure.svg`.
 Runs take minutes and a quiet machine, so the notebook shows those whose results lie here.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from experiments.plots import COLOURS, Drawing, panels, save
-from rlboost_jax.simulator.calibration.calibrate import FILE
 from rlboost_jax.simulator.calibration.fits import resampled, weighted
+from rlboost_jax.simulator.calibration.run_calibration import FILE
 
 FOLDER = Path(__file__).parent
 LAW = {"per_step": 0.004, "per_token": 5e-4, "per_context_token": 2e-7}  # seconds

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.fleet_pools.fleet import Kind, fluid_bound, lent, tokens_per_dollar, world
 from experiments.simulated import TINY
 from rlboost_jax.configs.sim import base
-from rlboost_jax.simulator.load import sim_config
+from rlboost_jax.simulator.sim_config_loading import sim_config
 
 KINDS = {
     "fast": Kind(slowness=1.0, price_per_hour=5.0, most=4),

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from rlboost_jax.settings.pools import PoolConfig
+from rlboost_jax.settings.pool_config import PoolConfig
 from rlboost_jax.simulator.market.kinds import MachineKind, Machines, machine_name
-from rlboost_jax.simulator.market.markets import Change
+from rlboost_jax.simulator.market.simulated_market import MachineChange
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
 from rlboost_jax.simulator.world import World
 
 
@@ -57,10 +57,10 @@ def pools_of(kinds: Mapping[str, Kind]) -> tuple[PoolConfig, ...]:
     )
 
 
-def lent(kinds: Mapping[str, Kind]) -> tuple[Change, ...]:
+def lent(kinds: Mapping[str, Kind]) -> tuple[MachineChange, ...]:
     """All of them, from the first moment on."""
     return tuple(
-        Change(0.0, True, machine_name(name, number))
+        MachineChange(0.0, True, machine_name(name, number))
         for name, kind in kinds.items()
         for number in range(kind.most)
     )
@@ -69,7 +69,7 @@ def lent(kinds: Mapping[str, Kind]) -> tuple[Change, ...]:
 def world(
     config: SimConfig,
     kinds: Mapping[str, Kind],
-    changes: Sequence[Change],
+    changes: Sequence[MachineChange],
     *,
     seed: int,
     make: Callable[..., World] = World,

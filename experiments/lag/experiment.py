@@ -6,9 +6,9 @@ from typing import Any
 from experiments.plots import COLOURS, Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, interval, outcome
 from rlboost_jax.simulator.bound import run_bound
-from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.outcome import Outcome
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.response_lengths import response_lengths
+from rlboost_jax.simulator.sim_config import SimConfig
 
 # Our own engines take pages as responses grow, and so do these; `paper_evaluation` fits others.
 ENGINES: Mapping[str, Any] = {"engine__reserve_ratio": 0.0, "policy__routing": "speed"}

@@ -20,11 +20,11 @@ from experiments.lag.experiment import ENGINES, SYSTEMS
 from experiments.plots import FOLDER
 from experiments.simulated import SEEDS, config_of, gains, interval, outcome
 from rlboost_jax.simulator.bound import lag_bound, run_bound
-from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.market.hazard import draw
-from rlboost_jax.simulator.market.markets import Market, markets
+from rlboost_jax.simulator.market.simulated_market import Market, markets
 from rlboost_jax.simulator.outcome import Outcome
-from rlboost_jax.simulator.records import HazardConfig, SimConfig
+from rlboost_jax.simulator.response_lengths import response_lengths
+from rlboost_jax.simulator.sim_config import HazardConfig, SimConfig
 
 HOURS: Final = 1.0
 TRACE_SEED: Final = 12
@@ -97,13 +97,13 @@ def of_lag_bound(outcome: Outcome, seed: int, lag: int) -> float:
 
 
 def _lengths(outcome: Outcome, seed: int) -> list[NDArray[np.int64]]:
-    """Of all responses, by step."""
+    """Lengths of all responses, by step."""
     work = outcome.config.workload
     return [response_lengths(work, seed=seed, step=row["step"]) for row in outcome.rows]
 
 
 def instance_seconds(market: Market) -> Callable[[float], float]:
-    """That instances are on loan for within the first so many seconds."""
+    """Return a function from seconds to the instance-seconds on loan within them."""
 
     def by(seconds: float) -> float:
         return sum(

@@ -5,22 +5,22 @@ from typing import Any
 
 from experiments.plots import Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, interval, outcome
-from rlboost_jax.simulator.market.markets import Change, Market
+from rlboost_jax.simulator.market.simulated_market import MachineChange, Market
 
 SYSTEMS = {"rlboost": "balanced all the time", "no_balance": "placed once"}
 
 
 def late_joiners(count: int, *, every: float, seconds: float) -> Market:
     """So many instances, of which half are replaced every so many seconds."""
-    changes = [Change(0.0, True, f"machine{i}") for i in range(count)]
+    changes = [MachineChange(0.0, True, f"machine{i}") for i in range(count)]
     names = [f"machine{i}" for i in range(count)]
     moment, number = every, 0
     while moment < seconds:
         for place in range((count + 1) // 2):
-            changes.append(Change(moment, False, names[place]))
+            changes.append(MachineChange(moment, False, names[place]))
             number += 1
             names[place] = f"next{number}"
-            changes.append(Change(moment, True, names[place]))
+            changes.append(MachineChange(moment, True, names[place]))
         names = [*names[(count + 1) // 2 :], *names[: (count + 1) // 2]]
         moment += every
     return Market(name="half replaced", instances=None, seconds=seconds, changes=tuple(changes))

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.plots import COLOURS, Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, interval
-from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
 from rlboost_jax.simulator.world import World
 
 WAYS = {"migrate": "go on from the tokens there are", "recompute": "begin anew"}
@@ -29,7 +29,7 @@ def measure(
         calm = World(config, static(6).changes, seed=seed, seconds=1e9).run()
         for moment in moments:
             at = calm[-1]["begun_at"] + (moment / 50 if small else moment)
-            lost = tuple(Change(at, False, f"machine{i}") for i in (1, 2, 3))
+            lost = tuple(MachineChange(at, False, f"machine{i}") for i in (1, 2, 3))
             for way in WAYS:
                 policy = replace(config.policy, migration=way == "migrate")
                 chosen = replace(config, policy=policy)

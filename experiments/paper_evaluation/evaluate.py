@@ -20,10 +20,10 @@ from experiments.paper_evaluation.experiment import figure
 from experiments.plots import save
 from experiments.simulated import SEEDS, config_of, outcome
 from rlboost_jax.simulator.intervals import Number, mean
-from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.market.markets import markets
+from rlboost_jax.simulator.market.simulated_market import markets
 from rlboost_jax.simulator.outcome import Outcome
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
+from rlboost_jax.simulator.sim_config_loading import sim_config
 from rlboost_jax.simulator.systems import rows_of
 
 # Of the trace's machines: as many as were paid for on average by the published cost efficiencies

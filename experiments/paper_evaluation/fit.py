@@ -20,9 +20,9 @@ import numpy as np
 
 from configs.sim import base
 from experiments.simulated import config_of
-from rlboost_jax.simulator.market.markets import static
+from rlboost_jax.simulator.market.simulated_market import static
 from rlboost_jax.simulator.outcome import Outcome
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
 from rlboost_jax.simulator.systems import rows_of
 
 STEPS, SETTLING = 5, 2  # the window begins where a liquid has it, so two steps settle it

@@ -18,8 +18,8 @@ from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.names import GRADIENTS, packed_size
 from configs.sim import base
 from configs.sim.h100 import REACHED
-from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.rates import train_seconds
+from rlboost_jax.simulator.sim_config_loading import sim_config
 
 TABLE = Path(__file__).parents[2] / "benchmarks/results/h100.json"
 RUNS = {"8b": "qwen3_8b_openr1", "14b": "qwen3_14b_openr1", "32b": "qwen3_32b_openr1"}

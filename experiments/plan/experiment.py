@@ -20,12 +20,12 @@ from experiments.simulated import config_of
 from rlboost_jax.settings.traces import TraceRow
 from rlboost_jax.simulator.market.availability import cut, read_availability
 from rlboost_jax.simulator.market.hazard import HOUR, draw, fit
-from rlboost_jax.simulator.plan.markets import replayed
+from rlboost_jax.simulator.plan.mix_market import replayed
 from rlboost_jax.simulator.plan.mix_run import Horizon, horizon_of, run_mix, sample_of
 from rlboost_jax.simulator.plan.mixes import Mix
-from rlboost_jax.simulator.plan.prices import InstanceType, PriceList
+from rlboost_jax.simulator.plan.price_list import InstanceType, PriceList
 from rlboost_jax.simulator.plan.purchase import Purchase, purchase_of
-from rlboost_jax.simulator.records import HazardConfig
+from rlboost_jax.simulator.sim_config import HazardConfig
 from rlboost_jax.simulator.world import World
 
 FOLDER: Final = Path(__file__).parent
@@ -131,7 +131,7 @@ def _fitted(seen: Sequence[TraceRow], count: int, hours: float) -> dict[str, flo
 
 
 def _forecast(purchase: Purchase, count: int, horizon: Horizon, *, seeds: int) -> dict[str, float]:
-    """Of a step, on average."""
+    """Forecast of a step's seconds and dollars, on average."""
     samples = [
         run_mix(purchase, Mix((count,)), horizon, seed=horizon.seeds[0] + 10 * seed)
         for seed in range(seeds)
@@ -151,7 +151,7 @@ def _came(
     *,
     settling: int,
 ) -> dict[str, float]:
-    """Of a step, on average: all whole ones but the first few."""
+    """Actual seconds and dollars of a step, on average over all whole ones but the first few."""
     config = replace(purchase.learners[0], num_steps=0)
     last = TraceRow(milliseconds=2000 * seconds, action="remove", name="nobody")
     market = replayed((*unseen, last), "spot", count, begin=0.0, seconds=seconds)

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from configs.sim import base
 from rlboost_jax.simulator.calibration.observed import observed
-from rlboost_jax.simulator.load import sim_config, to_dict
 from rlboost_jax.simulator.plan.mix_run import horizon_of, run_mix
 from rlboost_jax.simulator.plan.mixes import Mix
-from rlboost_jax.simulator.plan.prices import InstanceType, PriceList
+from rlboost_jax.simulator.plan.price_list import InstanceType, PriceList
 from rlboost_jax.simulator.plan.purchase import purchase_of
 from rlboost_jax.simulator.plan.workload import of_workdir
+from rlboost_jax.simulator.sim_config_loading import sim_config, to_dict
 
 SETTLING: Final = 5
 SEEDS: Final = 2

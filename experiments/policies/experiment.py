@@ -12,10 +12,10 @@ from experiments.policies.known import tell_lengths
 from experiments.simulated import ALL_FITTED, SEEDS, config_of, interval
 from rlboost_jax.simulator.bound import step_bound
 from rlboost_jax.simulator.colocated import colocated
-from rlboost_jax.simulator.lengths import response_lengths
-from rlboost_jax.simulator.market.markets import Market, markets, static
+from rlboost_jax.simulator.market.simulated_market import Market, markets, static
 from rlboost_jax.simulator.outcome import Outcome
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.response_lengths import response_lengths
+from rlboost_jax.simulator.sim_config import SimConfig
 from rlboost_jax.simulator.world import World
 
 RESERVED: Final = 83.79  # dollars per hour of the reserved node

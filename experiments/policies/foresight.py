@@ -12,7 +12,7 @@ from typing import Any, Final
 from experiments.policies.known import tell_lengths, tell_means
 from experiments.policies.windows import STEPS, carry_out, mean_seconds
 from experiments.simulated import ALL_FITTED, config_of, interval
-from rlboost_jax.simulator.market.markets import static
+from rlboost_jax.simulator.market.simulated_market import static
 from rlboost_jax.simulator.world import World
 
 Run = tuple[Mapping[str, Any], Callable[[World], None]]  # what differs, what it knows

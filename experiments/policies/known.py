@@ -3,7 +3,7 @@ the same simulation, and to the order in which rollouts are begun."""
 
 import numpy as np
 
-from rlboost_jax.manager.policies.lengths import Floats, Lengths, Responses
+from rlboost_jax.manager.policies.length_prediction import Floats, Lengths, Responses
 from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.simulator.world import World
@@ -60,7 +60,7 @@ def _order(world: World, *, means: bool) -> None:
         if means:
             tokens[:] = np.exp(np.log(tokens).mean(axis=1, keepdims=True))
         first = np.argsort(tokens.max(axis=1), kind="stable")  # in which groups are complete
-        prompts = np.array([r.length - r.num_tokens for r in rollouts]).reshape(tokens.shape)
+        prompts = np.array([len(r.transcript.prompt) // 4 for r in rollouts]).reshape(tokens.shape)
         training = model.seconds_per_token * (tokens + prompts).sum(axis=1)
         since = np.empty_like(training)
         since[first] = np.cumsum(training[first][::-1])[::-1]

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from experiments.plots import FOLDER
 from experiments.simulated import ALL_FITTED, config_of, interval
-from rlboost_jax.simulator.market.markets import Change, static
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
+from rlboost_jax.simulator.sim_config import SimConfig
 from rlboost_jax.simulator.world import World
 
 WINDOWS: Final = ("model", "paper")
@@ -27,7 +27,7 @@ WITHIN: Final = 1.05  # of the best fixed window's step: found
 Steps = list[dict[str, Any]]
 
 
-def steps(config: SimConfig, changes: Sequence[Change], seed: int) -> Steps:
+def steps(config: SimConfig, changes: Sequence[MachineChange], seed: int) -> Steps:
     return World(config, changes, seed=seed, seconds=1e9).run()
 
 
@@ -50,7 +50,7 @@ def mean_seconds(rows: Steps) -> float:
 
 
 def best_fixed(config: SimConfig, instances: int, model: Steps, seed: int) -> Steps:
-    """Of the windows around the model's, that whose settled steps are shortest."""
+    """Find the best fixed window around the model's, by its settled steps."""
     windows = [row["seeding_window_seconds"] for row in model[SETTLED:]]
     window = sum(windows) / len(windows)
     runs = [
@@ -68,13 +68,13 @@ def found_after(rows: Steps, best: Steps, first: int) -> int:
     return max(late, default=first - 1) + 1 - first
 
 
-def changed(rows: Steps, before: int, after: int) -> list[Change]:
+def changed(rows: Steps, before: int, after: int) -> list[MachineChange]:
     """A market that lends `before` instances, and `after` from the middle of step
     `CHANGES_AT` − 1 of these rows on."""
     at = rows[CHANGES_AT - 1]["begun_at"] + 0.5 * rows[CHANGES_AT - 1]["step_seconds"]
     machines = range(min(before, after), max(before, after))
-    changes = [Change(at, after > before, f"other{machine}") for machine in machines]
-    early = [Change(0.0, True, change.machine) for change in changes if after < before]
+    changes = [MachineChange(at, after > before, f"other{machine}") for machine in machines]
+    early = [MachineChange(0.0, True, change.machine) for change in changes if after < before]
     return [*static(min(before, after)).changes, *early, *changes]
 
 

@@ -5,13 +5,12 @@ from typing import Any
 
 from experiments.plots import COLOURS, Drawing, panels
 from experiments.simulated import SEEDS, config_of, interval
-from rlboost_jax.simulator.market.markets import Change, Market
+from rlboost_jax.simulator.market.simulated_market import MachineChange, Market
 from rlboost_jax.simulator.outcome import Outcome
 from rlboost_jax.simulator.systems import rows_of
 
 SYSTEMS = {"rlboost": "window with memory", "no_memory": "no memory", "no_seeding": "no window"}
 HOUR = 3600.0
-LEVEL = 0.5  # hours between two arrivals, those of the artifact's guide
 
 
 def loss_and_return(apart: float) -> tuple[Market, float]:
@@ -24,17 +23,23 @@ def loss_and_return(apart: float) -> tuple[Market, float]:
         the market, and the second at which the five go.
     """
     gone = 6 * apart
-    changes = [Change(apart * i, True, f"machine{i}") for i in range(6)]
-    changes += [Change(gone, False, f"machine{i}") for i in range(1, 6)]
-    changes += [Change(gone + apart * i, True, f"back{i}") for i in range(1, 6)]
+    changes = [MachineChange(apart * i, True, f"machine{i}") for i in range(6)]
+    changes += [MachineChange(gone, False, f"machine{i}") for i in range(1, 6)]
+    changes += [MachineChange(gone + apart * i, True, f"back{i}") for i in range(1, 6)]
     market = Market(name="loss", instances=None, seconds=2 * gone, changes=tuple(changes))
     return market, gone
 
 
-def measure(*, seeds: Sequence[int] = SEEDS, small: bool = False) -> dict[str, Any]:
-    """Tokens/s from the loss on, over that of the window with memory; and seed 0's steps."""
+def measure(
+    *, hours_apart: float = 0.5, seeds: Sequence[int] = SEEDS, small: bool = False
+) -> dict[str, Any]:
+    """Tokens/s from the loss on, over that of the window with memory; and the first seed's steps.
+
+    Args:
+        hours_apart: between two arrivals; half an hour is that of the artifact's guide.
+    """
     config = config_of("14b", small=small)
-    market, gone = loss_and_return(LEVEL * (180.0 if small else HOUR))
+    market, gone = loss_and_return(hours_apart * (180.0 if small else HOUR))
     found: dict[str, Any] = {"gone_hours": gone / HOUR, "ratio": {}, "steps": {}}
     rates: dict[str, list[float]] = {}
     for system in SYSTEMS:

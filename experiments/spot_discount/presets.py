@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from configs.sim import h100
 from experiments.simulated import SEEDS, outcome
-from rlboost_jax import usage
+from rlboost_jax.platform import command_parser
 from rlboost_jax.simulator.intervals import mean
-from rlboost_jax.simulator.load import sim_config
+from rlboost_jax.simulator.sim_config_loading import sim_config
 from rlboost_jax.simulator.systems import PUBLISHED
 
 HEADER: Final = '''"""Speeds of the runs of `configs/` with preemptible H100s. Do not edit.
@@ -95,5 +95,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    usage.take_none("experiments.spot_discount.presets", __doc__)
+    command_parser.take_none("experiments.spot_discount.presets", __doc__)
     main()

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.plots import Drawing, line, panels
 from experiments.simulated import SEEDS, config_of, gains, interval, outcome
-from rlboost_jax.simulator.market.markets import markets
+from rlboost_jax.simulator.market.simulated_market import markets
 
 SYSTEMS = {"rlboost": "pulled at once", "sync_weights": "sent when a step begins"}
 

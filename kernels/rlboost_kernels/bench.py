@@ -34,13 +34,19 @@ from rlboost_kernels import (
     ragged_paged_attention,
     update_kv_pages,
 )
-from rlboost_kernels.cpu.calls import linear_read
-from rlboost_kernels.logprobs.bench import logprobs_rows
-from rlboost_kernels.matmul.bench import matmul_rows
+from rlboost_kernels.cpu.ffi_calls import linear_read
+from rlboost_kernels.logprobs.logprobs_bench import logprobs_rows
+from rlboost_kernels.matmul.matmul_bench import matmul_rows
 from rlboost_kernels.problems import BENCHED, Arguments, Problem, random_arguments
-from rlboost_kernels.sampling.bench import sampling_rows
+from rlboost_kernels.sampling.sampling_bench import sampling_rows
 
 _COLUMNS = "{:30} {:13} {:12} {:>10} {:>9} {:>9} {:>8} {:>9}"
+_LEGEND = """\
+median: time of one call.  KV: bytes of keys and values that it reads.
+of read: its speed over that of reading the same bytes from end to end; 1.00 is as fast as memory.
+to xla, to torch: times as fast as the plain JAX code, and as torch's SDPA (empty: not run).
+Compare lines of one shape: implementations take turns, so that all meet the same drift.
+"""
 _TURN_SECONDS = 0.3  # a slow implementation does not go round all layers in one turn
 _MOST_LAYERS = 96
 
@@ -146,7 +152,9 @@ def overhead_row(rounds: int) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="rlboost-kernels bench")
     parser.add_argument("--rounds", type=int, default=7, help="turns per shape")
-    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument(
+        "--only", default="", help="only attention, of shapes whose name and type contain this"
+    )
     parser.add_argument(
         "--gigabytes", type=float, default=1.6, help="of keys and values to go round"
     )
@@ -154,6 +162,7 @@ def main(argv: list[str] | None = None) -> None:
 
     best = ", ".join(sorted(set(active().values())))
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}; the best here: {best}")
+    print(_LEGEND)
     print(
         _COLUMNS.format(
             *("shape", "type", "implement.", "median", "KV", "of read", "to xla", "to torch")

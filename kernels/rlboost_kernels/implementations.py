@@ -22,7 +22,7 @@ def available_implementations() -> tuple[str, ...]:
 
 
 def active() -> dict[str, str]:
-    """What `implementation=None` picks for each operation here, with a kernel's instruction set.
+    """Return what `implementation=None` picks for each operation, with a kernel's instruction set.
 
     Equal values, on equal versions of jax and machines of one kind, give equal bits.
     """
@@ -32,7 +32,7 @@ def active() -> dict[str, str]:
 
 
 def choose(implementation: str | None, platform: str | None = None) -> str:
-    """The implementation to run: the best available for None or "auto", else the one named.
+    """Return the implementation to run: the best available for None or "auto", else the named one.
 
     Args:
         platform: "cpu", "gpu" or "tpu"; None is that of JAX's default device.
@@ -52,14 +52,14 @@ def choose(implementation: str | None, platform: str | None = None) -> str:
 
 
 def choose_late(implementation: str | None) -> str:
-    """`choose`, but None is left open until the platform is known, if that makes a difference."""
+    """Like `choose`, but leave None open until the platform is known, if that matters."""
     if implementation is None or implementation == "auto":
         return "xla" if library.why_missing() else BY_PLATFORM
     return choose(implementation)
 
 
 def choose_plain(implementation: str | None) -> str:
-    """`choose` for an operation whose implementations are those of `PLAIN`, the best one last."""
+    """Like `choose`, for operations whose implementations are those of `PLAIN`, the best last."""
     if implementation is None or implementation == "auto":
         return PLAIN[-1]
     _require_one_of(PLAIN, implementation)

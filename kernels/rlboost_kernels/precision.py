@@ -7,7 +7,7 @@ from jax import lax
 
 
 def product_precision(dtype: Any) -> lax.Precision | None:
-    """What to pass as `precision` for factors of this type, so that float32 means float32.
+    """Return the `precision` argument with which factors of this type are not rounded.
 
     A GPU's tensor cores would take float32 factors with 10 of their 23 bits (TF32), and a TPU's
     with 7. Factors of 16 bits are exact there as they are, and keep the default.

@@ -11,7 +11,7 @@ from jax import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A ragged batch: which rows each sequence brings, and how much it holds by then."""
+    """A ragged batch: which rows each sequence brings, and how many tokens it then holds."""
 
     name: str
     q_lens: tuple[int, ...]  # new rows of each sequence
@@ -40,7 +40,7 @@ class Problem:
 
 
 class Arguments(NamedTuple):
-    """What `ragged_paged_attention` takes, in its order."""
+    """Arguments of `ragged_paged_attention`, in its order."""
 
     q: Array  # [T, H, D]
     kv_pages: Array  # [P, L, 2*K, D]
@@ -51,7 +51,7 @@ class Arguments(NamedTuple):
 
 
 def random_arguments(problem: Problem, seed: int = 0) -> Arguments:
-    """Standard normal queries, keys and values; pages in random order, with a few to spare."""
+    """Draw normal queries, keys and values; pages in random order, with a few to spare."""
     rng = np.random.default_rng(seed)
     n = len(problem.q_lens)
     S = problem.num_slots or n
@@ -78,7 +78,7 @@ def random_arguments(problem: Problem, seed: int = 0) -> Arguments:
 
 
 def _spread(shortest: int, longest: int, count: int) -> tuple[int, ...]:
-    """Lengths evenly between two, in a scattered order."""
+    """Space lengths evenly between two, in a scattered order."""
     lengths = np.linspace(shortest, longest, count).astype(int)
     return tuple(int(length) for length in np.random.default_rng(0).permutation(lengths))
 

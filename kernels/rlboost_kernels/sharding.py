@@ -1,4 +1,4 @@
-"""What `jax.shard_map` has to know about results."""
+"""Which results may differ between devices, as `jax.shard_map` has to know."""
 
 import jax
 from jax import Array, lax
@@ -6,7 +6,7 @@ from jax.sharding import AxisType
 
 
 def differ_like(x: Array, *arguments: Array) -> Array:
-    """`x`, which from here on may differ between devices wherever an argument may.
+    """Return `x`, which may then differ between devices wherever an argument may.
 
     `jax.shard_map` follows what differs along which axes of its mesh, and wants it to be the same
     throughout a loop and in all branches. It cannot see into foreign calls, and takes constants

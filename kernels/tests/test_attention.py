@@ -129,7 +129,7 @@ def test_a_token_that_is_no_number_is_seen_by_all_that_see_it(what, implementati
 @pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
 def test_every_number_of_eight_bits_is_read_as_it_is(kv_dtype, implementation):
-    """With one token, attention is its value; and a score with a unit vector is a key's element."""
+    """Attention to one token is its value; a score with a unit vector is a key's element."""
     numbers = np.arange(256, dtype=np.uint8).view(kv_dtype)
     keys = np.where(np.isfinite(numbers.astype(np.float32)), numbers, np.zeros_like(numbers))
     kv_pages = np.stack([keys, numbers])[None, None]
@@ -339,7 +339,7 @@ def test_has_no_derivative_and_says_so(implementation):
 
 @pytest.mark.usefixtures("unoptimized")
 def test_a_named_implementation_is_never_replaced(implementation, monkeypatch):
-    api = importlib.import_module("rlboost_kernels.attention.api")
+    api = importlib.import_module("rlboost_kernels.attention.attention_api")
     for other in {"reference", "xla", "cpu"} - {implementation}:
         monkeypatch.delitem(api._PROGRAMS, other)
     arguments = random_arguments(CHECKED[0], seed=1)

@@ -8,7 +8,10 @@ from rlboost_kernels import available_implementations, bench
 
 def test_prints_every_implementation_of_a_shape(capsys):
     bench.main(["--rounds=1", "--only=3-32", "--gigabytes=0.01"])
-    lines = capsys.readouterr().out.splitlines()[2:]
+    printed = capsys.readouterr().out
+    _, *lines = printed[printed.index("shape  ") :].splitlines()
+    legend = printed[: printed.index("shape  ")]
+    assert all(column in legend for column in ("median", "KV", "of read", "to xla", "to torch"))
     assert [line.split()[6] for line in lines] == list(available_implementations()[1:])
     assert all(line.split()[9] == "0.56" for line in lines)  # MB of keys and values
     assert lines[0].rstrip().endswith("1.0 x")  # xla against itself
@@ -20,7 +23,7 @@ def test_writing_and_calling_have_a_line_each():
 
 
 def test_imports_jax_and_numpy_only():
-    """Of what is installed here, importing the package brings in no other distribution."""
+    """Importing the package imports no other distribution that is installed here."""
     program = (
         "import sys, jax, jax.numpy; before = set(sys.modules); import rlboost_kernels; "
         "print(*{name.split('.')[0] for name in set(sys.modules) - before})"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from rlboost_kernels import grouped_matmul
-from rlboost_kernels.grouped import layout, mosaic_gpu
-from rlboost_kernels.grouped.api import IMPLEMENTATIONS, choose_grouped, products
+from rlboost_kernels.grouped import grouped_mosaic_gpu, layout
+from rlboost_kernels.grouped.grouped_api import IMPLEMENTATIONS, choose_grouped, products
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}  # of the relative norm
 K, N = 128, 256
@@ -140,9 +140,9 @@ def test_layout_has_every_row_once_and_each_group_begins_a_tile():
 
 
 def test_says_what_it_cannot_run():
-    assert "float32" in mosaic_gpu.why_not("float32", 128)
-    assert "96" in mosaic_gpu.why_not("bfloat16", 128, 96)
-    assert not mosaic_gpu.why_not("bfloat16", 128, 768)
+    assert "float32" in grouped_mosaic_gpu.why_not("float32", 128)
+    assert "96" in grouped_mosaic_gpu.why_not("bfloat16", 128, 96)
+    assert not grouped_mosaic_gpu.why_not("bfloat16", 128, 768)
     with pytest.raises(NotImplementedError, match="float32"):
         choose_grouped("mosaic_gpu", "float32", 128)
     with pytest.raises(NotImplementedError, match="it is for GPU and this is cpu"):

@@ -23,9 +23,9 @@ def problem(N=21, E=12, V=40, seed=0, dtype="float32"):
     return hidden, unembedding, jnp.asarray(rng.integers(V, size=N), jnp.int32)
 
 
-def by_hand(hidden, unembedding, tokens, *, temperature=1.0, soft_cap=None):
+def by_hand(hidden, unembedding, tokens, *, temperature=1.0, soft_cap=None, by=None):
     """Float64 log-probabilities, entropies, and the gradients of sum(a * logprobs + b * entropy)
-    for the weights of `weights`."""
+    for the weights `by`, which are those of `weights` by default."""
     h, w = np.asarray(hidden, np.float64), np.asarray(unembedding, np.float64)
     rows = np.arange(len(h))
     z, slope = h @ w, 1.0
@@ -37,7 +37,7 @@ def by_hand(hidden, unembedding, tokens, *, temperature=1.0, soft_cap=None):
     logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
     p = np.exp(logp)
     entropy = -(p * logp).sum(axis=1)
-    a, b = weights(len(h))
+    a, b = weights(len(h)) if by is None else by
     dz = -p * (a[:, None] + b[:, None] * (logp + entropy[:, None]))
     dz[rows, tokens] += a
     dz *= slope / temperature
@@ -80,6 +80,48 @@ def test_values_and_gradients(implementation, options):
 
 
 @pytest.mark.usefixtures("unoptimized")
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_some_rows_of_a_table(implementation, frozen, options):
+    hidden, unembedding, tokens = problem()
+    where = np.random.default_rng(1).random(len(tokens)) < 0.4
+    a, b = np.where(where, weights(len(tokens)), 0.0)
+    b *= not frozen
+    logprobs, entropy, by_hidden, by_matrix = by_hand(
+        hidden, unembedding, tokens, **options, by=(a, b)
+    )
+    values = np.where(where, logprobs, 0.0), np.where(where, entropy, 0.0)
+    for chunk in (None, (5, 40), (5, 7)) if implementation == "xla" else (None,):
+
+        def total(hidden, table, chunk=chunk):
+            logprobs, entropy = selected_logprobs(
+                hidden,
+                table,
+                tokens,
+                where=jnp.asarray(where),
+                transposed=True,
+                frozen=frozen,
+                chunk=chunk,
+                implementation=implementation,
+                **options,
+            )
+            return a @ logprobs + weights(len(tokens))[1] @ entropy, (logprobs, entropy)
+
+        gradients_of = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))
+        gradients, found = gradients_of(hidden, unembedding.T)
+        assert_close((*found, gradients[0]), (*values, by_hidden), 3e-6)
+        assert_close((gradients[1],), (by_matrix.T * (not frozen),), 3e-6)
+
+
+def test_no_row_is_looked_at():
+    hidden, unembedding, tokens = problem()
+    none = jnp.zeros(len(tokens), bool)
+    for found in choice_intervals(hidden, unembedding, tokens, where=none, chunk=(5, 40)):
+        assert not found.any()
+
+
+@pytest.mark.usefixtures("unoptimized")
 @settings(
     max_examples=settings.default.max_examples // 16,
     deadline=None,
@@ -110,33 +152,61 @@ def test_any_shape_and_chunk(N, E, V, chunk, options, dtype):
         np.testing.assert_allclose(np.asarray(x, np.float64), y, atol=limit)
 
 
-def below_by_hand(hidden, unembedding, tokens, *, temperature=1.0, soft_cap=None):
-    """Float64 probabilities of the ids smaller than each token."""
+def masses_by_hand(kind, hidden, unembedding, tokens, *, temperature=1.0, soft_cap=None):
+    """Float64 probabilities of the ids smaller than each token, or of a tree's children."""
     z = np.asarray(hidden, np.float64) @ np.asarray(unembedding, np.float64)
     if soft_cap is not None:
         z = soft_cap * np.tanh(z / soft_cap)
     p = np.exp((z - z.max(axis=1, keepdims=True)) / temperature)
     p /= p.sum(axis=1, keepdims=True)
-    return np.array([row[:token].sum() for row, token in zip(p, np.asarray(tokens), strict=True)])
+    rows = list(zip(p, np.asarray(tokens), strict=True))
+    if kind == "inverse_cdf":
+        return np.array([row[:token].sum() for row, token in rows])
+    ids = np.arange(p.shape[1])
+
+    def children(row, token, level):
+        inside = ids >> 4 * (level + 1) == token >> 4 * (level + 1)
+        return np.bincount((ids[inside] >> 4 * level) & 15, row[inside], 16)
+
+    levels = range(next(n for n in range(1, 9) if 16**n >= len(ids)))
+    return np.array([[children(row, token, level) for level in levels] for row, token in rows])
 
 
 @pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"soft_cap": 3.0}], ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_the_probability_of_smaller_ids(implementation, options):
+@pytest.mark.parametrize("kind", ["inverse_cdf", "tree"])
+def test_the_probabilities_that_noise_decides_between(kind, implementation, options):
     hidden, unembedding, tokens = problem()
     tokens = tokens.at[0].set(0).at[1].set(unembedding.shape[1] - 1)
-    expected = below_by_hand(hidden, unembedding, tokens, **options)
+    expected = masses_by_hand(kind, hidden, unembedding, tokens, **options)
     for chunk in CHUNKS if implementation == "xla" else (None,):
-        *others, below = choice_intervals(
-            hidden, unembedding, tokens, **options, chunk=chunk, implementation=implementation
+        *others, masses = choice_intervals(
+            hidden,
+            unembedding,
+            tokens,
+            **options,
+            noise=kind,
+            chunk=chunk,
+            implementation=implementation,
         )
-        np.testing.assert_allclose(below, expected, atol=1e-6)
+        np.testing.assert_allclose(masses, expected, atol=1e-6)
         plain = selected_logprobs(
             hidden, unembedding, tokens, **options, chunk=chunk, implementation=implementation
         )
         for one, other in zip(others, plain, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures("unoptimized")
+@pytest.mark.parametrize("chunk", [None, (5, 32), (21, 16), (21, 48)])
+def test_children_of_a_tree_of_three_levels(chunk):
+    """A vocabulary and blocks of whole nodes, whose offsets the program does not know."""
+    hidden, unembedding, tokens = problem(V=304)
+    expected = masses_by_hand("tree", hidden, unembedding, tokens)
+    *_, masses = choice_intervals(hidden, unembedding, tokens, noise="tree", chunk=chunk)
+    assert masses.shape == (21, 3, 16)
+    np.testing.assert_allclose(masses, expected, atol=1e-6)
 
 
 @pytest.mark.usefixtures("unoptimized")
@@ -252,7 +322,7 @@ from rlboost_kernels import choice_intervals, selected_logprobs, tokens_from_noi
 
 hidden, unembedding, tokens = arguments = t.problem(N=24, V=40)
 options = dict(temperature=0.7, soft_cap=4.0)
-below = t.below_by_hand(*arguments, **options)
+masses = {k: t.masses_by_hand(k, *arguments, **options) for k in ("inverse_cdf", "tree")}
 expected = t.by_hand(*arguments, **options)
 a, b = (jnp.asarray(x, jnp.float32) for x in t.weights(24))
 
@@ -275,10 +345,12 @@ for shape in ((1, 4), (2, 2)):
         op = partial(selected_logprobs, **options, axis_name="tensor", chunk=chunk,
                      implementation=name)
         check(jax.shard_map(op, **specs))
-        op = partial(choice_intervals, **options, axis_name="tensor", chunk=chunk,
-                     implementation=name)
         thirds = {**specs, "out_specs": (P("data"),) * 3}
-        np.testing.assert_allclose(jax.shard_map(op, **thirds)(*arguments)[2], below, atol=1e-6)
+        for kind, expected_masses in masses.items():
+            op = partial(choice_intervals, **options, axis_name="tensor", chunk=chunk, noise=kind,
+                         implementation=name)
+            found = jax.shard_map(op, **thirds)(*arguments)[2]
+            np.testing.assert_allclose(found, expected_masses, atol=1e-6)
     op = partial(selected_logprobs, **options, axis_name="tensor")
     try:
         jax.jit(jax.shard_map(op, **specs, check_vma=False))(*arguments)

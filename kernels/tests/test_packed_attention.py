@@ -6,15 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rlboost_kernels.packed_attention import reference, triton
+from rlboost_kernels.packed_attention import packed_reference, packed_triton
 from rlboost_kernels.packed_attention.spans import spans_of
 
 B, T, H, K, D = 2, 75, 4, 2, 16
 SCALE = 0.3
 LENGTHS = ((40, 1, 27, 7), (3, 72))  # of sequences in a row: some fill blocks, some share one
 SEGMENTS = np.stack([np.repeat(np.arange(len(row)), row) for row in LENGTHS]).astype(np.int32)
-TILES = triton.Tiles(
-    triton.Tile(32, 16, 4, 1), triton.Tile(16, 32, 4, 1), triton.Tile(16, 32, 4, 1)
+TILES = packed_triton.Tiles(
+    packed_triton.Tile(32, 16, 4, 1),
+    packed_triton.Tile(16, 32, 4, 1),
+    packed_triton.Tile(16, 32, 4, 1),
 )
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}  # of the largest entry
 
@@ -84,31 +86,31 @@ def test_a_window_that_an_array_switches_on_and_off():
     [("float32", 0, None), ("float32", 9, 2.0), ("bfloat16", 0, None), ("bfloat16", 50, 2.0)],
 )
 def test_values_and_gradients_in_float64(dtype, window, cap):
-    """With rows that blocks do not divide."""
+    """Rows are not divisible by blocks."""
     heads = random_heads(dtype)
     qkv = heads[:3]
-    spans, scores = spans_of(jnp.asarray(SEGMENTS), window), triton.Scores(SCALE, cap)
+    spans, scores = spans_of(jnp.asarray(SEGMENTS), window), packed_triton.Scores(SCALE, cap)
     options = {"tiles": TILES, "interpret": True}
 
     @jax.jit
     def values_and_gradients(q, k, v, upstream):
-        out, lse = triton.forward(q, k, v, spans, scores, **options)
-        return out, *triton.backward(q, k, v, spans, out, lse, upstream, scores, **options)
+        out, lse = packed_triton.forward(q, k, v, spans, scores, **options)
+        return out, *packed_triton.backward(q, k, v, spans, out, lse, upstream, scores, **options)
 
     expected = attention_by_hand(heads, window, cap)
     assert_close(values_and_gradients(*heads), expected, dtype)
-    defined = reference.attend(*qkv, spans, scale=SCALE, soft_cap=cap)
+    defined = packed_reference.attend(*qkv, spans, scale=SCALE, soft_cap=cap)
     assert_close((defined,), expected[:1], dtype)
 
 
 @pytest.mark.usefixtures("unoptimized")
 def test_blocks_that_nothing_sees_are_not_read():
     """The first sequence fills blocks of keys; what is in them makes no difference to others."""
-    heads, scores = random_heads("float32"), triton.Scores(SCALE, None)
+    heads, scores = random_heads("float32"), packed_triton.Scores(SCALE, None)
     spoilt = [heads[0], *(x.at[0, :32].set(jnp.nan) for x in heads[1:3])]
     spans = spans_of(jnp.asarray(SEGMENTS))
     forward = jax.jit(
-        lambda *qkv: triton.forward(*qkv, spans, scores, tiles=TILES, interpret=True)[0]
+        lambda *qkv: packed_triton.forward(*qkv, spans, scores, tiles=TILES, interpret=True)[0]
     )
     clean, found = (forward(*qkv) for qkv in (heads[:3], spoilt))
     np.testing.assert_array_equal(found[0, 64:], clean[0, 64:])
@@ -116,12 +118,12 @@ def test_blocks_that_nothing_sees_are_not_read():
 
 
 def test_blocks_are_masked_only_where_they_must_be():
-    """Of what a block of queries sees, all blocks but those at the two ends are whole."""
+    """All blocks that a block of queries sees are whole, but for those at the two ends."""
     first = np.asarray(spans_of(jnp.asarray(SEGMENTS)).first)
     first = jnp.asarray(np.concatenate([first, np.full((B, 21), 75, np.int32)], axis=1))
-    tile = triton.Tile(16, 8, 4, 1)
+    tile = packed_triton.Tile(16, 8, 4, 1)
     for b, at in ((0, 16), (0, 64), (1, 48)):
-        blocks = [int(n) for n in triton._key_blocks(first, b, at, tile)]
+        blocks = [int(n) for n in packed_triton._key_blocks(first, b, at, tile)]
         for block in range(blocks[3] + 1):
             pairs = [
                 first[b, t] <= s <= t
@@ -133,15 +135,15 @@ def test_blocks_are_masked_only_where_they_must_be():
 
 
 def test_shapes_that_it_does_not_take_have_reasons():
-    assert triton.why_not("bfloat16", 128) == "" == triton.why_not("float32", 64)
-    assert "head dim is 80" in triton.why_not("bfloat16", 80)
-    assert "float64" in triton.why_not("float64", 64)
+    assert packed_triton.why_not("bfloat16", 128) == "" == packed_triton.why_not("float32", 64)
+    assert "head dim is 80" in packed_triton.why_not("bfloat16", 80)
+    assert "float64" in packed_triton.why_not("float64", 64)
 
 
-@pytest.mark.parametrize("head_dim", triton.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", packed_triton.HEAD_DIMS)
 @pytest.mark.parametrize("cap", [None, 50.0])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_all_blocks_divide_a_row(dtype, cap, head_dim):
-    tiles = triton.tiles_of(dtype, head_dim, triton.Scores(SCALE, cap))
+    tiles = packed_triton.tiles_of(dtype, head_dim, packed_triton.Scores(SCALE, cap))
     for tile in tiles:
         assert tiles.tokens % tile.queries == 0 == tiles.tokens % tile.keys

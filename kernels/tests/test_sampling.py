@@ -5,12 +5,20 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rlboost_kernels import noise_keys, sample_tokens, tokens_from_noise, uniforms
+from rlboost_kernels import (
+    exponentials,
+    noise_keys,
+    sample_tokens,
+    token_noise,
+    tokens_from_noise,
+    uniforms,
+)
 from rlboost_kernels.bench import median_seconds
-from rlboost_kernels.logprobs import bench as logprobs_bench
-from rlboost_kernels.sampling import bench as sampling_bench
+from rlboost_kernels.logprobs import logprobs_bench
+from rlboost_kernels.sampling import sampling_bench
 
 IMPLEMENTATIONS = ("reference", "xla")
+KINDS = ("inverse_cdf", "tree")
 
 
 def distribution(logits, temperature, top_p, top_k):
@@ -37,18 +45,45 @@ def columns(T, temperature=1.0, top_p=1.0, top_k=0):
 
 
 def assert_samples(logits, noise, settings, tokens, logprobs):
-    """The cumulative distribution passes the noise at the token, give or take float32 sums; its
-    log-probability is the one it was drawn with."""
-    for row, u, setting, token, logprob in zip(
+    """The token is the one that its noise selects, give or take float32 sums; its log-probability
+    is the one it was drawn with."""
+    for row, numbers, setting, token, logprob in zip(
         logits, noise, settings, tokens, logprobs, strict=True
     ):
         p = distribution(row, *setting)
         assert p[token] > 0
         np.testing.assert_allclose(logprob, np.log(p[token]), atol=1e-5)
-        assert p[:token].sum() - 1e-5 <= u <= p[: token + 1].sum() + 1e-5
+        if np.ndim(numbers):
+            assert lost_race(p, numbers, token) <= 1e-5
+        else:
+            assert p[:token].sum() - 1e-5 <= numbers <= p[: token + 1].sum() + 1e-5
+
+
+def lost_race(p, numbers, token):
+    """Probability that had to move to a node on the way to the token, for it to come first.
+
+    Every level's 16 siblings race: a child's time is its number by its probability.
+    """
+    ids, lost = np.arange(len(p)), 0.0
+    for level, times in enumerate(np.asarray(numbers, np.float64)):
+        inside = ids >> 4 * (level + 1) == token >> 4 * (level + 1)
+        parts = np.bincount((ids[inside] >> 4 * level) & 15, p[inside], 16)
+        own = (token >> 4 * level) & 15
+        moved = (parts * times[own] - parts[own] * times) / (times + times[own])
+        lost = max(lost, moved.max())
+    return lost
+
+
+def random_noise(rng, kind, T, V):
+    """Noise of this kind, drawn by NumPy."""
+    if kind == "inverse_cdf":
+        return rng.uniform(1e-6, 1 - 1e-6, T).astype(np.float32)
+    levels = int(np.ceil(np.log(V) / np.log(16) - 1e-9))
+    return rng.exponential(size=(T, levels, 16)).astype(np.float32)
 
 
 @pytest.mark.usefixtures("unoptimized")
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @settings(
     max_examples=8,
@@ -63,14 +98,14 @@ def assert_samples(logits, noise, settings, tokens, logprobs):
     temperature=st.sampled_from([0.0, 0.6, 1.0, 1.9]),
     seed=st.integers(0, 99),
 )
-def test_inverts_the_float64_distribution(
-    implementation, shape, ties, top_p, top_k, temperature, seed
+def test_samples_the_float64_distribution(
+    kind, implementation, shape, ties, top_p, top_k, temperature, seed
 ):
     V, dtype = shape
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 2, (8, V))
     logits = jnp.asarray(np.round(logits) if ties else logits, dtype)
-    noise = rng.uniform(1e-6, 1 - 1e-6, 8).astype(np.float32)
+    noise = random_noise(rng, kind, 8, V)
     tokens, logprobs = tokens_from_noise(
         logits,
         jnp.asarray(noise),
@@ -87,12 +122,14 @@ def test_inverts_the_float64_distribution(
 
 
 @pytest.mark.usefixtures("unoptimized")
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("truncated", [False, True])
-def test_a_large_vocabulary(truncated):
-    """Every 16-way sum is short: log-probabilities of 40 000 entries are good to 1e-5."""
-    T, V = 6, 40_003
-    logits = np.random.default_rng(0).normal(0, 2, (T, V)).astype(np.float32)
-    noise = np.linspace(0.01, 0.99, T, dtype=np.float32)
+def test_a_large_vocabulary(kind, truncated):
+    """Every 16-way sum is short: log-probabilities of 70 000 entries are good to 1e-5."""
+    T, V = 6, 70_003
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (T, V)).astype(np.float32)
+    noise = random_noise(rng, kind, T, V)
     setting = (0.9, 0.8 if truncated else 1.0, 0)
     tokens, logprobs = tokens_from_noise(
         jnp.asarray(logits), jnp.asarray(noise), *columns(T, *setting), truncated=truncated
@@ -126,21 +163,73 @@ def test_noise_is_threefry_of_seed_step_sample_and_position():
         for number in place[1:]:
             key = threefry(key, (0, number))
         assert u == ((key[0] >> 9) + 0.5) * 2.0**-23
+    keys = noise_keys(seed, step, sample)
+    numbers = np.asarray(exponentials(keys, position, vocabulary=50)).reshape(4, 16, 2)
+    for place, row in zip(places, numbers, strict=True):
+        key = (0, place[0])
+        for number in place[1:]:
+            key = threefry(key, (0, number))
+        words = np.float64([threefry(key, (0, block)) for block in range(16)])
+        np.testing.assert_allclose(row, -np.log1p(-(words + 0.5) / 2**32), rtol=1e-6)
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 50)), jnp.float32)
     settings = columns(4, 0.8, 0.9, 20)
-    together = sample_tokens(logits, seed, step, sample, position, *settings)
-    for x, y in zip(together, tokens_from_noise(logits, noise, *settings), strict=True):
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+    for kind in KINDS:
+        together = sample_tokens(logits, seed, step, sample, position, *settings, noise=kind)
+        noise = token_noise(keys, position, kind, vocabulary=50)
+        for x, y in zip(together, tokens_from_noise(logits, noise, *settings), strict=True):
+            assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-def test_rows_do_not_see_each_other():
+def sampled_by(kind, p, count):
+    """Tokens of so many rows of probabilities [V], each with the noise of another sample."""
+    rows = jnp.arange(count, dtype=jnp.uint32)
+    logits = jnp.broadcast_to(jnp.log(jnp.asarray(p, jnp.float32)), (count, len(p)))
+    zeros = jnp.zeros_like(rows)
+    position = jnp.zeros(count, jnp.int32)
+    tokens, _ = sample_tokens(
+        logits, zeros, zeros, rows, position, *columns(count), noise=kind, truncated=False
+    )
+    return np.asarray(tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_as_frequent_as_they_are_likely(kind):
+    """Three hundred entries, in which the nodes of three levels hold very different sums."""
+    p = np.random.default_rng(4).dirichlet(np.full(300, 0.1))
+    count = 20_000
+    found = np.bincount(sampled_by(kind, p, count), minlength=300)
+    often = p * count > 5
+    squares = (found - p * count)[often] ** 2 / (p * count)[often]
+    degrees = often.sum()
+    assert abs(squares.sum() - degrees) < 5 * np.sqrt(2 * degrees)
+    assert abs(found[~often].sum() - p[~often].sum() * count) < 5 * np.sqrt(count * p[~often].sum())
+
+
+def test_two_like_distributions_seldom_differ_by_the_noise_of_a_tree():
+    """By at most 2 v / (1 + v) where all entries race at once, of total variation v; a tree's few
+    levels add little. Source: Bavarian et al. 2016, arXiv:1612.01041.
+    """
+    rng, count = np.random.default_rng(5), 20_000
+    p = rng.dirichlet(np.full(300, 0.1))
+    q = p * np.exp(rng.normal(0, 0.3, 300))
+    q /= q.sum()
+    variation = np.abs(p - q).sum() / 2
+    differ = {
+        kind: (sampled_by(kind, p, count) != sampled_by(kind, q, count)).mean() / variation
+        for kind in KINDS
+    }
+    assert 0.9 < differ["tree"] < 2 and differ["inverse_cdf"] > 2 * differ["tree"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_do_not_see_each_other(kind):
     """Not even those that need the search between equal logits, or are greedy."""
     rng, V = np.random.default_rng(3), 9000
     logits = rng.normal(0, 2, (64, V)).astype(np.float32)
     logits[::3] = np.round(logits[::3])
     arguments = [
         logits,
-        rng.random(64, np.float32),
+        random_noise(rng, kind, 64, V),
         rng.choice(np.array([0, 0.5, 1.3], np.float32), 64),
         rng.choice(np.array([0.4, 0.9, 1], np.float32), 64),
         rng.choice(np.array([0, 7, 60], np.int32), 64),
@@ -155,11 +244,14 @@ def test_rows_do_not_see_each_other():
             assert np.asarray(z).tobytes() == np.full(64, x[row]).tobytes()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_what_has_no_probability_is_never_drawn(implementation):
+def test_what_has_no_probability_is_never_drawn(implementation, kind):
     logits = np.full((5, 40), -np.inf, np.float32)
     logits[:, 3::7] = np.random.default_rng(1).normal(size=6)
     noise = jnp.asarray([0, 2.0**-24, 0.5, 1 - 2.0**-24, 1], jnp.float32)
+    if kind == "tree":
+        noise = jnp.broadcast_to(-jnp.log1p(-noise * (1 - 2.0**-24))[:, None, None], (5, 2, 16))
     for setting in ((1.0, 1.0, 0), (1e-30, 0.5, 3), (1e-39, 0.0, 0), (1.0, 0.9, 100)):
         tokens, logprobs = tokens_from_noise(
             jnp.asarray(logits), noise, *columns(5, *setting), implementation=implementation
@@ -189,12 +281,22 @@ def test_what_does_not_fit(index, value, message):
         sample_tokens(*arguments)
 
 
+def test_noise_of_another_vocabulary_or_kind_does_not_fit():
+    column = jnp.zeros(4, jnp.uint32)
+    arguments = [jnp.zeros((4, 50)), column, column, column, jnp.zeros(4, jnp.int32), *columns(4)]
+    with pytest.raises(ValueError, match="noise is 'forest'; it must be one of inverse_cdf, tree"):
+        sample_tokens(*arguments, noise="forest")
+    with pytest.raises(ValueError, match=r"noise is float32\[4, 1, 16\]; .* \[4, 2, 16\] for"):
+        tokens_from_noise(jnp.zeros((4, 50)), jnp.ones((4, 1, 16)), *columns(4))
+
+
 @pytest.mark.usefixtures("unoptimized")
 def test_the_benchmarks_print_their_rows():
     assert len(sampling_bench.sampling_rows(median_seconds, 1, ((64, 112),))) == 2
     assert len(logprobs_bench.logprobs_rows(median_seconds, 1, ((64, 16, 112),))) == 3
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("V", [17, 8192])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -203,12 +305,14 @@ def test_the_benchmarks_print_their_rows():
     [(0.8, slice(9, 10)), (0.8, slice(None)), (0.0, slice(None))],
     ids=["one of many", "all", "all, greedy"],  # a largest logit may well be found beside a NaN
 )
-def test_logits_that_are_no_numbers_show_in_their_row(implementation, V, bad, temperature, entries):
+def test_logits_that_are_no_numbers_show_in_their_row(
+    kind, implementation, V, bad, temperature, entries
+):
     logits = np.zeros((3, V), np.float32)
     logits[1, entries] = bad
     tokens, logprobs = tokens_from_noise(
         jnp.asarray(logits),
-        jnp.full(3, 0.4),
+        jnp.asarray(random_noise(np.random.default_rng(6), kind, 3, V)),
         *columns(3, temperature),
         truncated=False,
         implementation=implementation,

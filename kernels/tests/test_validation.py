@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from rlboost_kernels import available_implementations, ragged_paged_attention, validate_metadata
 from rlboost_kernels.problems import CHECKED, random_arguments
@@ -29,12 +30,21 @@ ARGUMENTS = random_arguments(CHECKED[1])  # T=64 H=4 K=2 D=32 L=16 S=8 M=6 P=51,
         ("kv_lens", jnp.zeros(8), "kv_lens has type float32"),
         ("page_indices", jnp.zeros((7, 6), jnp.int32), r"\(7, 6\); it must be \[8 sequences"),
         ("cu_q_lens", jnp.zeros(8, jnp.int32), r"cu_q_lens has shape \(8,\); it must be \[9\]"),
+        ("num_seqs", -1, "num_seqs is -1; it must be 0 or more"),
+        ("num_seqs", 9, "num_seqs is 9; kv_lens has room for 8"),
         ("num_seqs", jnp.int32(5), r"num_seqs has shape \(\); it must be \[1\]"),
     ],
 )
 def test_shapes_and_types(name, value, message):
     with pytest.raises(ValueError, match=message):
         ragged_paged_attention(*ARGUMENTS._replace(**{name: value}))
+
+
+@pytest.mark.parametrize("number", [5, np.int64(5)])
+def test_a_number_of_sequences_may_be_an_int(number):
+    plain = ragged_paged_attention(*ARGUMENTS)
+    counted = ragged_paged_attention(*ARGUMENTS._replace(num_seqs=number))
+    assert np.asarray(counted).tobytes() == np.asarray(plain).tobytes()
 
 
 @pytest.mark.parametrize("option", ["sm_scale", "sliding_window", "soft_cap"])

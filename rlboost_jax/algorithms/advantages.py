@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from rlboost_jax.settings.algorithm import Advantage, Deviation, GroupAdvantage
+from rlboost_jax.settings.algorithm_config import Advantage, Deviation, GroupAdvantage
 
 STD_FLOOR: Final = 1e-4  # added to the deviation, in units of reward
 VARIANCE_FLOOR: Final = 1e-8  # added to the variance of a batch

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlboost_jax.algorithms.ratios import MOST_LOG_RATIO, log_ratios
 from rlboost_jax.algorithms.segments import segment_means, segment_sums
-from rlboost_jax.settings.algorithm import CorrectionLevel, LossAggregation
+from rlboost_jax.settings.algorithm_config import CorrectionLevel, LossAggregation
 
 
 def correction_weights(

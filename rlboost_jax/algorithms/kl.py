@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rlboost_jax.algorithms.ratios import MOST_LOG_RATIO
-from rlboost_jax.settings.algorithm import KlEstimator, KlGradient
+from rlboost_jax.settings.algorithm_config import KlEstimator, KlGradient
 
 
 def kl_estimates(
@@ -76,6 +76,55 @@ def kl_losses(
             return jax.lax.stop_gradient(values) + (through - jax.lax.stop_gradient(through))
         case _:
             assert_never(gradient)
+
+
+def distilled_advantages(
+    logprobs: Float[np.ndarray, " T"],
+    teacher_logprobs: Float[np.ndarray, " T"],
+    advantages: Float[np.ndarray, " T"] | float,
+    *,
+    weight: float,
+    reward_weight: float,
+) -> tuple[Float[np.ndarray, " T"], Float[np.ndarray, " T"]]:
+    """Advantages of on-policy distillation, on the host: those of rewards and, of each token,
+    log(teacher / policy). Its mean is minus the KL from the policy to the teacher, and a token has
+    its own difference alone: the discount is 0.
+
+    Args:
+        logprobs: of tokens as the policy sampled them.
+        advantages: that follow from rewards, of all tokens or of each.
+
+    Returns:
+        The advantages in float32, and log(teacher / policy) in float64.
+
+    Source: Agarwal et al. 2024, arXiv:2306.13649, on-policy with the reverse KL; as an advantage
+    Lu and Thinking Machines Lab 2025, "On-Policy Distillation".
+    """
+    gaps = np.asarray(teacher_logprobs, np.float64) - logprobs
+    mixed = reward_weight * np.asarray(advantages, np.float64) + weight * gaps
+    return mixed.astype(np.float32), gaps
+
+
+def distilled_losses(
+    logprobs: Float[Array, "*tokens"],
+    teacher_logprobs: Float[Array, "*tokens"],
+    mask: Bool[Array, "*tokens"],
+    log_ratio: Float[Array, "*tokens"],
+) -> Float[Array, "*tokens"]:
+    """What each token adds to the loss for the KL from the policy to a teacher: k2 × ratio.
+
+    Its mean gradient over tokens of the policy that sampled, `log_ratio` away, is that of
+    KL(policy, teacher): with r = policy / sampler, the sampler's mean of r × log(policy / teacher)
+    × ∇ log policy, and the ratio has no gradient of its own. At a ratio of 1 the gradient of each
+    token is that of `distilled_advantages`.
+
+    Args:
+        log_ratio: of each token, policy to the one that sampled.
+
+    Source: Liu et al. 2025, arXiv:2510.01555: k2 as a loss, with its correction off policy.
+    """
+    ratio = jax.lax.stop_gradient(jnp.exp(log_ratio))
+    return ratio * kl_estimates(logprobs, teacher_logprobs, mask, estimator="k2")
 
 
 def kl_rewards(

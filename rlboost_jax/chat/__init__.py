@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: what a conversation's next prompt is, and what a sampled turn says.
+"""Chat rendering and parsing: a conversation's next prompt, and the content of a sampled turn.
 
-`conversation` is the interface, `opening` makes one and proves it.
+`conversation` is the interface, `conversation_setup` makes one and proves it.
 """

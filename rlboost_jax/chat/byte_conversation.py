@@ -20,7 +20,7 @@ from rlboost_jax.chat.conversation import (
     Tools,
 )
 from rlboost_jax.chat.formats import hermes
-from rlboost_jax.chat.formats.choice import CallFormat, parser_of
+from rlboost_jax.chat.formats.format_choice import CallFormat, parser_of
 from rlboost_jax.chat.thinking import THINK
 from rlboost_jax.chat.turn_reader import TurnReader
 from rlboost_jax.data.chat_rendering import ChatRefused
@@ -76,7 +76,7 @@ class ByteConversation:
 
 
 def _written(messages: Sequence[Message]) -> list[int]:
-    """Messages, then the mark after which the policy speaks."""
+    """Token ids of messages, then the mark after which the policy speaks."""
     ids: list[int] = []
     for message in messages:
         role = message.get("role", "")

@@ -1,6 +1,6 @@
-"""Between messages and token ids: prompts, what follows a sampled turn, what a turn says.
+"""Conversion between messages and token ids: prompts, continuations, and parsed turns.
 
-    conversation = conversation_of(tokenizer, tools=…)        # chat/opening.py; once per run
+    conversation = conversation_of(tokenizer, tools=…)    # chat/conversation_setup.py; once per run
     prompt = conversation.first(messages)
     turn = conversation.parse(sampled)
     match conversation.after(messages, turn, new):
@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.environments.protocol import Message, ToolCall, ToolResult
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 
 Tools = Sequence[Mapping[str, Any]]  # as OpenAI's protocol has them, see `described`
 
 
 class UnstableTemplate(ConfigError):
-    """A template writes what came before in another way once more messages follow."""
+    """A template renders earlier messages differently once more messages follow."""
 
 
 class Given(NamedTuple):
-    """What the policy reads after its turn, up to where it speaks again."""
+    """Tokens that the policy reads after its turn, up to where it speaks again."""
 
     tokens: NDArray[np.int32]
 
@@ -47,7 +47,7 @@ Continuation = Given | NewSequence
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedTurn:
-    """What a sampled turn says.
+    """Content of a sampled turn.
 
     Attributes:
         text: without special tokens, thinking and calls.
@@ -85,7 +85,7 @@ class Conversation(Protocol):
     takes_results: bool
 
     def first(self, messages: Sequence[Message], tools: Tools | None = None) -> NDArray[np.int32]:
-        """A prompt: [T] token ids of the messages, up to where the policy speaks.
+        """Render a prompt: [T] token ids of the messages, up to where the policy speaks.
 
         Args:
             tools: that the policy may call; None: those of `conversation_of`.
@@ -102,7 +102,7 @@ class Conversation(Protocol):
         new: Sequence[Message],
         tools: Tools | None = None,
     ) -> Continuation:
-        """What follows a turn.
+        """Render what follows a turn.
 
         Args:
             before: all messages before the turn; earlier turns by their `ParsedTurn.message`.
@@ -126,7 +126,7 @@ class Conversation(Protocol):
 
 
 def answers(results: Sequence[ToolResult]) -> list[Message]:
-    """The messages that give the results of a turn's calls to the policy."""
+    """Messages that give the results of a turn's calls to the policy."""
     return [
         Message(
             role="tool", name=result.call.name, tool_call_id=result.call.id, content=result.content
@@ -136,7 +136,7 @@ def answers(results: Sequence[ToolResult]) -> list[Message]:
 
 
 def described(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as OpenAI's protocol and chat templates have it.
+    """Describe a tool as OpenAI's protocol and chat templates have it.
 
     Args:
         parameters: JSON schema of the arguments.

@@ -1,8 +1,8 @@
-"""Messages to text by a chat template, and that text to token ids.
+"""Rendering of messages to text by a chat template, and encoding of that text.
 
 What messages say is never a control token: a tool's answer that has `<|im_end|>` in it reaches
 the policy as these characters, spelt by ordinary tokens. A control text in a content is cut
-in two by a character that nobody writes, and the pieces between cuts are encoded one by one.
+in two by a character that never occurs, and the pieces between cuts are encoded one by one.
 """
 
 import json
@@ -53,7 +53,7 @@ class Renderer:
         object.__setattr__(self, "_theirs", _any_of(special + named))
 
     def text(self, messages: Sequence[Message], tools: Tools, *, generation: bool = True) -> str:
-        """With cuts in it, for `encode`.
+        """Render messages as text with cuts in control texts, for `encode`.
 
         Raises:
             ChatRefused: the template does not take these messages.
@@ -67,7 +67,7 @@ class Renderer:
         return written.replace(_ESCAPED, CUT)
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """[T] token ids of what `text` returned, or of a part of it."""
+        """Encode what `text` returned, or a part of it, as [T] token ids."""
         first, *others = text.split(CUT)
         ids = self._ids(first)
         if others:
@@ -100,19 +100,21 @@ _ESCAPED: Final = json.dumps(CUT)[1:-1]  # what a template makes of it that writ
 
 
 def uncut(text: str) -> str:
-    """For a person."""
+    """Remove the cuts from a text, for people."""
     return text.replace(CUT, "")
 
 
 def _any_of(texts: Collection[str]) -> re.Pattern[str]:
-    """Longer ones first: a token goes before those that it has in it."""
+    """Pattern of any of these texts, longer ones first: a token goes before those inside it."""
     longest_first = sorted((t for t in texts if len(t) > 1), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def _parted(text: str, control: re.Pattern[str]) -> str:
-    """With a cut after the first character of each control text, again and again, since what is
-    left may have another one in it."""
+    """Insert a cut after the first character of each control text.
+
+    The rest is searched again, since it may contain another one.
+    """
     text = text.replace(CUT, "\N{REPLACEMENT CHARACTER}")
     parts, at = [], 0
     while match := control.search(text, at):
@@ -123,7 +125,7 @@ def _parted(text: str, control: re.Pattern[str]) -> str:
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """The same value with each text in it changed; keys stay."""
+    """Apply a change to each text in a value; keys stay."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

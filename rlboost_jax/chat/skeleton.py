@@ -16,11 +16,11 @@ STAND_IN: Final = "Zq0turn"  # letters and digits: no template trims, escapes or
 
 
 class LostTurn(ChatRefused):
-    """A rendered text has not all turns of the policy in it."""
+    """A rendered text lacks a turn of the policy."""
 
 
 class Habits(NamedTuple):
-    """What a template writes around the policy's turns, found out by `chat/template_probe.py`.
+    """Text that a template writes around the policy's turns, found by `chat/template_probe.py`.
 
     Attributes:
         header: before each turn, in what came before as in what is to come.
@@ -37,9 +37,9 @@ class Habits(NamedTuple):
 def stand_ins(
     messages: Sequence[Message], *, word: str, calls: bool
 ) -> tuple[list[Message], list[str]]:
-    """The messages with the policy's turns replaced, and the words that stand for them, in order.
+    """Replace the policy's turns by words; returns the messages, and the words in order.
 
-    A turn that a tool answers is one call, since templates want to see who asked.
+    A turn that a tool answers is one call, since templates require the call before its result.
 
     Args:
         calls: see `Habits`.
@@ -60,7 +60,7 @@ def stand_ins(
 
 
 def unused_word(messages: Sequence[Message]) -> str:
-    """One that no content has in it."""
+    """Word that occurs in no content."""
     word, everything = STAND_IN, repr(messages)
     while word in everything:
         word += "Z"
@@ -76,7 +76,7 @@ def parts_of(
     prompt: Callable[[int], str],
     ends: bool = False,
 ) -> tuple[str, ...]:
-    """What is no turn's: before the first, between them, and after the last.
+    """Parts of a text outside the turns: before the first, between them, and after the last.
 
     Each part but the first begins with the text of the stop that ends the turn before it. A part
     ends with the header of the next turn where it has one; what a template writes between header
@@ -112,7 +112,7 @@ def parts_of(
 
 
 def _begins(before: str, prompt: str, earlier: Sequence[str], stops: Collection[str]) -> int:
-    """Where a turn without a header begins: where the prompt for it ended."""
+    """Start of a turn without a header: where the prompt for it ended."""
     start = 0
     if earlier:
         start = stop_after(prompt, prompt.find(earlier[-1]) + len(earlier[-1]), stops)
@@ -121,7 +121,7 @@ def _begins(before: str, prompt: str, earlier: Sequence[str], stops: Collection[
 
 
 def stop_after(text: str, start: int, stops: Collection[str], *, or_end: bool = False) -> int:
-    """Where the first stop stands after `start`; raises ChatRefused.
+    """Position of the first stop after `start`. Raises ChatRefused.
 
     Args:
         or_end: of the text, where there is none.
@@ -138,13 +138,13 @@ def stop_after(text: str, start: int, stops: Collection[str], *, or_end: bool = 
 
 
 def shared(one: str, other: str) -> int:
-    """How many characters two texts begin with together."""
+    """Length of the common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def difference(one: str, other: str, *, around: int = 60) -> str:
-    """Two texts about where they begin to differ, for a person."""
+    """Excerpts of two texts where they begin to differ, for people."""
     same = shared(one, other)
     start = max(0, same - around // 2)
     return f"{one[start : same + around]!r} became {other[start : same + around]!r}"

@@ -1,4 +1,4 @@
-"""Show at start-up that what follows a turn is what the template writes there.
+"""Start-up proof that the text after a turn is what the template writes there.
 
 Random conversations are rendered whole, as a template is meant to be used, and turn by turn. Of
 each conversation and each of its turns it is shown that
@@ -21,19 +21,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.chat.conversation import Tools, UnstableTemplate
 from rlboost_jax.chat.rendering import uncut
-from rlboost_jax.chat.samples import Sample, samples
+from rlboost_jax.chat.sample_conversations import SampleConversation, samples
 from rlboost_jax.chat.skeleton import LostTurn, difference
 from rlboost_jax.chat.template_conversation import TemplateConversation, unstable_template
 from rlboost_jax.data.chat_rendering import ChatRefused, TemplateTooCostly
 from rlboost_jax.environments.protocol import Message
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 
 CONVERSATIONS: Final = 64
 ENOUGH: Final = 16  # that a template must take
 
 
 class Proof(NamedTuple):
-    """What was shown of a template.
+    """Result of the proof for a template.
 
     Attributes:
         conversations: that it takes; those that it refuses show nothing.
@@ -51,7 +51,7 @@ class Proof(NamedTuple):
 def proved(
     conversation: TemplateConversation, tools: Tools, *, seed: int = 0, count: int = CONVERSATIONS
 ) -> Proof:
-    """Raises ConfigError where the template takes too few conversations to show anything."""
+    """Prove a template. Raises ConfigError if it takes too few conversations to show anything."""
     template = conversation.template
     calls = 0 if not tools or "tool" in template.refused else 3
     taken, refusal, left_out = 0, "", False
@@ -82,8 +82,8 @@ def proved(
     return Proof(taken, "", refusal, left_out)
 
 
-def _shown(conversation: TemplateConversation, sample: Sample, tools: Tools) -> bool:
-    """Whether thinking is left out of earlier turns; raises what `proved` catches."""
+def _shown(conversation: TemplateConversation, sample: SampleConversation, tools: Tools) -> bool:
+    """Whether thinking is left out of earlier turns. Raises what `proved` catches."""
     messages, earlier, left_out = list[Message](sample.opening), list[str](), False
     for turn, new in sample.exchanges:
         following, changed = conversation.following(messages, turn, new, tools)
@@ -103,7 +103,7 @@ def _shown(conversation: TemplateConversation, sample: Sample, tools: Tools) -> 
 
 
 def _check_tokens(conversation: TemplateConversation, turn: str, following: str) -> None:
-    """That no token reaches from a turn into what follows it."""
+    """Check that no token reaches from a turn into what follows it."""
     encode = conversation.template.renderer.encode
     apart, together = np.concatenate([encode(turn), encode(following)]), encode(turn + following)
     if not np.array_equal(apart, together):
@@ -122,8 +122,8 @@ def _texts(text: Callable[[ArrayLike], str], tokens: NDArray[np.int32]) -> list[
     return [text([token]) for token in tokens.tolist()]
 
 
-def _as_taken(sample: Sample, calls: bool) -> Sample:
-    """With calls as text for templates that write none."""
+def _as_taken(sample: SampleConversation, calls: bool) -> SampleConversation:
+    """Turn the sample's calls into text for templates that write no calls."""
     if calls:
         return sample
     exchanges = []
@@ -132,4 +132,4 @@ def _as_taken(sample: Sample, calls: bool) -> Sample:
         for call in said.pop("tool_calls", ()):
             said["content"] += f"\n{call['function']}"
         exchanges.append(type(sample.exchanges[0])(said, new))
-    return Sample(sample.opening, exchanges)
+    return SampleConversation(sample.opening, exchanges)

@@ -29,13 +29,13 @@ from rlboost_jax.chat.thinking import Marks, Thinking
 from rlboost_jax.chat.turn_reader import TurnReader
 from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.environments.protocol import Message
-from rlboost_jax.settings import environment
+from rlboost_jax.settings import environment_config
 
 THOUGHT: Final = "Zq4thought"  # stands for thinking, to see whether a template leaves it out
 
 
 class TemplateConversation:
-    """See `Conversation`. `opening.conversation_of` makes one and proves it.
+    """`Conversation` by a chat template. `conversation_setup.conversation_of` makes and proves it.
 
     Args:
         stops: texts of what ends a turn, by their ids. Of a stop that is no mark but part of
@@ -55,7 +55,7 @@ class TemplateConversation:
         tools: Tools,
         tool_format: str,
         thinking: Thinking,
-        unstable: environment.UnstableTemplate,
+        unstable: environment_config.UnstableTemplate,
         notes: Sequence[str] = (),
     ) -> None:
         self.stop_ids, self.stops = stop_ids, stop_table
@@ -103,8 +103,10 @@ class TemplateConversation:
     def following(
         self, before: Sequence[Message], turn: Message, new: Sequence[Message], tools: Tools
     ) -> tuple[str, str]:
-        """The template's text from the end of a turn on, and what it writes in another way
-        than before the turn; "": nothing."""
+        """The template's text from the end of a turn on, and what it changes in earlier text.
+
+        The second is "" if nothing differs from before the turn.
+        """
         was = in_the_past(self.parts(before, tools), prefill=self.template.habits.prefill)
         try:
             now = self.parts([*before, turn, *new], tools)
@@ -116,7 +118,7 @@ class TemplateConversation:
         return now[-1], ""
 
     def given(self, following: str, stop: int | None) -> NDArray[np.int32]:
-        """Tokens of what follows a turn, without what was sampled of it.
+        """Tokens of what follows a turn, without those that were sampled.
 
         A stop other than the template's own takes its place if the template writes that one,
         too, and no matter who speaks next (Llama's `<|eom_id|>`). Otherwise both are there.
@@ -131,7 +133,7 @@ class TemplateConversation:
     def parts(
         self, messages: Sequence[Message], tools: Tools, *, generation: bool = True
     ) -> tuple[str, ...]:
-        """What of a conversation is no turn's, see `skeleton.parts_of`."""
+        """Parts of a conversation outside the turns, see `skeleton.parts_of`."""
         habits = self.template.habits
         shown, words = stand_ins(messages, word=unused_word(messages), calls=habits.calls)
         return self.template.parts(shown, words, tools, generation=generation)
@@ -139,7 +141,7 @@ class TemplateConversation:
     def turns(
         self, messages: Sequence[Message], tools: Tools, *, generation: bool = True
     ) -> list[str]:
-        """The policy's turns as the template writes them, between what is no turn's.
+        """The policy's turns as the template writes them.
 
         Raises:
             UnstableTemplate: what turns say changes what is between them.
@@ -159,13 +161,13 @@ class TemplateConversation:
         return found
 
     def without_thinking(self, turn: str) -> str:
-        """A turn as a template writes it, for comparison only."""
+        """Strip thinking from a turn as a template writes it, for comparison only."""
         return self._thoughts.sub("", turn).strip()
 
     def _changed_turn(
         self, before: Sequence[Message], turn: Message, new: Sequence[Message], tools: Tools
     ) -> str:
-        """What the template writes in another way in what the policy said, thinking left out."""
+        """Change of the template in the policy's earlier turns, apart from thinking."""
         was = self.turns([*before, turn], tools, generation=False)
         now = self.turns([*before, turn, *new], tools)
         for one, other in zip(was, now, strict=True):
@@ -186,7 +188,7 @@ class TemplateConversation:
     def _drops(
         self, before: Sequence[Message], turn: ParsedTurn, new: Sequence[Message], tools: Tools
     ) -> bool:
-        """Whether the template leaves out thinking that the sequence still has."""
+        """Whether the template leaves out thinking that the sequence still contains."""
         held = self._written_thoughts(before, tools)
         if turn.thinking:
             held |= {len(before)}
@@ -216,8 +218,7 @@ class TemplateConversation:
 
 
 def in_the_past(parts: Sequence[str], *, prefill: str) -> tuple[str, ...]:
-    """The parts of a prompt as they are once it is over: without what the template wrote for
-    the policy to begin with."""
+    """Parts of a prompt once it is over, without the text that the policy's turn began with."""
     last = parts[-1]
     return (*parts[:-1], last.removesuffix(prefill) if prefill else last)
 

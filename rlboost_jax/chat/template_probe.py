@@ -1,4 +1,4 @@
-"""Find out by small conversations what a chat template takes and what it writes around turns."""
+"""Probing of a chat template: what it accepts, and what it writes around turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from rlboost_jax.chat.skeleton import Habits, parts_of, shared, stand_ins
 from rlboost_jax.chat.thinking import Marks
 from rlboost_jax.data.chat_rendering import ChatRefused, TemplateTooCostly
 from rlboost_jax.environments.protocol import Message
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 
 SAYS: Final = "Zq1says"
 ASKS: Final = Message(role="user", content=SAYS)
@@ -20,7 +20,7 @@ CALL_ID: Final = "abcdefghi"  # 9 letters or digits, for Mistral's templates
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """A template with all that was found out about it.
+    """A template with everything that was found out about it.
 
     Attributes:
         closing: the same stop ends a turn for every next speaker. Elsewhere the next role's mark
@@ -43,7 +43,7 @@ class Template:
         *,
         generation: bool = True,
     ) -> tuple[str, ...]:
-        """What is no turn's of messages with stand-ins, see `skeleton.parts_of`."""
+        """Parts outside the turns of messages with stand-ins, see `skeleton.parts_of`."""
         turns = [i for i, message in enumerate(shown) if message.get("role") == "assistant"]
 
         def prompt(turn: int) -> str:
@@ -61,7 +61,7 @@ class Template:
 
 
 def examined(renderer: Renderer, stops: Sequence[str], tools: Tools, marks: Marks) -> Template:
-    """Raises ChatRefused where it takes not even a question, an answer and a question."""
+    """Probe a template. Raises ChatRefused if it does not even take question, answer, question."""
     prompt = renderer.text([ASKS], tools)
     pasts = (
         renderer.text([ASKS, TURN, ASKS], tools),
@@ -100,7 +100,7 @@ def examined(renderer: Renderer, stops: Sequence[str], tools: Tools, marks: Mark
 
 
 def _with_calls(template: Template, tools: Tools) -> Template:
-    """With the form in which the template takes calls, if it takes any."""
+    """Template with the form in which it takes calls, if it takes any."""
     refusals = {}
     for calls, text_arguments in ((True, False), (True, True), (False, False)):
         tried = replace(
@@ -115,7 +115,7 @@ def _with_calls(template: Template, tools: Tools) -> Template:
 
 
 def _whole(text: str, start: int, control: Sequence[str]) -> int:
-    """The beginning of the control text that reaches across `start`, or `start`."""
+    """Start of the control text that spans `start`, or `start`."""
     for mark in control:
         begin = text.find(mark, max(0, start - len(mark) + 1), start + len(mark))
         if 0 <= begin < start < begin + len(mark):
@@ -124,7 +124,7 @@ def _whole(text: str, start: int, control: Sequence[str]) -> int:
 
 
 def _asked(results: int, calls: int = 1) -> list[Message]:
-    """A question, a turn that calls, and what came of it."""
+    """A question, a turn with calls, and their results."""
     function = {"name": "tool", "arguments": {"x": "y"}}
     call = {"id": CALL_ID, "type": "function", "function": function}
     answer = Message(role="tool", name="tool", tool_call_id=CALL_ID, content=SAYS)
@@ -136,7 +136,7 @@ def _asked(results: int, calls: int = 1) -> list[Message]:
 def _refusal(
     template: Template, name: str, messages: Sequence[Message], tools: Tools
 ) -> dict[str, str]:
-    """The name and a reason where a template does not take messages, or leaves some out."""
+    """Name and reason if a template does not take messages, or leaves some out; else empty."""
     try:
         whole = template.renderer.text(messages, tools)
         between = "".join(_parts(template, messages, tools))
@@ -158,6 +158,6 @@ def _parts(template: Template, messages: Sequence[Message], tools: Tools) -> tup
 
 
 def _mark(template: Template, messages: Sequence[Message], tools: Tools) -> str:
-    """The stop that the template ends a turn with."""
+    """Stop with which the template ends a turn."""
     last = _parts(template, messages, tools)[-1]
     return max((stop for stop in template.stops if last.startswith(stop)), key=len)

@@ -25,7 +25,7 @@ class Split(NamedTuple):
 
 
 def marks_of(template: str) -> Marks:
-    """Those that a template names."""
+    """Thinking marks that a template names; `THINK` if it names none that are known."""
     return next((marks for marks in KNOWN if marks.close in template), THINK)
 
 

@@ -1,4 +1,4 @@
-"""A sampled turn as text, thinking and calls."""
+"""Parsing of a sampled turn into text, thinking and calls."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.chat.conversation import ParsedTurn, Tools
 from rlboost_jax.chat.formats import response
-from rlboost_jax.chat.formats.choice import Parser
+from rlboost_jax.chat.formats.format_choice import Parser
 from rlboost_jax.chat.formats.response import ResponseParser
 from rlboost_jax.chat.thinking import Marks, split
 from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings
@@ -21,7 +21,7 @@ ID_LENGTH = 9  # characters of a call's id: Mistral's templates take no others
 
 
 class TurnReader:
-    """Reads turns of one tokenizer and format.
+    """Parser of turns for one tokenizer and format.
 
     Args:
         text: of token ids, special tokens included.
@@ -81,7 +81,7 @@ class TurnReader:
 
 
 def message_of(text: str, thinking: str, calls: Sequence[ToolCall]) -> Message:
-    """A turn as chat templates take it. Broken calls are part of its text."""
+    """Turn as a message for chat templates. Broken calls are part of its text."""
     message = Message(role="assistant", content=text)
     if thinking:
         message["reasoning_content"] = thinking
@@ -99,7 +99,7 @@ def message_of(text: str, thinking: str, calls: Sequence[ToolCall]) -> Message:
 
 
 def _with_id(call: ToolCall, tokens: NDArray[np.int32], place: int) -> ToolCall:
-    """An id by what was sampled, so that reading a turn again gives the same one."""
+    """Call with an id made from the sampled tokens: reading the turn again gives the same."""
     if call.id:
         return call
     named = hashlib.sha256(place.to_bytes(4, "little") + tokens.astype("<i4").tobytes())

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlboost_jax.data import template_child, template_process
-from rlboost_jax.data.template_child import DATE
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.workers import template_child, template_process
+from rlboost_jax.workers.template_child import DATE
 
 __all__ = ["DATE", "ChatRefused", "TemplateTooCostly", "rendered", "values_of"]
 
@@ -14,15 +14,15 @@ _PROBE: Final = json.dumps({"messages": [{"role": "user", "content": "x"}]})
 
 
 class ChatRefused(ValueError):
-    """A chat template does not take these messages; it says why."""
+    """A chat template rejects these messages; the message has its reason."""
 
 
 class TemplateTooCostly(ChatRefused):
-    """A chat template went beyond a limit with these messages, and not with every conversation."""
+    """A chat template exceeds a limit for these messages, though not for every conversation."""
 
 
 def values_of(given: Mapping[str, Any]) -> str:
-    """What a template is given, as JSON.
+    """Encode a template's values as JSON.
 
     Raises:
         ChatRefused: something is no value of JSON.
@@ -37,7 +37,7 @@ def values_of(given: Mapping[str, Any]) -> str:
 
 
 def rendered(template: str, values: str, name: str) -> str:
-    """The text that a template makes of `messages`, `tools` and options.
+    """Render a template with `messages`, `tools` and options.
 
     Args:
         values: see `values_of`.

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rlboost_jax.data.row import BrokenRow, Row
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.column_names import path_of
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable
 
 
 class MissingColumns(ConfigError):
@@ -20,7 +20,7 @@ class MissingColumns(ConfigError):
 
 
 def stored_columns(columns: Collection[str], present: Collection[str]) -> list[str]:
-    """The columns of a table that `columns` are or lead into. Raises MissingColumns."""
+    """Columns of a table that `columns` are or lead into. Raises MissingColumns."""
     found = {column: _stored(column, present) for column in columns}
     missing = [repr(column) for column, name in sorted(found.items()) if name is None]
     if missing:
@@ -30,13 +30,13 @@ def stored_columns(columns: Collection[str], present: Collection[str]) -> list[s
 
 
 def unused_columns(columns: Collection[str], present: Collection[str]) -> list[str]:
-    """The columns of a table that none of `columns` is or leads into."""
+    """Columns of a table that none of `columns` is or leads into."""
     used = {_stored(column, present) for column in columns}
     return sorted(name for name in present if name not in used)
 
 
 def value_at(row: Row, column: str) -> Any:
-    """The value of a column, None where it or what it is in has none. Raises BrokenRow."""
+    """Value of a column; None if it or its container has none. Raises BrokenRow."""
     name = _stored(column, row)
     if name is None:
         raise BrokenRow(f"no column {column!r} among {', '.join(map(repr, sorted(row)))}")
@@ -45,7 +45,7 @@ def value_at(row: Row, column: str) -> Any:
 
 
 def filled(template: str, row: Mapping[str, Any]) -> str:
-    """The template with values in place of its fields.
+    """Fill the fields of a template with values.
 
     Args:
         row: a value by the path of each field.
@@ -55,7 +55,7 @@ def filled(template: str, row: Mapping[str, Any]) -> str:
 
 
 def decoded(text: str, place: str) -> Any:
-    """What JSON in a column of text says. Raises BrokenRow."""
+    """Decode JSON in a text column. Raises BrokenRow."""
     try:
         return foreign_json.decode(text, place, object, halves=True)
     except Unreadable as error:
@@ -67,7 +67,7 @@ def _stored(column: str, present: Collection[str]) -> str | None:
 
 
 def _prefixes(column: str) -> Iterator[str]:
-    """The column, and what stands before each of its dots, longest first."""
+    """The column, and its parts up to each dot, longest first."""
     while column:
         yield column
         column = column.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Conversations of rows as chat templates take them: OpenAI's messages, or ShareGPT's turns.
+"""Conversations of rows in the form of chat templates: from OpenAI's messages or ShareGPT's turns.
 
 All that a message says goes to the template. Contents in parts become text, arguments of calls
 become objects, and a turn of ShareGPT becomes a message; what is no text, or of an unknown role, is
@@ -42,7 +42,7 @@ _SCHEMAS: Final = ("input_schema", "inputSchema")  # parameters, as Anthropic an
 
 
 def conversation_in(value: Any, place: str, *, table: bool = False) -> list[Message]:
-    """The messages of a column up to where the policy speaks.
+    """Messages of a column up to where the policy speaks.
 
     Assistants' messages at the end are the solution and left out.
 
@@ -53,9 +53,23 @@ def conversation_in(value: Any, place: str, *, table: bool = False) -> list[Mess
     Raises:
         BrokenRow: no conversation, or one with something else than text.
     """
+    return all_messages_in(value, place, table=table, to_policy=True)
+
+
+def all_messages_in(
+    value: Any, place: str, *, table: bool = False, to_policy: bool = False
+) -> list[Message]:
+    """Messages of a column, the solution included.
+
+    Args:
+        to_policy: only up to where the policy speaks, see `conversation_in`.
+
+    Raises:
+        BrokenRow: no conversation, or one with something else than text.
+    """
     turns = _list(value, place, table=table)
     roles = [_role(turn, f"{place}[{index}]") for index, turn in enumerate(turns)]
-    while roles and roles[-1] == "assistant":
+    while to_policy and roles and roles[-1] == "assistant":
         roles.pop()
     return [_message(turns[index], role, f"{place}[{index}]") for index, role in enumerate(roles)]
 
@@ -75,7 +89,7 @@ def tools_in(value: Any, place: str, *, table: bool = False) -> Tools:
 
 
 def with_text_arguments(messages: Iterable[Message]) -> list[Message]:
-    """The same messages, arguments of calls as JSON text: some templates want them so."""
+    """Convert arguments of calls to JSON text, which some templates require."""
     return [
         {**message, "tool_calls": [_in_text(call) for call in message["tool_calls"]]}
         if "tool_calls" in message
@@ -85,20 +99,20 @@ def with_text_arguments(messages: Iterable[Message]) -> list[Message]:
 
 
 def more_of(message: Message) -> dict[str, Any]:
-    """What makes a message another one besides its role and content: neither ids nor weights."""
+    """Fields besides role and content that distinguish a message: neither ids nor weights."""
     more = {key: message[key] for key in ("name", "reasoning_content") if key in message}
     calls = [call["function"] for call in message.get("tool_calls", ())]
     return {**more, "tool_calls": calls} if calls else more
 
 
 def fields_unread(messages: Iterable[Message], tools: Tools, template: str) -> set[str]:
-    """What of a conversation the text of a chat template does not name, so that nobody reads it."""
+    """Fields of a conversation that a chat template's text never names, so they go unread."""
     names = {key for message in messages for key in unknown_keys(message, READ)}
     return {name for name in names | ({"tools"} if tools else set()) if not reads(template, name)}
 
 
 def report_beside(unused: Iterable[str]) -> None:
-    """Log one warning where nothing reads columns that belong to conversations.
+    """Warn once about columns that belong to conversations and are not read.
 
     Args:
         unused: columns of the rows.
@@ -111,7 +125,7 @@ def report_beside(unused: Iterable[str]) -> None:
 
 
 def reads(template: str, name: str) -> bool:
-    """Whether a chat template has a name in its text."""
+    """Whether a chat template's text contains a name."""
     return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
@@ -128,7 +142,7 @@ def _list(value: Any, place: str, *, table: bool) -> list[Any]:
 
 
 def _transposed(lists: Mapping[str, Any], place: str) -> list[Any]:
-    """An object of lists as a list of objects: `datasets` makes that of a sequence of objects."""
+    """Convert an object of lists, which `datasets` makes of a list of objects, back to that."""
     lengths = {len(each) if isinstance(each, list | tuple) else -1 for each in lists.values()}
     if len(lengths) != 1 or -1 in lengths:
         raise BrokenRow(f"{place!r} is {_shown(lists)}, and no list")
@@ -221,7 +235,7 @@ def _call(call: Any, place: str) -> Mapping[str, Any]:
 
 
 def _arguments(value: Any, place: str) -> Mapping[str, Any]:
-    """Without any there is an empty object."""
+    """Decode arguments of a call; without any, an empty object."""
     if isinstance(value, str):
         value = decoded(value, place) if value.strip() else {}
     value = {} if value is None else value

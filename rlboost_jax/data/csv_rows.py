@@ -1,4 +1,4 @@
-"""Where the rows of a table in text stand, with a header and commas or tabs, and what they hold.
+"""Layout of a text table's rows, with a header and commas or tabs, and their parsing.
 
 A cell is the text that is in the file; an empty one is no value. A quoted cell may hold line ends.
 """
@@ -10,14 +10,16 @@ from collections.abc import Collection, Iterator
 from typing import BinaryIO, Final
 
 from rlboost_jax.data.columns import stored_columns
-from rlboost_jax.data.row import BrokenRow, Layout, Row
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.data.row import BrokenRow, FileLayout, Row
+from rlboost_jax.platform.mistakes import ConfigError
 
 MAX_CELL: Final = 2**24  # characters; a longer one is a quote that is never closed
 
 
-def csv_layout(file: BinaryIO, start: int, *, delimiter: str, columns: Collection[str]) -> Layout:
-    """Rows from the byte `start` on, the header before them.
+def csv_layout(
+    file: BinaryIO, start: int, *, delimiter: str, columns: Collection[str]
+) -> FileLayout:
+    """Find the rows from the byte `start` on, after the header.
 
     Raises:
         ConfigError: no header, or columns that it lacks; a quote in the wrong place, while rows
@@ -34,11 +36,11 @@ def csv_layout(file: BinaryIO, start: int, *, delimiter: str, columns: Collectio
         raise ConfigError(f"its header has {twice[0]!r} twice; rename one")
     stored_columns(columns, names)
     parse = functools.partial(_row, names=names, delimiter=delimiter)
-    return Layout(records, parse, "line")
+    return FileLayout(records, parse, "line")
 
 
 def _records(file: BinaryIO, start: int, delimiter: str) -> Iterator[tuple[int, bytes, int]]:
-    """Records that are not blank, as `csv` cuts the file; one may be several lines."""
+    """Records that are not blank, split as `csv` does; one may span several lines."""
     file.seek(start)
     taken: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Exercises that are read: a data set's questions, judged by the run's reward functions."""
+"""Exercises from a data set: its questions, judged by the run's reward functions."""
 
 import contextlib
 import functools
@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.data.columns import unused_columns, value_at
 from rlboost_jax.data.conversations import reads, report_beside
-from rlboost_jax.data.exercises import AskGroup, Prompt, Source, Tokens, Verdicts
+from rlboost_jax.data.dataset_rows import open_rows
+from rlboost_jax.data.exercises import AskGroup, MixtureSource, Prompt, Tokens, Verdicts
 from rlboost_jax.data.id_range import about_ids, ids_without_row
 from rlboost_jax.data.questions import (
     ANSWER,
@@ -26,7 +27,6 @@ from rlboost_jax.data.questions import (
     uses_chat,
 )
 from rlboost_jax.data.row import Rows
-from rlboost_jax.data.rows import open_rows
 from rlboost_jax.data.selection import (
     ALSO_HELD_OUT,
     Selection,
@@ -40,17 +40,17 @@ from rlboost_jax.data.selection import (
 )
 from rlboost_jax.data.tokenizer_check import check_belongs
 from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.special_tokens import kept_ids, unseen_lines
-from rlboost_jax.rewards.verdict import Answered, Verdict
+from rlboost_jax.rewards.verdict import RewardInput, Verdict
 from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.sequences.shared_limits import MAX_STOP_IDS
 from rlboost_jax.settings.column_names import shown_as
-from rlboost_jax.settings.data import DataConfig
+from rlboost_jax.settings.data_config import DataConfig
 from rlboost_jax.settings.data_presets import resolved
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.limits import MAX_STOP_IDS
-from rlboost_jax.settings.rewards import RewardConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.rewards_config import RewardConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 log: Final = logging.getLogger(__name__)
 DATA_SOURCE: Final = "data_source"  # what rewards call the name of a mixture's data set
@@ -73,7 +73,7 @@ class Dataset:
         run: RunConfig,
         *,
         rows_of: Callable[..., Rows] = open_rows,
-        source: Source | None = None,
+        source: MixtureSource | None = None,
         judge_of: Callable[[Sequence[RewardConfig], Sequence[str]], Judge] | None = None,
     ) -> None:
         data, functions = resolved(run)
@@ -153,7 +153,7 @@ class Dataset:
             self._judge = Judge(functions, run.rewards, columns=columns, seed=run.seed)
 
     def leave_out(self, keys: Iterable[int]) -> None:
-        """Train on no question that another data set of the mixture holds out.
+        """Exclude questions from training that another data set of the mixture holds out.
 
         Args:
             keys: of questions, as `heldout_keys` has them.
@@ -202,16 +202,16 @@ class Dataset:
     def judge_group(
         self, prompt: Prompt, responses: Sequence[Tokens], alone: Sequence[Future[Verdict]], /
     ) -> Future[Verdicts]:
-        """See `Exercises.ask_group`."""
+        """Judge a group, see `Exercises.ask_group`."""
         return self._judge.ask_group([self._answered(prompt, each) for each in responses], alone)
 
     def _questions(self, rows: Rows, chosen: NDArray[np.int64]) -> "Questions":
         return Questions(rows, chosen, self._data, self.tokenizer, self._source)
 
-    def _answered(self, prompt: Prompt, response_tokens: Tokens) -> Answered:
+    def _answered(self, prompt: Prompt, response_tokens: Tokens) -> RewardInput:
         question: Question = prompt.problem
         ids = tuple(np.asarray(response_tokens).tolist())
-        return Answered(
+        return RewardInput(
             prompt=question.prompt,
             completion=self.tokenizer.stop_strings.before(
                 ids, functools.partial(self.tokenizer.decode, keep=self._kept)
@@ -231,7 +231,7 @@ class Questions:
         chosen: NDArray[np.int64],
         data: DataConfig,
         tokenizer: Tokenizer,
-        source: Source | None = None,
+        source: MixtureSource | None = None,
     ) -> None:
         self._rows, self._chosen = rows, chosen
         self._data, self._tokenizer, self._source = data, tokenizer, source
@@ -255,7 +255,7 @@ class Questions:
 
 @contextlib.contextmanager
 def _naming_heldout(data: DataConfig) -> Iterator[None]:
-    """Errors about the rows to hold out name the settings that say where those are."""
+    """Context that adds the settings of held-out rows to errors about them."""
     try:
         yield
     except ConfigError as error:
@@ -274,7 +274,7 @@ def _left_out(selection: Selection) -> dict[str, dict[str, Any]]:
 
 
 def _check_stops(name: str, stop_ids: Sequence[int]) -> None:
-    """Raise ConfigError where an engine has no room for them."""
+    """Raise ConfigError if an engine has no room for this many stop ids."""
     if len(stop_ids) > MAX_STOP_IDS:
         raise ConfigError(
             f"{name!r} and data.stop_ids have {len(stop_ids)} ids that end a response, "
@@ -298,7 +298,7 @@ def _check_options(data: DataConfig, tokenizer: Tokenizer) -> None:
 
 
 def _check_train(data: DataConfig, num_rows: int, selection: Selection, train: int) -> None:
-    """Raise ConfigError where there is nothing to train on."""
+    """Raise ConfigError if no row is left to train on."""
     if not train:
         raise ConfigError(
             f"data.source {data.source!r}: no row of {num_rows} is left to train on"

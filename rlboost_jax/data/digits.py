@@ -1,4 +1,4 @@
-"""Problems that are a list of digits: what the tasks that ask about one have in common."""
+"""Helpers of the tasks whose problems are lists of digits."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from rlboost_jax.data.vocabulary import digit
 
 
 def draw(rng: np.random.Generator, length: int) -> tuple[int, ...]:
-    """`length` digits."""
+    """Draw `length` digits."""
     return tuple(int(d) for d in rng.integers(10, size=length))
 
 

@@ -1,4 +1,4 @@
-"""What a run trains on, whether it is generated or read: prompts, and who judges the responses.
+"""Protocol of a run's exercises, generated or read: prompts, and judges of the responses.
 
 The learner knows this protocol only. `data/tasks.py` generates its exercises and judges them at
 once; `data/dataset.py` reads them and asks the reward functions of the run.
@@ -18,7 +18,7 @@ Tokens = NDArray[np.int32]
 Verdicts = tuple[Verdict, ...]  # of a group, in the order of its samples
 
 
-class Source(NamedTuple):
+class MixtureSource(NamedTuple):
     """One of the data sets of a mixture.
 
     Attributes:
@@ -33,12 +33,12 @@ class Source(NamedTuple):
 class Prompt:
     tokens: Tokens
     problem: Any  # what its exercises judge a response by
-    source: Source | None = None  # that it is of, in a mixture
+    source: MixtureSource | None = None  # that it is of, in a mixture
 
 
 @runtime_checkable
 class Prompts(Protocol):
-    """Prompts by random access: entry i is always the same one."""
+    """Prompts by random access: entry i is always the same."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Prompt: ...
@@ -67,7 +67,7 @@ class Mixed:
 
 @runtime_checkable
 class Exercises(Protocol):
-    """A response is judged by `ask`; everything else is a function of configuration and seed."""
+    """Prompts and their judge. Apart from `ask`, everything follows from configuration and seed."""
 
     @property
     def name(self) -> str: ...
@@ -77,7 +77,7 @@ class Exercises(Protocol):
 
     @property
     def record(self) -> Mapping[str, Any] | None:
-        """What was read and left out, for the run's folder."""
+        """Record of the rows read and left out, for the run's folder."""
         ...
 
     def train(self, seed: int) -> Prompts:
@@ -89,26 +89,26 @@ class Exercises(Protocol):
         ...
 
     def ask(self, prompt: Prompt, response_tokens: Tokens) -> Future[Verdict]:
-        """Have a response judged. The future may be done already, and is done from any thread.
+        """Start judging a response. The future may be done already, and is done from any thread.
 
-        An exception in it is no fault of the response: the run cannot go on.
+        An exception in it is not the response's fault: the run cannot continue.
         """
         ...
 
     @property
     def ask_group(self) -> "AskGroup | None":
-        """Has a whole group judged, where rewards compare its responses; None: none do.
+        """Judge of whole groups, if rewards compare their responses; None: none do.
 
-        Then a response has its reward from here, and `ask` says a part of it only.
+        Then a response has its reward from here, and `ask` computes only a part of it.
         """
         ...
 
     def text(self, tokens: ArrayLike) -> str:
-        """Tokens for a person."""
+        """Decode tokens for people."""
         ...
 
     def close(self) -> None:
-        """End the processes that judge; what is still asked is cancelled."""
+        """End the judging processes; pending requests are cancelled."""
         ...
 
 
@@ -121,9 +121,10 @@ class AskGroup(Protocol):
         alone: Sequence[Future[Verdict]],
         /,
     ) -> Future[Verdicts]:
-        """
+        """Start judging the responses to a prompt together.
+
         Args:
             responses: all to the prompt, in the order of their samples.
-            alone: what `Exercises.ask` gave for each. To cancel the group leaves it as it is.
+            alone: the future of `Exercises.ask` for each. Cancelling the group does not cancel it.
         """
         ...

@@ -1,4 +1,4 @@
-"""The tokenizer's files beside an exported model, as the run used them.
+"""Tokenizer files of an exported model, with the run's chat template and stop ids.
 
 The chat template is the run's and so are the ids that end a response, whatever the files that they
 are copied from say. What no file can carry is a line.
@@ -14,8 +14,10 @@ from typing import Any, Final
 from rlboost_jax.data.chat_rendering import DATE
 from rlboost_jax.data.open import ends_of
 from rlboost_jax.data.tokenizers import BYTES, asks_for_today
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable, read_text
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.data_presets import resolved
-from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface.generation import (
     GENERATION,
     end_texts,
@@ -24,10 +26,8 @@ from rlboost_jax.settings.huggingface.generation import (
 )
 from rlboost_jax.settings.huggingface.sources import TOKENIZER, source_folder
 from rlboost_jax.settings.mixture_parts import parts_of
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable, read_text
 
 CHAT_TEMPLATE: Final = "chat_template.jinja"
 _CONFIG: Final = "tokenizer_config.json"
@@ -50,7 +50,7 @@ def write_tokenizer(run: RunConfig, folder: Path) -> list[str]:
     try:
         place = source_folder(name, TOKENIZER)
     except ConfigError as error:
-        said = str(error).replace("config.model.source", "data.tokenizer", 1) if of_text else error
+        said = error.under("data.tokenizer") if of_text else error
         return [f"the tokenizer's files are missing: {said}"]
     found = sorted(p for pattern in TOKENIZER for p in place.glob(pattern) if p.is_file())
     if not found:
@@ -88,7 +88,7 @@ def _as_the_run_used_it(run: RunConfig, folder: Path) -> Iterator[str]:
 
 
 def _put_by_data(run: RunConfig) -> Iterator[str]:
-    """What stood around each question, by the data set or by those of a mixture."""
+    """Text that stood around each question, for the data set or those of a mixture."""
     several = [(f" of {part.name!r}", part.run) for part in parts_of(run)]
     for name, alone in several or [("", run)]:
         data, _ = resolved(alone)
@@ -101,7 +101,7 @@ def _put_by_data(run: RunConfig) -> Iterator[str]:
 
 
 def _template(folder: Path) -> str:
-    """All that the folder has of chat templates, for a look at it."""
+    """All chat templates of the folder as one text, to search in."""
     paths = (folder / CHAT_TEMPLATE, folder / _CONFIG)
     found = []
     for path in paths:
@@ -111,7 +111,7 @@ def _template(folder: Path) -> str:
 
 
 def _write_template(folder: Path, template: str) -> None:
-    """The one template there is, in the one place."""
+    """Write the run's template as the only one."""
     for name in _OTHER_TEMPLATES:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -123,8 +123,10 @@ def _write_template(folder: Path, template: str) -> None:
 
 
 def _write_stops(run: RunConfig, folder: Path) -> Iterator[str]:
-    """What ends a response in generation_config.json, where `generate` would not end as the run
-    did."""
+    """Write the run's stop ids to generation_config.json, if `generate` would stop otherwise.
+
+    Yields a line for each change.
+    """
     try:
         stops, strings = ends_of(run)
         values = generation_values(folder) or _marks(folder)
@@ -145,7 +147,7 @@ def _write_stops(run: RunConfig, folder: Path) -> Iterator[str]:
 
 
 def _other_sampling(run: RunConfig, folder: Path) -> Iterator[str]:
-    """How generation_config.json samples where the run did otherwise; it stays the source's."""
+    """Lines on where generation_config.json, which stays the source's, samples differently."""
     own = {
         "temperature": run.sampling.temperature,
         "top_p": run.sampling.top_p,
@@ -162,14 +164,14 @@ def _other_sampling(run: RunConfig, folder: Path) -> Iterator[str]:
 
 
 def _marks(folder: Path) -> dict[str, Any]:
-    """What transformers takes from config.json where there is no generation_config.json."""
+    """Values that transformers takes from config.json if there is no generation_config.json."""
     values = _object(folder / "config.json")
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     return {name: values[name] for name in names if values.get(name) is not None}
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one where there is none."""
+    """JSON object in a file; empty if there is none."""
     try:
         return foreign_json.read(path, dict)
     except (OSError, Unreadable):

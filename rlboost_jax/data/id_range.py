@@ -1,4 +1,4 @@
-"""Ids that a tokenizer has and the model has no row for.
+"""Token ids of a tokenizer for which the model has no row.
 
 Gemma 3's tokenizer has 262,145 ids and its models of text have 262,144 rows: the last id stands
 for a picture. Such an id is refused where a prompt or the end of a response uses it, and counted
@@ -7,12 +7,12 @@ where nothing does. A model that begins at random may have as many rows as its r
 
 from collections.abc import Sequence
 
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.model_config import ModelConfig
 
 
 def ids_without_row(name: str, num_ids: int, stop_ids: Sequence[int], model: ModelConfig) -> int:
-    """Return how many ids of the tokenizer `name` the model has no row for.
+    """Number of ids of the tokenizer `name` for which the model has no row.
 
     Args:
         num_ids: ids of the tokenizer are below this.
@@ -36,7 +36,7 @@ def ids_without_row(name: str, num_ids: int, stop_ids: Sequence[int], model: Mod
 
 
 def about_ids(name: str, num_ids: int, rows: int) -> str:
-    """Return the line for a person about ids without a row."""
+    """Line for people about ids without a row."""
     count = num_ids - rows
     which = "the last one has" if count == 1 else f"the last {count:,} have"
     return (
@@ -46,5 +46,5 @@ def about_ids(name: str, num_ids: int, rows: int) -> str:
 
 
 def outside_row(ids: Sequence[int], rows: int) -> int | None:
-    """Return the first id that has no row, if there is one."""
+    """First id that has no row; None if all have one."""
     return next((token for token in ids if token >= rows), None) if max(ids) >= rows else None

@@ -1,14 +1,14 @@
-"""Where the rows of a JSON file stand: an object per line, or the elements of one array."""
+"""Layout of a JSON file's rows: an object per line, or the elements of one array."""
 
 import json
 import re
 from collections.abc import Iterator
 from typing import BinaryIO, Final
 
-from rlboost_jax.data.row import BrokenRow, Layout, Row
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable
+from rlboost_jax.data.row import BrokenRow, FileLayout, Row
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable
+from rlboost_jax.platform.mistakes import ConfigError
 
 CHUNK: Final = 2**24  # bytes of an array that are read at once
 MAX_ROW: Final = foreign_json.MOST_BYTES
@@ -16,8 +16,8 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _CUT: Final = 16  # an error so close to the end of what was read may be the cut's
 
 
-def json_layout(file: BinaryIO, start: int) -> Layout:
-    """Rows from the byte `start` on.
+def json_layout(file: BinaryIO, start: int) -> FileLayout:
+    """Find the rows from the byte `start` on.
 
     Raises:
         ConfigError: neither lines nor an array; while rows are asked for, too.
@@ -25,17 +25,17 @@ def json_layout(file: BinaryIO, start: int) -> Layout:
     text = _Text(file, start)
     first = text.mark()
     if first == "[":
-        return Layout(_elements(text), json_object, "element")
+        return FileLayout(_elements(text), json_object, "element")
     if first == "{" and text.line() == "{":
         raise ConfigError(
             "it is one JSON object over several lines; rows are an object per line, or one array "
             "of objects (of an object's key: jq .data FILE)"
         )
-    return Layout(_lines(file, start), json_object, "line")
+    return FileLayout(_lines(file, start), json_object, "line")
 
 
 def json_object(text: bytes) -> Row:
-    """Raises BrokenRow."""
+    """Decode a row. Raises BrokenRow."""
     try:
         return foreign_json.decode(text, "it", dict, halves=True)
     except Unreadable as error:
@@ -90,7 +90,7 @@ class _Text:
         self._decoder = json.JSONDecoder(parse_int=str, parse_float=str)  # of any length
 
     def mark(self) -> str:
-        """The next character that is no white space, which the reader is now at; "": the end."""
+        """Move to the next character that is no white space, and return it; "" at the end."""
         while True:
             match = _SPACE.match(self.text, self.at)
             assert match
@@ -101,11 +101,11 @@ class _Text:
                 return ""
 
     def line(self) -> str:
-        """The rest of the line, as far as it was read, without white space around it."""
+        """Rest of the line as far as it was read, stripped."""
         return self.text[self.at :].partition("\n")[0].strip()
 
     def value(self, number: int) -> tuple[int, bytes]:
-        """(first byte, bytes) of the JSON value here; the reader is behind it then."""
+        """Read the JSON value here as (first byte, bytes), and move behind it."""
         while True:
             try:
                 _, end = self._decoder.raw_decode(self.text, self.at)
@@ -134,7 +134,7 @@ class _Text:
         return ConfigError(f"element {number} has more than {MAX_ROW:,} bytes, too many for a row")
 
     def _more(self) -> bool:
-        """Read on, and forget what is behind the reader; whether there was more."""
+        """Read more, and drop what is behind the reader; return whether there was more."""
         rest = self.text[self.at :]
         read = self._file.read(max(CHUNK, len(rest)))
         self._first += self.at

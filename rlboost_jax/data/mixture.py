@@ -1,4 +1,4 @@
-"""Several data sets in one run: `Exercises` of `data.mixture`, and which one each prompt is of.
+"""Mixture of several data sets in one run: `Exercises` of `data.mixture`.
 
 Prompt i is of a data set that follows from i and the weights alone, and each data set goes through
 its own rows epoch after epoch. So a run resumes by the number of prompts taken, as any other.
@@ -13,13 +13,13 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from rlboost_jax.data.dataset import Dataset
-from rlboost_jax.data.exercises import AskGroup, Mixed, Prompt, Source, Tokens, Verdicts
+from rlboost_jax.data.exercises import AskGroup, Mixed, MixtureSource, Prompt, Tokens, Verdicts
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.judge import Judge
 from rlboost_jax.rewards.verdict import Verdict
-from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.mixture_parts import allotted, parts_of
-from rlboost_jax.settings.rewards import RewardConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.rewards_config import RewardConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 
 class Mixture:
@@ -32,11 +32,11 @@ class Mixture:
     def __init__(self, run: RunConfig) -> None:
         self._run = run
         self._judges: dict[Any, Judge] = {}
-        self._parts: dict[Source, Dataset] = {}
-        self._weights: dict[Source, float] = {}
+        self._parts: dict[MixtureSource, Dataset] = {}
+        self._weights: dict[MixtureSource, float] = {}
         try:
             for place, part in enumerate(parts_of(run)):
-                source = Source(part.name, part.heldout_weight)
+                source = MixtureSource(part.name, part.heldout_weight)
                 self._weights[source] = part.weight
                 with _naming(place):
                     self._parts[source] = Dataset(part.run, source=source, judge_of=self._judge)
@@ -58,7 +58,7 @@ class Mixture:
         return Mixed(parts=tuple((prompts, weight) for prompts, weight in weighed if weight))
 
     def heldout(self, seed: int, count: int) -> tuple[Prompt, ...]:
-        """As many of each data set as its weight says, if it has so many."""
+        """Held-out prompts of each data set in proportion to its weight, as far as it has them."""
         counts = allotted(count, tuple(source.weight for source in self._parts))
         parts = zip(self._parts.values(), counts, strict=True)
         return tuple(prompt for part, most in parts for prompt in part.heldout(seed, most))
@@ -92,7 +92,7 @@ class Mixture:
         return self._of(prompt).judge_group(prompt, responses, alone)
 
     def _judge(self, functions: Sequence[RewardConfig], columns: Sequence[str]) -> Judge:
-        """One for all data sets whose responses are judged by the same, of the same columns."""
+        """Judge shared by all data sets with the same functions and columns."""
         key = (repr(functions), tuple(columns))
         if key not in self._judges:
             run = self._run
@@ -122,13 +122,13 @@ class Mixture:
 
 
 def dataset_of(run: RunConfig) -> Dataset | Mixture:
-    """The data set of a run, or several. Raises ConfigError; close what comes back."""
+    """Open the data set or mixture of a run; the caller closes it. Raises ConfigError."""
     return Mixture(run) if run.data.mixture else Dataset(run)
 
 
 @contextlib.contextmanager
 def _naming(place: int) -> Iterator[None]:
-    """Errors about a data set name its entry."""
+    """Context in which errors about a data set name its entry."""
     try:
         yield
     except ConfigError as error:

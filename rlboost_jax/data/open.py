@@ -1,4 +1,4 @@
-"""The exercises of a run, and what is written down about data that was read."""
+"""Opening of a run's exercises, and the record of the data that was read."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,22 +11,21 @@ from rlboost_jax.data.row import DataChanged
 from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings
 from rlboost_jax.data.tasks import get_task
 from rlboost_jax.data.tokenizers import open_tokenizer
+from rlboost_jax.platform import at_rest
 from rlboost_jax.settings.data_presets import resolved
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
-from rlboost_jax.storage import at_rest
 
 FILE: Final = "data.json"
 
 
 def open_exercises(run: RunConfig) -> Exercises:
-    """Raises ConfigError where the data cannot be used; close what comes back."""
+    """Open the exercises; the caller closes them. Raises ConfigError if the data is unusable."""
     return dataset_of(run) if run.task.name == DATASET else get_task(run.task)
 
 
 def ends_of(run: RunConfig) -> tuple[tuple[int, ...], StopStrings]:
-    """`stop_ids` of the run's exercises and its stop strings, for who needs no exercises: no row is
-    read.
+    """Stop ids and stop strings of the run's exercises, without reading a row.
 
     Raises ConfigError.
     """
@@ -62,7 +61,7 @@ def keep_record(workdir: Path, record: Mapping[str, Any]) -> None:
 
 
 def record_lines(record: Mapping[str, Any]) -> Iterator[str]:
-    """The record for a person: what was read, and each reason why a row was left out."""
+    """Record as lines for people: what was read, and each reason why a row was left out."""
     yield (
         f"{record['rows']:,} rows of {record['source']}: {record['train']:,} to train on, "
         f"{record['heldout']:,} held out, prompts of up to {record['prompt_tokens_max']} tokens"

@@ -1,4 +1,4 @@
-"""A row of a data set becomes a prompt's text and the columns that rewards see."""
+"""Conversion of a data set's row to a prompt's text and the columns that rewards see."""
 
 import contextlib
 import json
@@ -20,10 +20,10 @@ from rlboost_jax.data.conversations import (
 )
 from rlboost_jax.data.row import BrokenRow, Row, TableRow
 from rlboost_jax.data.tokenizers import Tokenizer
-from rlboost_jax.rewards.answers import FORMATS
+from rlboost_jax.rewards.answer_extraction import FORMATS
 from rlboost_jax.rewards.references import absent
 from rlboost_jax.settings.column_names import path_of, shown_as
-from rlboost_jax.settings.data import DataConfig, FilterConfig
+from rlboost_jax.settings.data_config import DataConfig, FilterConfig
 from rlboost_jax.settings.foreign_keys import warn_once
 
 ANSWER: Final = "answer"  # what rewards call the value of data.answer_column
@@ -31,7 +31,7 @@ ANSWER: Final = "answer"  # what rewards call the value of data.answer_column
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a response is judged by."""
+    """Fields that a response is judged by."""
 
     row: int  # in its source
     prompt: str  # as the policy reads it
@@ -41,7 +41,7 @@ class Question:
 
 
 def needed_columns(data: DataConfig) -> frozenset[str]:
-    """Of a row, by everything that the configuration says about it."""
+    """Columns of a row that any part of the configuration uses."""
     return frozenset(
         {
             *prompt_columns(data),
@@ -57,9 +57,12 @@ def prompt_columns(data: DataConfig) -> tuple[str, ...]:
     if data.messages_column:
         return (data.messages_column,)
     if data.template:
-        fields = string.Formatter().parse(data.template)
-        return tuple(path_of(name) for _, name, _, _ in fields if name)
+        return template_columns(data.template)
     return (data.prompt_column or "prompt",)
+
+
+def template_columns(template: str) -> tuple[str, ...]:
+    return tuple(path_of(name) for _, name, _, _ in string.Formatter().parse(template) if name)
 
 
 def kept(row: Row, filters: Sequence[FilterConfig]) -> bool:
@@ -105,7 +108,7 @@ def _number(value: Any, column: str) -> int | float:
 
 
 def messages_of(row: Row, data: DataConfig) -> list[Message]:
-    """The conversation up to where the policy speaks. A prompt of text is one message of a user.
+    """Conversation up to where the policy speaks. A text prompt is one user message.
 
     Raises:
         BrokenRow: no value, no text, or no conversation.
@@ -141,7 +144,7 @@ def tools_of(row: Row, data: DataConfig) -> Tools:
 def prompt_text(
     messages: Sequence[Message], data: DataConfig, tokenizer: Tokenizer, tools: Tools = ()
 ) -> str:
-    """What the policy reads.
+    """Text of the prompt.
 
     Raises:
         BrokenRow: the chat template refuses these messages.
@@ -169,7 +172,7 @@ def uses_chat(data: DataConfig, tokenizer: Tokenizer) -> bool:
 
 
 def identity(messages: Sequence[Message], tools: Tools = ()) -> bytes:
-    """The same for the same question, whatever tokenizer, template and system prompt."""
+    """Key equal for the same question, whatever the tokenizer, template and system prompt."""
     said: list[Any] = [
         [m["role"], m["content"], *([more] if (more := more_of(m)) else [])]
         for m in messages
@@ -181,7 +184,7 @@ def identity(messages: Sequence[Message], tools: Tools = ()) -> bytes:
 
 
 def reward_columns(row: Row, data: DataConfig) -> dict[str, Any]:
-    """What rewards get by name. Raises BrokenRow."""
+    """Columns passed to rewards, by name. Raises BrokenRow."""
     columns = {shown_as(name): _value(row, name) for name in data.reward_columns}
     if data.answer_column:
         columns[ANSWER] = answer_in(_value(row, data.answer_column), data.answer_format)
@@ -189,7 +192,7 @@ def reward_columns(row: Row, data: DataConfig) -> dict[str, Any]:
 
 
 def answer_in(value: Any, answer_format: str) -> Any:
-    """The reference answer as it stands in its column. Raises BrokenRow where it does not.
+    """Extract the reference answer from its column. Raises BrokenRow if it is missing.
 
     `after_hashes`: GSM8K's solutions end in `#### 1,234`; commas between digits are dropped.
     `boxed`: what the last `\\boxed{…}` of a solution holds, as in MATH.
@@ -204,6 +207,19 @@ def answer_in(value: Any, answer_format: str) -> Any:
     if not answer:
         raise BrokenRow(f"no answer of format {answer_format!r} in {str(value)[-40:]!r}")
     return answer
+
+
+def filled_at(row: Row, template: str) -> str:
+    """Fill a template with a row's values. Raises BrokenRow if one is missing."""
+    return filled(template, {name: _value(row, name) for name in template_columns(template)})
+
+
+def text_at(row: Row, column: str) -> str:
+    """The text of a column. Raises BrokenRow where it has none."""
+    value = _value(row, column)
+    if not isinstance(value, str):
+        raise BrokenRow(f"column {column!r} is no text: {str(value)[:40]!r}")
+    return value
 
 
 def _text(row: Row, data: DataConfig) -> str:

@@ -1,9 +1,9 @@
-"""A row of a data set, whatever it was read from."""
+"""A row of a data set, whatever its format."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.platform.mistakes import Mistake
 
 Row = Mapping[str, Any]
 
@@ -13,41 +13,41 @@ class TableRow(dict[str, Any]):
 
 
 class BrokenRow(ValueError):
-    """A row is there and cannot be read; the message says why."""
+    """A row that cannot be read; the message says why."""
 
 
 class DataChanged(Mistake, RuntimeError):
-    """The data of a run is not what it was when the run began."""
+    """The data of a run differs from what it was when the run began."""
 
 
 class Rows(Protocol):
-    """Only the columns that were asked for need be in a row."""
+    """Random access to rows. Only the requested columns need be in a row."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Row:
-        """Raises BrokenRow, and DataChanged where what was there is not any more."""
+        """Read a row. Raises BrokenRow, and DataChanged if it has changed since it was found."""
         ...
 
     def place(self, index: int) -> str:
-        """Where a person finds the row."""
+        """Location of the row, for people."""
         ...
 
     def names(self) -> Collection[str]:
-        """The columns that there are, used or not; of files without a schema those of a row."""
+        """Names of all columns, used or not; without a schema, those of a row."""
         ...
 
 
 def names_of_first(rows: Rows) -> Collection[str]:
-    """The columns of the first row, none where it cannot be read."""
+    """Columns of the first row; none if it cannot be read."""
     try:
         return tuple(rows[0]) if len(rows) else ()
     except BrokenRow:
         return ()
 
 
-class Layout(NamedTuple):
-    """How rows stand in a text file.
+class FileLayout(NamedTuple):
+    """Positions of rows in a text file, and their parser.
 
     Attributes:
         rows: (first byte, the row's bytes, its number for a person) of each, in order.

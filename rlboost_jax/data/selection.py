@@ -1,4 +1,4 @@
-"""Which rows are trained on, which are held out, and which are left out and why.
+"""Selection of rows: which are trained on, held out, or left out and why.
 
 Everything is decided before the first step, by one pass over all rows, so that prompt i is a
 function of the configuration and the seed and nothing has to be saved. Held out is a share of
@@ -28,8 +28,8 @@ from rlboost_jax.data.questions import (
 )
 from rlboost_jax.data.row import BrokenRow, Rows
 from rlboost_jax.data.tokenizers import Tokenizer
-from rlboost_jax.settings.data import DataConfig
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.data_config import DataConfig
 from rlboost_jax.settings.foreign_keys import report_unknown
 
 BAD: Final = "unusable"  # cannot be read, lacks a value, has no prompt
@@ -61,7 +61,7 @@ class Usable(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Of one source of rows."""
+    """Usable and skipped rows of one source."""
 
     usable: tuple[Usable, ...]  # in the order of the rows
     skipped: dict[str, Skipped] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def select(
     max_prompt_tokens: int,
     vocab_size: int,
 ) -> Selection:
-    """All rows that can be asked about.
+    """Select all rows that can be used as questions.
 
     Args:
         vocab_size: the model has rows for the ids below it.
@@ -118,7 +118,9 @@ def select(
                 token = f"token {outside} ({tokenizer.text([outside])!r})"
                 skip(index, BAD, f"{token} has no row in the model: ids are below {vocab_size}")
             elif len(ids) > max_prompt_tokens:
-                skip(index, TOO_LONG, f"{len(ids)} tokens, {max_prompt_tokens} allowed")
+                name = "data" if data.max_prompt_tokens else "engine"
+                limit = f"{name}.max_prompt_tokens is {max_prompt_tokens}"
+                skip(index, TOO_LONG, f"{len(ids)} tokens, {limit}")
             else:
                 content = _hash(np.array(ids, np.int64).tobytes() + columns)
                 usable.append(Usable(index, key, content, len(ids)))
@@ -127,21 +129,21 @@ def select(
 
 
 def split(usable: Sequence[Usable], share: float) -> tuple[list[Usable], list[Usable]]:
-    """(train, held out), by the hash of each question alone."""
+    """Split into (train, held out) by the hash of each question alone."""
     bound = int(share * 2**64)
     train = [entry for entry in usable if entry.key >= bound]
     return train, by_hash(entry for entry in usable if entry.key < bound)
 
 
 def without(usable: Sequence[Usable], heldout: Iterable[Usable]) -> tuple[list[Usable], int]:
-    """Rows whose question is not held out, and how many are."""
+    """Rows whose question is not held out, and the number of the others."""
     keys = {entry.key for entry in heldout}
     train = [entry for entry in usable if entry.key not in keys]
     return train, len(usable) - len(train)
 
 
 def by_hash(usable: Iterable[Usable]) -> list[Usable]:
-    """In an order that says nothing about the rows, so that any first part is a fair sample."""
+    """Order that is independent of the rows' content, so that any first part is a fair sample."""
     return sorted(usable, key=lambda entry: (entry.key, entry.row))
 
 
@@ -150,7 +152,7 @@ def indices(entries: Sequence[Usable]) -> NDArray[np.int64]:
 
 
 def selection_digest(train: Sequence[Usable], heldout: Sequence[Usable]) -> str:
-    """SHA-256 of the prompts in their order, and of what they are judged by."""
+    """SHA-256 of the prompts in their order, and of the fields they are judged by."""
     digest = hashlib.sha256()
     for entries in (train, heldout):
         digest.update(f"{len(entries)}\n".encode())

@@ -15,22 +15,26 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.sequences.shared_limits import MAX_STOP_ROWS
 from rlboost_jax.sequences.stop_table import END, pack, stop_table
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.limits import MAX_STOP_ROWS
 
 _PROBES: Final = ("The answer is 42.", "x = {1: 'ä'}\n\tfor", "数学 🙂", " two  spaces ")
 
 
 class StopStrings:
-    """
+    """Stop strings of a run, as text and as a table over token ids.
+
     Attributes:
         strings: any of these ends a turn.
         table: for `sequences.stop_table`; b"" without strings.
     """
 
     def __init__(self, strings: Sequence[str], tokens: Sequence[bytes]) -> None:
-        """Args: tokens: bytes of each token id; b"" of one that is no text.
+        """Build the table of stop strings.
+
+        Args:
+            tokens: bytes of each token id; b"" of one that is no text.
 
         Raises ConfigError where too many tokens are part of a string.
         """
@@ -76,7 +80,7 @@ NO_STRINGS: Final = StopStrings((), ())
 
 
 class _Vocabulary(Protocol):
-    """What is needed of `tokenizers.HuggingFaceTokenizer`."""
+    """Part of `tokenizers.HuggingFaceTokenizer` that is needed here."""
 
     vocab_size: int
 
@@ -86,7 +90,7 @@ class _Vocabulary(Protocol):
 
 
 def strings_in(tokenizer: _Vocabulary, strings: Sequence[str]) -> StopStrings:
-    """Stop strings in the tokens of a vocabulary.
+    """Build stop strings for the tokens of a vocabulary.
 
     Raises ConfigError where the bytes of a text's tokens are not the text's, as some texts show, or
     too many tokens are part of a string.
@@ -107,7 +111,7 @@ def strings_in(tokenizer: _Vocabulary, strings: Sequence[str]) -> StopStrings:
 def _rows(
     strings: Sequence[bytes], tokens: Sequence[bytes], shown: Sequence[str]
 ) -> list[tuple[int, int, int]]:
-    """Where tokens lead, in every state that tokens can lead to."""
+    """Transitions of tokens in every state that tokens can lead to."""
     automaton = _Automaton(strings)
     begins = {prefix[-1] for prefix in automaton.prefixes[1:]}
     inside = re.compile(b"|".join(map(re.escape, strings)))
@@ -144,7 +148,7 @@ def _rows(
 def _of_the_beginning(
     rest: bytes, ordered: Sequence[tuple[bytes, int]]
 ) -> Iterator[tuple[bytes, int]]:
-    """Tokens that `rest` begins with, or that begin with it.
+    """Tokens that are a prefix of `rest`, or have it as a prefix.
 
     Args:
         ordered: all tokens, by their bytes.
@@ -160,7 +164,8 @@ def _of_the_beginning(
 
 
 class _Automaton:
-    """
+    """Automaton over bytes that finds stop strings.
+
     Attributes:
         prefixes: what each state stands for, the shortest first; state 0 stands for nothing.
     """
@@ -173,7 +178,7 @@ class _Automaton:
         self._complete = frozenset(strings)
 
     def after(self, state: int, text: bytes) -> int:
-        """The state after some bytes; END if a string is complete with any of them."""
+        """State after some bytes; END if any of them completes a string."""
         read = self.prefixes[state]
         for byte in text:
             read += bytes([byte])
@@ -184,7 +189,7 @@ class _Automaton:
         return self._states[read]
 
     def rests(self, state: int) -> list[bytes]:
-        """What is missing of each string that a state's bytes may be the beginning of."""
+        """Missing remainder of each string that a state's bytes may begin."""
         read = self.prefixes[state]
         ends = [read[start:] for start in range(len(read))]
         return [s[len(e) :] for e in ends for s in self._strings if s.startswith(e)]

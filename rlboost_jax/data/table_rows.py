@@ -1,4 +1,4 @@
-"""Rows of tables by libraries of others: Parquet, ArrayRecord, Hugging Face data sets."""
+"""Rows of tables read by other libraries: Parquet, ArrayRecord, Hugging Face data sets."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any, Final
 from rlboost_jax.data.columns import MissingColumns, stored_columns
 from rlboost_jax.data.json_rows import json_object
 from rlboost_jax.data.row import BrokenRow, Row, TableRow, names_of_first
-from rlboost_jax.settings.errors import ConfigError, install
-from rlboost_jax.storage.bounded_files import Unreadable, open_regular
+from rlboost_jax.platform.bounded_files import Unreadable, open_regular
+from rlboost_jax.platform.mistakes import ConfigError, install
 
 MAX_TABLE: Final = 2**34  # bytes of a file's columns in memory
 BATCH_ROWS: Final = 2**14
@@ -85,7 +85,7 @@ class ArrayRecords:
     """Records that are JSON objects, as text in UTF-8, read by Grain's own random access."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises ConfigError."""
+        """Open the files. Raises ConfigError."""
         import grain
 
         try:

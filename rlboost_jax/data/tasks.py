@@ -13,12 +13,12 @@ from typing import Final, Literal, Protocol, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlboost_jax.data import clock, reversal, running_sum, vocabulary
+from rlboost_jax.data import clock_task, reversal_task, running_sum_task, vocabulary
 from rlboost_jax.data.exercises import AskGroup, Prompt, Tokens
 from rlboost_jax.data.vocabulary import ANSWER, BEGIN, END, EQUALS
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.verdict import Verdict, at_once
-from rlboost_jax.settings.data import TaskConfig
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.settings.data_config import TaskConfig
 from rlboost_jax.settings.task_sizes import MIN_LENGTH, TASK_SIZES, task_size
 
 Split = Literal["train", "heldout"]
@@ -28,7 +28,7 @@ EPOCH: Final = 2**20  # problems before they come again, in another order
 
 
 class Rules(Protocol):
-    """What makes a task: a module with these four functions. Tokens go without marks."""
+    """Interface of a task's module. Tokens go without marks."""
 
     def draw(self, rng: np.random.Generator, length: int, /) -> tuple[int, ...]: ...
     def question(self, operands: tuple[int, ...], /) -> list[int]: ...
@@ -37,15 +37,15 @@ class Rules(Protocol):
 
 
 RULES: Final[Mapping[str, Rules]] = {
-    "clock": clock,
-    "running_sum": running_sum,
-    "reversal": reversal,
+    "clock": clock_task,
+    "running_sum": running_sum_task,
+    "reversal": reversal_task,
 }
 assert RULES.keys() == TASK_SIZES.keys()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class TaskProblem:
     task: str
     operands: tuple[int, ...]
 
@@ -82,41 +82,41 @@ class Task:
         return at_once(Verdict(reward=reward, accuracy=reward, components={self.name: reward}))
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
-    def problem(self, split: Split, seed: int, index: int) -> Problem:
-        """The problem with this index: the first of the split among its own draws."""
+    def problem(self, split: Split, seed: int, index: int) -> TaskProblem:
+        """Problem of this index: the first of the split among the index's own draws."""
         rng = np.random.default_rng([index, seed, split == "heldout"])
         while True:
             length = MIN_LENGTH + int(rng.exponential(self._mean_length))
             operands = self._rules.draw(rng, min(length, self._max_length))
-            problem = Problem(task=self.name, operands=operands)
+            problem = TaskProblem(task=self.name, operands=operands)
             if split_of(problem) == split:
                 return problem
 
-    def prompt_tokens(self, problem: Problem) -> Tokens:
+    def prompt_tokens(self, problem: TaskProblem) -> Tokens:
         return _tokens([BEGIN, *self._rules.question(problem.operands), EQUALS])
 
-    def worked_answer(self, problem: Problem) -> Tokens:
+    def worked_answer(self, problem: TaskProblem) -> Tokens:
         """The response that shows every step."""
         return _tokens([*self._rules.work(problem.operands), *self._ending(problem)])
 
-    def guess(self, problem: Problem, rng: np.random.Generator) -> Tokens:
+    def guess(self, problem: TaskProblem, rng: np.random.Generator) -> Tokens:
         """A response of random digits without any work; right by chance only."""
         num_digits = len(self._rules.answer(problem.operands))
         digits = [vocabulary.digit(int(d)) for d in rng.integers(10, size=num_digits)]
         return _tokens([ANSWER, *digits, END])
 
-    def reward(self, problem: Problem, response_tokens: ArrayLike) -> float:
-        """1 where the response ends in the mark, the right answer and the end; else 0."""
+    def reward(self, problem: TaskProblem, response_tokens: ArrayLike) -> float:
+        """1 if the response ends in the mark, the right answer and the end; else 0."""
         ending = self._ending(problem)
         return float(np.asarray(response_tokens).tolist()[-len(ending) :] == ending)
 
     def text(self, tokens: ArrayLike) -> str:
-        """Tokens for a person."""
+        """Decode tokens for people."""
         return vocabulary.text(np.asarray(tokens).tolist())
 
-    def _ending(self, problem: Problem) -> list[int]:
+    def _ending(self, problem: TaskProblem) -> list[int]:
         return [ANSWER, *self._rules.answer(problem.operands), END]
 
 
@@ -135,13 +135,13 @@ class Problems:
 
 
 def get_task(config: TaskConfig) -> Task:
-    """Raises ConfigError for a task that does not exist."""
+    """Build the configured task. Raises ConfigError if it does not exist."""
     if config.name not in RULES:
         raise ConfigError(f"task.name {config.name!r} does not exist; known: {', '.join(RULES)}")
     return Task(config)
 
 
-def split_of(problem: Problem) -> Split:
+def split_of(problem: TaskProblem) -> Split:
     """The split that a problem belongs to, in every run."""
     digest = hashlib.blake2b(repr(problem.operands).encode(), digest_size=8).digest()
     return "train" if int.from_bytes(digest, "little") % HELDOUT_SHARE else "heldout"

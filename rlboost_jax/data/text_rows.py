@@ -21,9 +21,9 @@ import numpy as np
 
 from rlboost_jax.data.csv_rows import csv_layout
 from rlboost_jax.data.json_rows import CHUNK, json_layout
-from rlboost_jax.data.row import DataChanged, Layout, Row, names_of_first
-from rlboost_jax.settings.errors import ConfigError, install
-from rlboost_jax.storage.bounded_files import Unreadable, open_regular
+from rlboost_jax.data.row import DataChanged, FileLayout, Row, names_of_first
+from rlboost_jax.platform.bounded_files import Unreadable, open_regular
+from rlboost_jax.platform.mistakes import ConfigError, install
 
 TextFormat = Literal["jsonl", "csv", "tsv"]
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
@@ -36,8 +36,8 @@ _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")  # UTF-16, and UTF-32 of one order
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
-    """`spooled`: its text is in the temporary file."""
+class _TextFile:
+    """A file; `spooled`: its text is in the temporary file."""
 
     path: Path
     parse: Callable[[bytes], Row]
@@ -46,15 +46,15 @@ class _File:
 
 
 class TextRows:
-    """A row that is another one by now is noticed."""
+    """Rows of text files. A row that has changed since is detected."""
 
     def __init__(
         self, paths: Sequence[Path], format: TextFormat, *, columns: Collection[str]
     ) -> None:
-        """Raises ConfigError."""
+        """Look through the files. Raises ConfigError."""
         self._format, self._columns = format, columns
         self._spool: IO[bytes] | None = None
-        self._files: list[_File] = []
+        self._files: list[_TextFile] = []
         spans: list[tuple[int, ...]] = []
         for path in paths:
             try:
@@ -92,7 +92,7 @@ class TextRows:
         return names_of_first(self)
 
     def _opened(self, path: Path, file: BinaryIO) -> list[tuple[int, ...]]:
-        """The spans of a file's rows."""
+        """Spans of a file's rows."""
         magic = file.read(6)
         start = file.seek(0)
         packed = magic.startswith((_GZIP, _BZ2, _XZ, _ZSTD))
@@ -106,19 +106,21 @@ class TextRows:
             raise ConfigError("it is UTF-16; save it as UTF-8")
         layout = self._layout(file, start + len(_BOM) * magic.startswith(_BOM))
         number = len(self._files)
-        self._files.append(_File(path=path, parse=layout.parse, unit=layout.unit, spooled=packed))
+        self._files.append(
+            _TextFile(path=path, parse=layout.parse, unit=layout.unit, spooled=packed)
+        )
         return [
             (number, first, len(text), zlib.crc32(text), row) for first, text, row in layout.rows
         ]
 
-    def _layout(self, file: BinaryIO, start: int) -> Layout:
+    def _layout(self, file: BinaryIO, start: int) -> FileLayout:
         if self._format == "jsonl":
             return json_layout(file, start)
         delimiter = DELIMITERS[self._format]
         return csv_layout(file, start, delimiter=delimiter, columns=self._columns)
 
     def _unpacked(self, path: Path, magic: bytes) -> tuple[Any, int]:
-        """The temporary file and where the file's text begins in it, to its end."""
+        """Temporary file with the unpacked text, and where the text begins in it."""
         if self._spool is None:
             self._spool = tempfile.TemporaryFile(prefix="rlboost-rows-")  # noqa: SIM115
             weakref.finalize(self, self._spool.close)
@@ -139,7 +141,7 @@ class TextRows:
         spool.seek(start)
         return spool, start
 
-    def _read(self, file: _File, first: int, size: int) -> bytes:
+    def _read(self, file: _TextFile, first: int, size: int) -> bytes:
         if file.spooled:
             assert self._spool is not None
             return os.pread(self._spool.fileno(), size, first)

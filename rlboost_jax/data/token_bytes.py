@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rlboost_jax.storage import foreign_json
+from rlboost_jax.platform import foreign_json
 
 Spelling = Callable[[str], bytes | None]  # a token's name → its bytes; None: not of that spelling
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def bytes_of_tokens(tokenizer: Any) -> Callable[[int], bytes | None]:
-    """Return what gives a token's own bytes, or None where they are not known.
+    """Build a function from a token to its own bytes, or None if they are unknown.
 
     Bytes of all tokens of a text, joined, are the text, but for a space that a decoder strips from
     its beginning.
@@ -44,7 +44,7 @@ def bytes_of_tokens(tokenizer: Any) -> Callable[[int], bytes | None]:
 
 
 def _spelling(decoder: Mapping[str, Any]) -> Spelling | None:
-    """How a decoder of `tokenizers` spells tokens; None: they depend on each other."""
+    """Spelling of tokens by a decoder of `tokenizers`; None: tokens depend on each other."""
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     replaced: list[tuple[str, str]] = []
     by_byte = False  # names like <0x0A>

@@ -14,13 +14,14 @@ from numpy.typing import ArrayLike
 from rlboost_jax.data.chat_rendering import DATE, ChatRefused, rendered, values_of
 from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings, strings_in
 from rlboost_jax.data.token_bytes import bytes_of_tokens
-from rlboost_jax.settings.data import DataConfig
-from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.platform.bounded_files import Unreadable, check_size, explained
+from rlboost_jax.platform.mistakes import ConfigError, install
+from rlboost_jax.settings.data_config import DataConfig
 from rlboost_jax.settings.huggingface.generation import end_ids, end_texts
 from rlboost_jax.settings.huggingface.sources import CONFIG, TOKENIZER, source_folder
-from rlboost_jax.storage.bounded_files import Unreadable, check_size, explained
 
 BYTES: Final = "bytes"
+_SETTING: Final = "data.tokenizer"
 MOST_BYTES: Final = 2**30  # of a file of a tokenizer's
 _TODAY: Final = re.compile(r"strftime_now\(\s*(?P<quote>['\"])(?P<form>[^'\"]*)(?P=quote)\s*\)")
 _TEMPLATES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
@@ -33,11 +34,12 @@ class Tokenizer(Protocol):
     vocab_size: int  # ids are below this
     stop_ids: tuple[int, ...]
     stop_strings: StopStrings  # end a response as `stop_ids` do
+    end_id: int  # one of the stop ids: it ends a text that no chat template has written
     has_chat: bool  # whether `chat` has a template
 
     @property
     def template(self) -> str:
-        """The chat template itself; all of them where there are several, "" without any."""
+        """Text of the chat template; all of them if there are several, "" without any."""
         ...
 
     def chat(
@@ -45,12 +47,14 @@ class Tokenizer(Protocol):
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        generation: bool = True,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The text of a conversation up to where the policy speaks.
+        """Render a conversation up to where the policy speaks.
 
         Args:
             tools: as OpenAI's protocol has them.
+            generation: up to where the policy speaks; False: up to the last message's end.
             options: what else the template takes, such as {"enable_thinking": False}.
 
         Raises:
@@ -59,7 +63,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, texts: Sequence[str], *, chat: bool) -> list[list[int]]:
-        """Token ids of prompts.
+        """Encode prompts as token ids.
 
         Args:
             chat: the text is from `chat` and has its special tokens in it.
@@ -67,25 +71,25 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, tokens: ArrayLike, *, keep: Collection[int] = ()) -> str:
-        """Without special tokens but those to keep, as rewards read it."""
+        """Decode without special tokens, except those to keep, as rewards read it."""
         ...
 
     @property
     def special(self) -> Mapping[str, int]:
-        """Texts of the special tokens, and their ids."""
+        """Special tokens' texts, and their ids."""
         ...
 
     def text(self, tokens: ArrayLike) -> str:
-        """With them, for a person."""
+        """Decode with special tokens, for people."""
         ...
 
     def bytes_of(self, token: int) -> bytes | None:
-        """Bytes that one token stands for, maybe half a character; None: not known."""
+        """Bytes of one token, perhaps half a character; None if unknown."""
         ...
 
 
 def open_tokenizer(data: DataConfig) -> Tokenizer:
-    """Raises ConfigError."""
+    """Open the configured tokenizer. Raises ConfigError."""
     if data.tokenizer == BYTES:
         return ByteTokenizer(data)
     return HuggingFaceTokenizer(data)
@@ -114,7 +118,7 @@ class ByteTokenizer:
     }
 
     def __init__(self, data: DataConfig) -> None:
-        self.vocab_size = 258
+        self.vocab_size, self.end_id = 258, self.END
         self.stop_ids = tuple(sorted({self.END, *data.stop_ids}))
         self.stop_strings = StopStrings(data.stop_strings, [bytes([byte]) for byte in range(256)])
         self._template = data.chat_template
@@ -129,6 +133,7 @@ class ByteTokenizer:
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        generation: bool = True,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         if not self._template:
@@ -136,7 +141,8 @@ class ByteTokenizer:
                 "data.messages_column, tools_column or system_prompt needs a chat template, and "
                 "the tokenizer 'bytes' has none; set data.chat_template"
             )
-        given = {"tools": list(tools)} if tools else {}
+        given: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        given["add_generation_prompt"] = generation
         said = {"messages": [dict(message) for message in messages], **given, **options}
         return rendered(self._template, values_of(said), "data.chat_template")
 
@@ -171,10 +177,8 @@ class HuggingFaceTokenizer:
         try:
             import transformers
         except ImportError:
-            raise ConfigError(
-                f"data.tokenizer {data.tokenizer!r} needs transformers; take 'bytes', or "
-                f"{install('hf')}"
-            ) from None
+            line = f" {data.tokenizer!r} needs transformers; take 'bytes', or {install('hf')}"
+            raise ConfigError(line, setting=_SETTING) from None
         folder = tokenizer_folder(data.tokenizer)
         _check_files(folder)
         try:
@@ -186,21 +190,21 @@ class HuggingFaceTokenizer:
             if not _is_template(self._tokenizer.chat_template):
                 raise ValueError("its chat template is no text")
         except Exception as error:  # OSError, ValueError or whatever a broken file leads to
-            line = str(error).partition("\n")[0]
-            raise ConfigError(
-                f"data.tokenizer {data.tokenizer!r} cannot be loaded: {line}"
-            ) from None
+            why = str(error).partition("\n")[0]
+            line = f" {data.tokenizer!r} cannot be loaded: {why}"
+            raise ConfigError(line, setting=_SETTING) from None
         added = self._tokenizer.added_tokens_decoder  # they may lie behind a gap
         self.vocab_size = max(len(self._tokenizer), max(added, default=-1) + 1)
-        found = {*data.stop_ids, *end_ids(folder)}
-        if self._tokenizer.eos_token_id is not None:
-            found.add(int(self._tokenizer.eos_token_id))
+        end = self._tokenizer.eos_token_id
+        found = {*data.stop_ids, *end_ids(folder), *([] if end is None else [int(end)])}
         if not found:
             raise ConfigError(
-                f"data.tokenizer {data.tokenizer!r} has no end token, so every response would run "
-                "to its limit; set data.stop_ids"
+                f" {data.tokenizer!r} has no end token, so every response would run to its limit; "
+                "set data.stop_ids",
+                setting=_SETTING,
             )
         self.stop_ids = tuple(sorted(found))
+        self.end_id = self.stop_ids[0] if end is None else int(end)
         strings = (*data.stop_strings, *end_texts(folder))
         self.stop_strings = strings_in(self, strings) if strings else NO_STRINGS
         self._tokenizer.chat_template = _with_a_date(self._tokenizer.chat_template)
@@ -211,19 +215,25 @@ class HuggingFaceTokenizer:
 
     @property
     def template(self) -> str:
-        """The chat template itself; all of them where there are several, "" without any."""
+        """Text of the chat template; all of them if there are several, "" without any."""
         known = self._chat_template or self._tokenizer.chat_template or ""
         return known if isinstance(known, str) else "\n".join(known.values())
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """Ids of its tokens, without added ones."""
+        added = set(self._tokenizer.added_tokens_decoder)
+        return {t: int(i) for t, i in self._tokenizer.get_vocab().items() if i not in added}
+
+    @property
     def added(self) -> dict[str, bool]:
-        """Texts that are tokens by themselves wherever they stand, and whether each is special."""
+        """Texts that are tokens wherever they stand, and whether each is special."""
         tokens = self._tokenizer.added_tokens_decoder.values()
         return {str(token.content): bool(token.special) for token in tokens}
 
     @property
     def response_parser(self) -> Callable[..., Mapping[str, Any]] | None:
-        """`parse_response` of transformers, where the tokenizer comes with a template for it."""
+        """`parse_response` of transformers, if the tokenizer has a template for it."""
         if getattr(self._tokenizer, "response_template", None) is None:
             return None
         parser: Callable[..., Mapping[str, Any]] = self._tokenizer.parse_response
@@ -237,13 +247,6 @@ class HuggingFaceTokenizer:
         generation: bool = True,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """See `Tokenizer.chat`.
-
-        Args:
-            tools: as OpenAI's protocol has them.
-            generation: up to where the policy speaks; False: up to the last message's end.
-            options: what else the template takes, such as {"enable_thinking": False}.
-        """
         if not self.has_chat:
             raise ConfigError(
                 "the tokenizer has no chat template; set data.chat_template, or set "
@@ -305,12 +308,12 @@ def _given_to(*options: Mapping[str, Any]) -> str:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a template could name a variable so."""
+    """Whether a template could use this as a variable's name."""
     return text.isidentifier() and text not in _NO_NAMES
 
 
 def _is_template(template: Any) -> bool:
-    """Whether it is a text, texts by name, or none."""
+    """Whether it is a text, texts by name, or None."""
     texts = template.values() if isinstance(template, dict) else [template or ""]
     return all(isinstance(text, str) for text in texts)
 
@@ -329,18 +332,18 @@ def asks_for_today(template: str) -> bool:
 
 
 def _check_files(folder: Path) -> None:
-    """Raise ConfigError where a file that transformers would read is none, or has no end."""
+    """Raise ConfigError if a file that transformers would read is invalid or incomplete."""
     for path in sorted(path for name in (*TOKENIZER, CONFIG) for path in folder.glob(name)):
         if not path.is_dir():
             try:
                 check_size(path, MOST_BYTES)
             except (OSError, Unreadable) as error:
-                raise ConfigError(f"data.tokenizer: {explained(error)}") from None
+                raise ConfigError(f": {explained(error)}", setting=_SETTING) from None
 
 
 def tokenizer_folder(name: str) -> Path:
-    """Where the tokenizer's files are, fetched if need be; raises ConfigError."""
+    """Folder of the tokenizer's files, fetched if need be. Raises ConfigError."""
     try:
         return source_folder(name, (*TOKENIZER, CONFIG))
     except ConfigError as error:
-        raise ConfigError(str(error).replace("config.model.source", "data.tokenizer", 1)) from None
+        raise error.under(_SETTING) from None

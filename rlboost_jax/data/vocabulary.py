@@ -26,7 +26,7 @@ def counter(value: int) -> int:
 
 
 def text(tokens: Iterable[int]) -> str:
-    """Tokens for a person, separated by spaces: `<begin> 5 2 [10] = # 5 <end>`."""
+    """Text of tokens for people, separated by spaces: `<begin> 5 2 [10] = # 5 <end>`."""
     return " ".join(_word(int(token)) for token in tokens)
 
 

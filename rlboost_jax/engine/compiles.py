@@ -1,4 +1,4 @@
-"""How many programs this process has compiled: what must stand still once an engine is warm."""
+"""Count of the programs this process has compiled: it must not grow once an engine is warm."""
 
 import jax
 

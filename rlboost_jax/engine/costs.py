@@ -16,7 +16,7 @@ _MIXED: Final = 0  # in place of rows
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Seconds."""
+    """Smoothed duration of a program: mean and mean deviation, in seconds."""
 
     mean: float
     deviation: float
@@ -35,19 +35,22 @@ class Usual:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of one engine. What never ran is taken to take as long as what did and is larger, or no
-    time: it is tried, and then known."""
+    """Expected durations of one engine's programs, from measured ones.
+
+    A row count that never ran is expected to take as long as the smallest measured one above it, or
+    0 s if there is none: then it is tried, and measured.
+    """
 
     # Rows of a decode step → seconds.
     known: Mapping[int, Usual] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def mixed(self) -> float:
-        """Seconds of a program that prefills."""
+        """Expected seconds of a program that prefills."""
         return self._bound(_MIXED)
 
     def step(self, rows: int) -> float:
-        """Seconds of one decode step of a program with so many rows."""
+        """Expected seconds of one decode step with `rows` rows."""
         if rows in self.known:
             return self._bound(rows)
         larger = [size for size in self.known if size > rows]
@@ -60,7 +63,8 @@ class Costs:
         return self._took(_MIXED, seconds)
 
     def steps_took(self, rows: int, steps: int, seconds: float) -> "Costs":
-        """
+        """Record the time of a program's decode steps.
+
         Args:
             rows: of the program.
             steps: that it did.

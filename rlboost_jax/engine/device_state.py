@@ -11,17 +11,18 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.engine import invariance, metadata
+from rlboost_jax.engine import invariance, step_inputs
 from rlboost_jax.engine.dispatches import pack
-from rlboost_jax.engine.parameters import EngineParameters
-from rlboost_jax.engine.programs import Output, Programs
-from rlboost_jax.engine.routes import DispatchRoutes, Routes, Yield
-from rlboost_jax.engine.scheduler import Plan
+from rlboost_jax.engine.engine_parameters import EngineParameters
+from rlboost_jax.engine.routes import DispatchRoutes, ProgramYield, Routes
+from rlboost_jax.engine.scheduler import ProgramPlan
+from rlboost_jax.engine.step_programs import Output, Programs
 from rlboost_jax.settings.routing import Routing
 
 
 class DeviceState:
-    """
+    """Arrays of an engine on its devices, and its programs.
+
     Attributes:
         pools: keys and values, by layer.
         ends: of the rows of the last decode steps, which the steps that follow them read.
@@ -41,31 +42,31 @@ class DeviceState:
         """Compile every program by running it on nothing, on zeros if nothing is loaded.
 
         Args:
-            announce: called with a line on each, before it is compiled.
+            announce: called with a line on each, before it is compiled or read from a cache.
         """
         programs, layout = self.programs, self._layout
         leaves = self.parameters.leaves_or_zeros()
         count = 2 + len(layout.decode_rows)
-        announce(f"compiling the mixed step (1 of {count})")
-        empty = metadata.pack_mixed(layout, ())
+        announce(f"preparing the mixed step (1 of {count})")
+        empty = step_inputs.pack_mixed(layout, ())
         self.pools, output = programs.mixed(leaves, self.pools, empty)
         output.sampled.block_until_ready()
         for i, rows in enumerate(layout.decode_rows):
-            announce(f"compiling the decode steps of {rows} rows ({2 + i} of {count})")
-            empty = metadata.pack_decode(layout, (), 0, rows=rows)
+            announce(f"preparing the decode steps of {rows} rows ({2 + i} of {count})")
+            empty = step_inputs.pack_decode(layout, (), 0, rows=rows)
             self.pools, output, _ = programs.decode(leaves, self.pools, empty, self.ends)
             output.sampled.block_until_ready()
-        announce(f"compiling the copying of pages ({count} of {count})")
-        self.pools = programs.copy_pages(self.pools, metadata.pack_copies(layout, ()))
+        announce(f"preparing the copying of pages ({count} of {count})")
+        self.pools = programs.copy_pages(self.pools, step_inputs.pack_copies(layout, ()))
         jax.block_until_ready(self.pools)
 
     @property
     def pool_bytes(self) -> int:
-        """Of all pools on all devices, as they are now."""
+        """Bytes of all KV pools on all devices at their current size."""
         return sum([pool.nbytes for pool in self.pools])
 
     def resize(self, num_pages: int, moves: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Have pools of so many pages; the memory of the others is free when this returns.
+        """Replace the pools by ones of `num_pages` pages; freed memory is available on return.
 
         A layer's old pool goes before the next layer's new one comes: at no time is there more than
         the larger of both sizes and one layer. Nothing is in flight.
@@ -95,7 +96,9 @@ class DeviceState:
         self.pools = ()
 
     def assert_row_invariance(self) -> str:
-        """The digest of what was run, with the loaded weights or random ones, over the pages.
+        """Check row invariance, overwriting the pages; return a digest.
+
+        Uses the loaded weights, or random ones.
 
         Raises `RowsNotInvariant` if companions, slots or chunks change a bit.
         """
@@ -103,17 +106,17 @@ class DeviceState:
         self.pools, bits = invariance.check(self.programs, leaves, self.pools, self.ends)
         return bits
 
-    def launch(self, plan: Plan) -> Output:
-        """Copy the pages that a plan wants copied, then run its program."""
+    def launch(self, plan: ProgramPlan) -> Output:
+        """Copy the pages that the plan wants copied, then launch its program."""
         leaves, layout = self.parameters.leaves, self._layout
         if plan.copies:
-            copies = metadata.pack_copies(layout, plan.copies)
+            copies = step_inputs.pack_copies(layout, plan.copies)
             self.pools = self.programs.copy_pages(self.pools, copies)
         packed = pack(layout, plan, self.programs.max_steps)
         kv_slots, rows = np.zeros(0, np.int32), None  # of the routes that pages get
         if plan.mixed:
             self.pools, output = self.programs.mixed(leaves, self.pools, packed)
-            kv_slots, rows = metadata.kv_slots(layout, packed), output.routes
+            kv_slots, rows = step_inputs.kv_slots(layout, packed), output.routes
         else:
             self.pools, output, self.ends = self.programs.decode(
                 leaves, self.pools, packed, self.ends
@@ -123,9 +126,9 @@ class DeviceState:
         return output
 
     def routes(
-        self, plan: Plan, output: Output, counts: NDArray[np.int_], yielding: Sequence[int]
+        self, plan: ProgramPlan, output: Output, counts: NDArray[np.int_], yielding: Sequence[int]
     ) -> DispatchRoutes | None:
-        """Of the tokens that the oldest program not asked for yet gave; None: no routes are kept.
+        """Expert routes of the oldest unread program's tokens; None if no routes are kept.
 
         Args:
             counts: tokens of each row of the plan's work.
@@ -134,6 +137,6 @@ class DeviceState:
         if self._routes is None:
             return None
         return self._routes.finished(
-            [Yield(plan.work[i].rollout, i, int(counts[i])) for i in yielding],
+            [ProgramYield(plan.work[i].rollout, i, int(counts[i])) for i in yielding],
             None if plan.mixed else np.asarray(output.routes),
         )

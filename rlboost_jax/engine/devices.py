@@ -14,11 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array
 
 from rlboost_jax.models.compiler_options import same_bits
+from rlboost_jax.models.parameter_sharding import NotEnoughDevices, engine_mesh, param_shardings
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
-from rlboost_jax.models.sharding import NotEnoughDevices, engine_mesh, param_shardings
 from rlboost_jax.models.tensor_parallel import AXIS
-from rlboost_jax.settings.memory import share_of
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.memory_estimates import share_of
+from rlboost_jax.settings.model_config import ModelConfig
 
 WHOLE: Final = PartitionSpec()  # the same on every device
 HEADS: Final = PartitionSpec(None, None, AXIS)  # of a layer's pool
@@ -39,7 +39,8 @@ _ONE_GRAPH: Final = {
 
 
 class Devices:
-    """
+    """Devices that an engine runs on, one or several that share a model.
+
     Attributes:
         first: of the devices.
         split: whether there are several.
@@ -67,7 +68,7 @@ class Devices:
 
     @property
     def kind(self) -> str:
-        """For people: such as "2 x NVIDIA H100 80GB HBM3"."""
+        """Number and kind of the devices, for people, such as "2 x NVIDIA H100 80GB HBM3"."""
         kind = self.first.device_kind
         return f"{self._count} x {kind}" if self.split else kind
 
@@ -78,7 +79,7 @@ class Devices:
         out_specs: Any,
         donated: tuple[int, ...] = (),
     ) -> Any:
-        """Compiled, to run on all of them.
+        """Compile `function` to run on all of the devices.
 
         Args:
             donated: arguments that are written in place.
@@ -94,7 +95,7 @@ class Devices:
         return jax.jit(function, donate_argnums=donated, compiler_options=options)
 
     def leaf_specs(self) -> tuple[PartitionSpec, ...]:
-        """How the leaves of the unstacked parameters are split."""
+        """Partition spec of each leaf of the unstacked parameters."""
         places = jax.tree.leaves(self.places())
         return tuple(place.spec if self.split else WHOLE for place in places)
 
@@ -111,7 +112,7 @@ class Devices:
         return {**stacked, "layers": (layer,) * self._model.num_layers}
 
     def everywhere(self) -> jax.Device | Sharding:
-        """Where to put what every device needs whole."""
+        """Placement for values that every device needs whole."""
         return self.first if self._mesh is None else NamedSharding(self._mesh, WHOLE)
 
     def zero_pools(self, part: jax.ShapeDtypeStruct) -> tuple[Array, ...]:

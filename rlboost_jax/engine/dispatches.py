@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.engine import metadata
-from rlboost_jax.engine.layouts import Layout
-from rlboost_jax.engine.programs import LOGPROBS, TOKENS, Output
+from rlboost_jax.engine import step_inputs
+from rlboost_jax.engine.layouts import StepLayout
 from rlboost_jax.engine.routes import DispatchRoutes
-from rlboost_jax.engine.scheduler import Plan
+from rlboost_jax.engine.scheduler import ProgramPlan
+from rlboost_jax.engine.step_programs import LOGPROBS, TOKENS, Output
 
 
 class NonFiniteLogits(RuntimeError):
@@ -19,7 +19,7 @@ class NonFiniteLogits(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dispatch:
+class EngineDispatch:
     """What one device program yielded, a row per rollout that got at least one token."""
 
     version: int  # that sampled all of these
@@ -46,34 +46,34 @@ class Sampled(NamedTuple):
     discarded: int = 0  # that were sampled, too, and are nobody's
 
 
-def pack(layout: Layout, plan: Plan, max_steps: int) -> NDArray[np.int32]:
-    """What the step program of a plan is given.
+def pack(layout: StepLayout, plan: ProgramPlan, max_steps: int) -> NDArray[np.int32]:
+    """Pack the input array of a plan's step program.
 
     Args:
         max_steps: that decode steps may take.
     """
     if plan.mixed:
         chunks = [work.rollout.chunk(work.start, work.count, work.budget) for work in plan.work]
-        return metadata.pack_mixed(layout, chunks)
+        return step_inputs.pack_mixed(layout, chunks)
     records = [
         work.rollout.decode_record(work.budget)
         if work.follows is None
         else work.rollout.following_record(work.start, work.budget, work.follows)
         for work in plan.work
     ]
-    return metadata.pack_decode(layout, records, max_steps)
+    return step_inputs.pack_decode(layout, records, max_steps)
 
 
 def sampled_of(output: Output) -> Sampled:
-    """Waits for the program."""
+    """Copy a program's output to the host; blocks until the program is done."""
     results = np.asarray(output.sampled)
     tokens_SX = np.ascontiguousarray(results[TOKENS].T)
     logprobs_SX = np.ascontiguousarray(results[LOGPROBS].T).view(np.float32)
     return Sampled(tokens_SX, logprobs_SX, (tokens_SX >= 0).sum(axis=1))
 
 
-def own_of(plan: Plan, sampled: Sampled) -> Sampled:
-    """What belongs to the rollouts of a plan, see `Rollout.own`; the rest is counted."""
+def own_of(plan: ProgramPlan, sampled: Sampled) -> Sampled:
+    """Keep the tokens that belong to the plan's rollouts, see `Rollout.own`; count the rest."""
     counts, tokens = sampled.counts.copy(), sampled.tokens
     for row, work in enumerate(plan.work):
         if counts[row] and work.rollout.stops.num_rows:
@@ -86,15 +86,15 @@ def own_of(plan: Plan, sampled: Sampled) -> Sampled:
 
 
 def dispatch_of(
-    plan: Plan,
+    plan: ProgramPlan,
     sampled: Sampled,
     routes: DispatchRoutes | None,
     *,
     version: int,
     finished: Sequence[int],
     prefilled_again: int,
-) -> Dispatch:
-    """What a program yielded.
+) -> EngineDispatch:
+    """Build the `EngineDispatch` of a finished program.
 
     Args:
         routes: the routes that go with it, in runs that replay them.
@@ -109,7 +109,7 @@ def dispatch_of(
             f"version {version} gives log-probabilities that are not finite; check its weights"
         )
     yielding = [i for i in range(len(plan.work)) if sampled.counts[i]]
-    return Dispatch(
+    return EngineDispatch(
         version=version,
         request_ids=np.array([plan.work[i].rollout.request_id for i in yielding], np.uint32),
         counts=sampled.counts[yielding].astype(np.uint16),

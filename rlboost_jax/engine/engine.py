@@ -5,8 +5,7 @@ Invariants:
 - A rollout that is submitted stays until it is finished or released. Out of pages, it waits.
 - Its tokens and log-probabilities are a function of the weights, its tokens so far (sampled or
   given), its sampling settings and (seed, step, sample). Companions, slots, pages, chunks,
-  evictions, the number of steps per dispatch and the engine do not change a bit of them (within a
-  `fingerprint`).
+  evictions, steps per dispatch and the engine do not change a bit of them, within a `fingerprint`.
 - After `warm_up` nothing is compiled, whatever arrives.
 
 Work goes in two halves: `begin` launches a device program and returns at once, `finish` waits for
@@ -21,27 +20,28 @@ from dataclasses import replace
 import jax
 from rlboost_kernels.implementations import choose
 
+from rlboost_jax.engine.device_memory import device_memory, engine_sizes, plan_memory
 from rlboost_jax.engine.device_state import DeviceState
 from rlboost_jax.engine.devices import Devices
-from rlboost_jax.engine.dispatches import Dispatch, dispatch_of, own_of, sampled_of
+from rlboost_jax.engine.dispatches import EngineDispatch, dispatch_of, own_of, sampled_of
+from rlboost_jax.engine.engine_parameters import EngineParameters
+from rlboost_jax.engine.engine_rollouts import EngineRollout, new_rollout
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
-from rlboost_jax.engine.memory import device_memory, engine_sizes, plan_memory
 from rlboost_jax.engine.pages import PagePool
-from rlboost_jax.engine.panels import reads_panels
-from rlboost_jax.engine.parameters import EngineParameters
-from rlboost_jax.engine.programs import Output, Programs
-from rlboost_jax.engine.requests import Limits, RequestRejected, check_request
-from rlboost_jax.engine.rollouts import Rollout, new_rollout
-from rlboost_jax.engine.scheduler import Plan, Scheduler
+from rlboost_jax.engine.requests import EngineLimits, RequestRejected, check_request
+from rlboost_jax.engine.scheduler import ProgramPlan, Scheduler
+from rlboost_jax.engine.step_programs import Output, Programs
+from rlboost_jax.engine.weight_panels import reads_panels
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.params import Params
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings import fingerprints
-from rlboost_jax.settings.engine import EngineConfig
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.engine_config import EngineConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from rlboost_jax.settings.routing import Routing
+from rlboost_jax.settings.sampling_config import NoiseKind
 
 
 class EngineBusy(RuntimeError):
@@ -54,6 +54,7 @@ class Engine:
     Attributes:
         device, device_kind: the first of them; what all of them are, for people.
         device_state: weights, KV pools and programs, which run there.
+        described: the fingerprint of before the check of rows.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class Engine:
         taken_bytes: int = 0,
         routing: Routing | None = None,
         exact: bool = True,
+        noise: NoiseKind = "inverse_cdf",
     ) -> None:
-        """Allocate the KV pool, as large as `memory.py` plans it. Nothing is compiled yet.
+        """Allocate the KV pool, as large as `device_memory.py` plans it. Nothing is compiled yet.
 
         Args:
             slot_tokens: longest prompt plus response.
@@ -80,6 +82,7 @@ class Engine:
             routing: of the routes that come with tokens; None: none do.
             exact: whether a token has the same bits by prefill and by decode, at the price of as
                 many rows in both where products need that.
+            noise: how it selects a token, see `rlboost_kernels.sampling.noise`.
 
         Raises:
             ValueError: settings do not fit together; names them.
@@ -89,9 +92,8 @@ class Engine:
         spread = Devices(base_model(model), config.tensor_parallel, devices)
         self.device, self.device_kind = spread.first, spread.kind
         products, on_cpu = choose(None, self.device.platform), self.device.platform == "cpu"
-        layout = make_layout(
-            config, slot_tokens, any_rows=products == "cpu", on_cpu=on_cpu, exact=exact
-        )
+        any_rows = products == "cpu"
+        layout = make_layout(config, slot_tokens, any_rows=any_rows, on_cpu=on_cpu, exact=exact)
         sizes = engine_sizes(
             model,
             config,
@@ -112,6 +114,7 @@ class Engine:
             self.layout,
             max_steps=config.steps_per_dispatch,
             truncated_sampling=truncated_sampling,
+            noise=noise,
             attention=config.attention,
             kv_dtype=config.kv_dtype,
             devices=spread,
@@ -126,12 +129,12 @@ class Engine:
             panels=reads_panels(spread),
         )
         self.device_state = DeviceState(self.programs, self.parameters, routing)
-        self.limits = Limits(
+        self.limits = EngineLimits(
             vocab_size=model.vocab_size,
             slot_tokens=slot_tokens,
             truncated_sampling=truncated_sampling,
         )
-        self.fingerprint = self._described = fingerprint(
+        self.fingerprint = self.described = fingerprint(
             self.device,
             model=replace(model, source="", family=""),  # names
             token_rows=config.token_rows,
@@ -141,14 +144,15 @@ class Engine:
             param_dtype=param_dtype or model.dtype,
             attention=self.programs.attention,
             truncated_sampling=truncated_sampling,
+            noise=noise,
             routing=routing,
             tensor_parallel=config.tensor_parallel,
             exact=exact,
         )
         self._scheduler = Scheduler(self.layout, config.steps_per_dispatch)
-        self._held: dict[int, Rollout] = {}
+        self._held: dict[int, EngineRollout] = {}
         self._arrivals = 0
-        self._launched: deque[tuple[Plan, Output, int]] = deque()  # not finished; at most two
+        self._launched: deque[tuple[ProgramPlan, Output, int]] = deque()  # unfinished, at most two
 
     @property
     def version(self) -> Version | None:
@@ -195,16 +199,16 @@ class Engine:
         """Compile every program by running it on nothing, on zeros if nothing is loaded.
 
         Args:
-            announce: called with a line on what is being compiled.
+            announce: called with a line on what is being prepared.
         """
         self._begin_anew("warm_up")
         self.device_state.warm_up(announce or (lambda _: None))
 
-    def assert_row_invariance(self) -> None:
+    def assert_row_invariance(self) -> str:
         """Check on this device that companions, slots and chunks do not change a bit.
 
-        Uses the loaded weights, or random ones, whose bits become part of the fingerprint, and
-        overwrites the (free) pages. Milliseconds for a small model once the engine is warm.
+        Uses the loaded weights, or random ones, whose bits become part of the fingerprint.
+        Overwrites the pages. Returns a digest of all bits that agreed.
 
         Raises:
             RowsNotInvariant: they do.
@@ -213,10 +217,11 @@ class Engine:
         self._begin_anew("assert_row_invariance")
         bits = self.device_state.assert_row_invariance()
         if self.version is None:
-            self.fingerprint = fingerprints.with_bits(self._described, bits)
+            self.fingerprint = fingerprints.with_bits(self.described, bits)
+        return bits
 
     def lend_pages(self) -> PagePool:
-        """A fresh account of all pages, for `jetstream.py`; what was in them is forgotten.
+        """Hand out a fresh account of all pages, for `jetstream.py`; cached prefixes are forgotten.
 
         Until its last use this engine must be given no rollouts.
 
@@ -227,7 +232,7 @@ class Engine:
         return PagePool(self.layout.num_pages)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> None:
-        """Take rollouts to begin or to go on with. They run from the next `begin` on.
+        """Accept new or resumed rollouts. They run from the next `begin` on.
 
         Raises:
             RequestTooLong: prompt and longest response do not fit in a slot.
@@ -248,7 +253,7 @@ class Engine:
             self._scheduler.add(rollout)
 
     def release(self, request_ids: Sequence[int]) -> list[int]:
-        """Stop and forget those of the rollouts that are held. Returns their ids.
+        """Stop and forget the given rollouts, as far as they are held. Returns their ids.
 
         All their tokens were returned by `finish` before. That is why this is refused while a
         program is in flight: its tokens would follow those of a rollout given back.
@@ -288,7 +293,7 @@ class Engine:
         return 0
 
     def follow(self) -> int:
-        """Launch the decode steps after those in flight, from what these leave on the device.
+        """Launch the next decode steps from what those in flight will leave on the device.
 
         What a stop id ends in the first of the two yields nothing in the second.
 
@@ -307,14 +312,14 @@ class Engine:
         self._launched.append((plan, self.device_state.launch(plan), 0))
         return plan.most_tokens
 
-    def run(self) -> Iterator[Dispatch]:
-        """Go on until no rollouts are held, following wherever that is possible."""
+    def run(self) -> Iterator[EngineDispatch]:
+        """Yield dispatches until no rollout is held, following wherever that is possible."""
         while more := self.begin():
             while more:
                 more = self.follow()
                 yield self.finish()
 
-    def finish(self) -> Dispatch:
+    def finish(self) -> EngineDispatch:
         """Wait for the older program in flight and return what it yielded.
 
         Raises:
@@ -334,16 +339,11 @@ class Engine:
                 finished.append(rollout.request_id)
                 del self._held[rollout.request_id]
         return dispatch_of(
-            plan,
-            sampled,
-            routes,
-            version=self.version,
-            finished=finished,
-            prefilled_again=again,
+            plan, sampled, routes, version=self.version, finished=finished, prefilled_again=again
         )
 
     def _begin_anew(self, call: str) -> None:
-        """Forget what pages hold; with rollouts in them there is no such call."""
+        """Forget what the pages hold. Raises EngineBusy if rollouts are held."""
         if self._held or self._launched:
             held = f"{len(self._held)} are held: finish or release them first"
             raise EngineBusy(f"{call} needs an engine without rollouts; {held}")

@@ -16,8 +16,8 @@ import jax
 import jaxlib
 from rlboost_kernels import active
 
-from rlboost_jax.host.versions import versions_of
-from rlboost_jax.jax_switches import switches_of_bits
+from rlboost_jax.platform.installed_versions import versions_of
+from rlboost_jax.platform.jax_switches import switches_of_bits
 from rlboost_jax.settings import fingerprints
 
 # XLA flags that change how a program is made or watched, and not what it computes.
@@ -78,7 +78,7 @@ def _plain(value: object) -> str:
 
 
 def _libraries() -> dict[str, str]:
-    """jax asks for a range of versions of each: its own does not say theirs."""
+    """Versions of the GPU libraries: jax accepts a range, so its own does not imply them."""
     found = {name: os.environ.get(name, "") for name in _OF_LIBRARIES}
     if given := os.environ.get(_OF_TPU):
         found[_OF_TPU] = given
@@ -86,7 +86,7 @@ def _libraries() -> dict[str, str]:
 
 
 def _xla_flags() -> str:
-    """The last flag of each name, as XLA reads them; from a file where the variable names one."""
+    """The effective XLA flags: the last of each name, from a file where XLA_FLAGS names one."""
     given = os.environ.get("XLA_FLAGS", "").strip()
     if given and not given.startswith("-"):
         with contextlib.suppress(OSError):  # XLA passes over a file that it cannot read
@@ -96,7 +96,7 @@ def _xla_flags() -> str:
 
 
 def _cpu() -> str:
-    """Model and instruction sets: libraries choose their code by them."""
+    """CPU model and instruction sets, by which libraries choose their code."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux

@@ -3,13 +3,17 @@
 Whether a matrix product treats its rows alike is a property of libraries, devices and sizes, so
 it is measured with the very programs that will run, rather than looked up: one sequence is run
 alone, then in every slot at once, then among random companions, in random places, on random
-pages and in random chunks; decoded by the decode program and by mixed steps. A longer sequence,
-over several blocks of attention, is run alone and then in few slots. Tokens, the bits of
+pages and in random chunks; decoded by mixed steps and by each of the decode programs. A longer
+sequence, over several blocks of attention, is run alone and then in few slots. Tokens, the bits of
 log-probabilities, checksums of the logits, and the bits of all keys and values must agree.
+
+Each call costs a pass over all weights, so none is repeated: all ways of decoding go on from the
+same prefill, and but for the sequence alone they take few steps, each of which has all rows in it.
 
 Their digest tells engines apart whose programs were made differently (`Engine.fingerprint`).
 """
 
+import copy
 import hashlib
 from dataclasses import dataclass
 from typing import Final
@@ -18,13 +22,13 @@ import numpy as np
 from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
-from rlboost_jax.engine import metadata
-from rlboost_jax.engine.programs import CHECKSUMS, LOGPROBS, TOKENS, Pools, Programs
-from rlboost_jax.engine.rollouts import Rollout, rollout_of_tokens
+from rlboost_jax.engine import step_inputs
+from rlboost_jax.engine.engine_rollouts import EngineRollout, rollout_of_tokens
+from rlboost_jax.engine.step_programs import CHECKSUMS, LOGPROBS, TOKENS, Pools, Programs
 from rlboost_jax.messages import Sampling
-from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.platform.mistakes import Mistake
 
-_CROWDS: Final = 2  # trials with random companions
+_STEPS: Final = 3  # of decoding in company: the first after a prefill, one after it, one more
 _BLOCK_TOKENS: Final = 64  # of attention, in the implementation with the widest blocks
 _FEW: Final = 4  # copies of the longer sequence, so that the check stays short
 _OUTPUTS: Final = {TOKENS: "token", LOGPROBS: "log-probability", CHECKSUMS: "logits"}
@@ -36,7 +40,7 @@ class RowsNotInvariant(Mistake, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Trace:
-    """All that the device made of one sequence."""
+    """Everything the device computed for one sequence."""
 
     outputs: NDArray[np.int32]  # [3, sampled tokens], as the step programs return them
     kv: NDArray[np.uint8]  # [layers, tokens, bytes]
@@ -59,26 +63,28 @@ def check(
         (2 * _BLOCK_TOKENS + 3, _FEW),
     ):
         probe = _Probe(programs, leaves, pools, ends, known)
-        (alone,) = probe.run(copies=1, companions=0, by_mixed=False, shuffle=False)
+        first = probe.prefilled(copies=1, companions=0, shuffle=False)
+        (alone,) = probe.decoded(first, probe.steps, by_mixed=False)
         bits.update(alone.outputs.tobytes() + alone.kv.tobytes())
         many = min(most, probe.capacity)
         half = max(1, many // 2)
         sizes = sorted({min(many, rows) for rows in programs.layout.decode_rows})
-        trials = [(size, 0, False, False) for size in sizes] + [(many, 0, True, False)]
-        trials += [(half, many - half, bool(i % 2), True) for i in range(_CROWDS)]
-        for copies, companions, by_mixed, shuffle in trials:
-            traces = probe.run(
-                copies=copies, companions=companions, by_mixed=by_mixed, shuffle=shuffle
-            )
-            for copy, trace in enumerate(traces):
-                _compare(programs, alone, trace, copy, "mixed" if by_mixed else "decode")
+        for shuffle, copies, taken in ((False, many, sizes), (True, half, [many])):
+            crowd = probe.prefilled(copies=copies, companions=many - copies, shuffle=shuffle)
+            steps = min(_STEPS, probe.steps)
+            ways = [(many, True), *((size, False) for size in taken)]
+            for count, by_mixed in ways:
+                traces = probe.decoded(crowd, steps, count=count, by_mixed=by_mixed)
+                for number, trace in enumerate(traces):
+                    _compare(programs, alone, trace, number, "mixed" if by_mixed else "decode")
         pools = probe.pools
     return pools, bits.hexdigest()
 
 
-def _compare(programs: Programs, alone: _Trace, trace: _Trace, copy: int, program: str) -> None:
+def _compare(programs: Programs, alone: _Trace, trace: _Trace, number: int, program: str) -> None:
+    """Compare all tokens of a copy with those of the sequence run alone."""
     prompt = alone.kv.shape[1] - alone.outputs.shape[1] + 1
-    for token in range(alone.kv.shape[1]):
+    for token in range(trace.kv.shape[1]):
         what = [
             f"keys or values of layer {layer}"
             for layer in range(alone.kv.shape[0])
@@ -92,15 +98,30 @@ def _compare(programs: Programs, alone: _Trace, trace: _Trace, copy: int, progra
             step = "mixed" if sampled <= 0 else program
             raise RowsNotInvariant(
                 f"the {step} step with engine.token_rows = {programs.layout.token_rows} gives "
-                f"equal rows different bits: {what[0]} at token {token} of copy {copy}; on CPU "
+                f"equal rows different bits: {what[0]} at token {token} of copy {number}; on CPU "
                 "take a multiple of 16, at least 64, or build the kernels (python -m "
                 "rlboost_kernels.cpu), elsewhere another multiple of 64; or set "
                 "deterministic = False"
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Crowd:
+    """Prefilled sequences with one token sampled. The copies of the probe come first."""
+
+    rollouts: list[EngineRollout]
+    copies: int
+    order: list[int]  # of their rows
+    outputs: dict[int, list[NDArray[np.int32]]]
+
+
 class _Probe:
-    """Runs copies of one sequence, with and without companions, through the step programs."""
+    """Runs copies of one sequence, with and without companions, through the step programs.
+
+    Attributes:
+        steps: that a sequence is decoded for at most.
+        capacity: sequences that fit.
+    """
 
     def __init__(
         self,
@@ -110,19 +131,23 @@ class _Probe:
         ends: Int[Array, " N"],
         known: int,
     ) -> None:
-        """For a sequence of `known` tokens, or as many as fit a slot."""
+        """Set up a sequence of `known` tokens, or as many as fit a slot."""
         self.programs, self.leaves, self.pools, self._ends = programs, leaves, pools, ends
         layout = programs.layout
         slot_tokens = layout.pages_per_slot * layout.page_size
-        self._steps = min(programs.max_steps, slot_tokens - 1)
-        self._known = max(1, min(known, slot_tokens - self._steps - 1))
-        self._pages = -(-(self._known + self._steps) // layout.page_size)
+        self.steps = min(programs.max_steps, slot_tokens - 1)
+        self._known = max(1, min(known, slot_tokens - self.steps - 1))
+        self._pages = -(-(self._known + self.steps) // layout.page_size)
         self.capacity = min(layout.slots, layout.num_pages // self._pages)
         self._random = np.random.default_rng(0)
         self._subject = self._random.integers(0, programs.model.vocab_size, self._known)
 
-    def run(self, *, copies: int, companions: int, by_mixed: bool, shuffle: bool) -> list[_Trace]:
-        """Prefill, sample one token, then decode; return what became of the copies."""
+    def prefilled(self, *, copies: int, companions: int, shuffle: bool) -> _Crowd:
+        """Prefill by mixed steps, and sample one token of each sequence.
+
+        Args:
+            shuffle: take rows, pages and chunks at random.
+        """
         crowd = [self._rollout(0, self._subject) for _ in range(copies)]
         for sample in range(1, companions + 1):
             length = self._random.integers(1, self._known + 1)
@@ -131,32 +156,50 @@ class _Probe:
         order = list(range(len(crowd)))
         if shuffle:
             self._random.shuffle(order)
-        outputs: dict[int, list[NDArray[np.int32]]] = {i: [] for i in range(len(crowd))}
+        outputs: dict[int, list[NDArray[np.int32]]] = {i: [] for i in order}
 
         num_pages = self.programs.layout.num_pages
         pages = (self._random.permutation(num_pages) if shuffle else np.arange(num_pages)).tolist()
         for i in order:
             crowd[i].take_pages([pages.pop() for _ in range(self._pages)])
         self._prefill(crowd, order, outputs, random_chunks=shuffle)
+        return _Crowd(rollouts=crowd, copies=copies, order=order, outputs=outputs)
+
+    def decoded(
+        self, crowd: _Crowd, steps: int, *, count: int | None = None, by_mixed: bool
+    ) -> list[_Trace]:
+        """Decode from the end of the prefill; return the traces of the copies.
+
+        Another call on the same crowd begins there again, and overwrites what this one has written.
+
+        Args:
+            count: sequences to decode, the first in order; None: all.
+        """
+        rollouts, order = copy.deepcopy(crowd.rollouts), crowd.order[:count]
+        outputs = {i: list(crowd.outputs[i]) for i in order}
         if by_mixed:
-            for _ in range(self._steps):
-                chunks = [crowd[i].chunk(crowd[i].computed, 1, 1) for i in order]
-                self._mixed(chunks, crowd, order, outputs)
+            for _ in range(steps):
+                chunks = [rollouts[i].chunk(rollouts[i].computed, 1, 1) for i in order]
+                self._mixed(chunks, rollouts, order, outputs)
         else:
-            records = [crowd[i].decode_record(self._steps) for i in order]
-            packed = metadata.pack_decode(self.programs.layout, records, self._steps)
+            records = [rollouts[i].decode_record(steps) for i in order]
+            packed = step_inputs.pack_decode(self.programs.layout, records, steps)
             self.pools, result, _ = self.programs.decode(
                 self.leaves, self.pools, packed, self._ends
             )
-            self._collect(np.asarray(result.sampled)[:, : self._steps], crowd, order, outputs)
+            self._collect(np.asarray(result.sampled)[:, :steps], rollouts, order, outputs)
         return [
-            _Trace(outputs=np.concatenate(outputs[i], axis=1), kv=self._read(crowd[i]))
-            for i in range(copies)
+            _Trace(
+                outputs=np.concatenate(outputs[i], axis=1),
+                kv=self._read(rollouts[i], self._known + steps),
+            )
+            for i in sorted(order)
+            if i < crowd.copies
         ]
 
     def _prefill(
         self,
-        crowd: list[Rollout],
+        crowd: list[EngineRollout],
         order: list[int],
         outputs: dict[int, list[NDArray[np.int32]]],
         *,
@@ -179,19 +222,19 @@ class _Probe:
 
     def _mixed(
         self,
-        chunks: list[metadata.Chunk],
-        crowd: list[Rollout],
+        chunks: list[step_inputs.Chunk],
+        crowd: list[EngineRollout],
         order: list[int],
         outputs: dict[int, list[NDArray[np.int32]]],
     ) -> None:
-        packed = metadata.pack_mixed(self.programs.layout, chunks)
+        packed = step_inputs.pack_mixed(self.programs.layout, chunks)
         self.pools, result = self.programs.mixed(self.leaves, self.pools, packed)
         self._collect(np.asarray(result.sampled), crowd, order, outputs)
 
     def _collect(
         self,
         result: NDArray[np.int32],
-        crowd: list[Rollout],
+        crowd: list[EngineRollout],
         order: list[int],
         outputs: dict[int, list[NDArray[np.int32]]],
     ) -> None:
@@ -200,19 +243,18 @@ class _Probe:
                 outputs[i].append(result[:, :, row])
                 crowd[i].append(result[TOKENS, :, row])
 
-    def _read(self, rollout: Rollout) -> NDArray[np.uint8]:
-        """Bytes of the keys and values of every token that was run."""
+    def _read(self, rollout: EngineRollout, tokens: int) -> NDArray[np.uint8]:
+        """Bytes of the keys and values of a rollout's first `tokens` tokens."""
         pages = np.array(rollout.pages, np.int32)
         layers = [np.asarray(layer) for layer in self.programs.read_pages(self.pools, pages)]
-        tokens = self._known + self._steps
         return np.stack([x.view(np.uint8).reshape(-1, x[0, 0].nbytes)[:tokens] for x in layers])
 
-    def _rollout(self, sample: int, tokens: NDArray[np.int64]) -> Rollout:
+    def _rollout(self, sample: int, tokens: NDArray[np.int64]) -> EngineRollout:
         sampling = Sampling(
             temperature=1.0,
             top_p=0.9,  # ignored where truncation is not compiled in
             top_k=0,
-            max_tokens=self._steps + 1,
+            max_tokens=self.steps + 1,
             stop_ids=(),
         )
         return rollout_of_tokens(tokens, self.programs.layout, sampling, sample=sample)

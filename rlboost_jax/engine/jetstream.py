@@ -20,11 +20,11 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.engine import metadata
+from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.engine.programs import LOGPROBS, TOKENS
+from rlboost_jax.engine.engine_rollouts import EngineRollout, new_rollout
 from rlboost_jax.engine.requests import RequestRejected, check_request
-from rlboost_jax.engine.rollouts import Rollout, new_rollout
+from rlboost_jax.engine.step_programs import LOGPROBS, TOKENS
 from rlboost_jax.messages import GenerateRequest
 
 
@@ -32,14 +32,14 @@ from rlboost_jax.messages import GenerateRequest
 class Prefix:
     """A prompt that has been run, with its first token sampled. Enters a slot once."""
 
-    rollout: Rollout
+    rollout: EngineRollout
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeState:
-    """What is in the slots. Make the next one with the verbs; do not go on from an old one."""
+    """State of the slots. Each verb returns the next one; an old one must not be used again."""
 
-    slots: MappingProxyType[int, Rollout]
+    slots: MappingProxyType[int, EngineRollout]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class SlotEngine:
             start = rollout.computed
             count = min(self._layout.token_rows, rollout.known - start)
             last = start + count == rollout.known
-            packed = metadata.pack_mixed(self._layout, [rollout.chunk(start, count, int(last))])
+            packed = step_inputs.pack_mixed(self._layout, [rollout.chunk(start, count, int(last))])
             output = self._run(packed, mixed=True)
             rollout.computed += count
         return Prefix(rollout=rollout), self._results(output, [rollout], [0], num_rows=1)
@@ -159,14 +159,14 @@ class SlotEngine:
             place.rollout.take_pages([*full, page])
             copies.append((leader.pages[len(full)], page))
         self._engine.device_state.pools = self._engine.programs.copy_pages(
-            self._engine.device_state.pools, metadata.pack_copies(self._layout, copies)
+            self._engine.device_state.pools, step_inputs.pack_copies(self._layout, copies)
         )
         for place, slot in zip(prefixes, slots, strict=True):
             decode_state = self.insert(place, decode_state, slot=slot)
         return decode_state
 
     def generate(self, decode_state: DecodeState) -> tuple[DecodeState, ResultTokens]:
-        """One more token for every slot whose response goes on.
+        """Sample one more token for every slot whose response is unfinished.
 
         Raises:
             OutOfPages: too many prefixes and slots are held.
@@ -177,7 +177,7 @@ class SlotEngine:
             need = self._pages_for(rollout.known) - len(rollout.pages)
             rollout.take_pages(self._pool.alloc(max(0, need)))
         records = [rollout.decode_record(1) for rollout in rollouts]
-        output = self._run(metadata.pack_decode(self._layout, records, 1), mixed=False)
+        output = self._run(step_inputs.pack_decode(self._layout, records, 1), mixed=False)
         return decode_state, self._results(output, rollouts, live, num_rows=self._layout.slots)
 
     def free_resource(self, decode_state: DecodeState, *, slot: int) -> DecodeState:
@@ -208,7 +208,7 @@ class SlotEngine:
     def _results(
         self,
         output: NDArray[np.int32],
-        rollouts: list[Rollout],
+        rollouts: list[EngineRollout],
         rows: list[int],
         *,
         num_rows: int,
@@ -221,7 +221,7 @@ class SlotEngine:
             logprobs[row] = output[LOGPROBS, :1, index].view(np.float32)
         return ResultTokens(data=data, logprobs=logprobs)
 
-    def _rollout(self, request: GenerateRequest) -> Rollout:
+    def _rollout(self, request: GenerateRequest) -> EngineRollout:
         check_request(request, self._engine.limits, version=self._engine.version)
         self._arrivals += 1
         return new_rollout(request, self._layout, self._arrivals)

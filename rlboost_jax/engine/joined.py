@@ -38,5 +38,5 @@ def joined(layer: Params) -> Params:
 
 @jax.jit
 def _beside(leaves: Sequence[Array]) -> Array:
-    """Columns of matrices, or of their biases."""
+    """Concatenate the columns of matrices, or of their biases."""
     return jnp.concatenate(leaves, axis=-1)

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import Final
 
-from rlboost_jax.settings.engine import EngineConfig
-from rlboost_jax.settings.limits import MAX_POSITIONS
-from rlboost_jax.settings.memory import most_pages, pages_per_slot
+from rlboost_jax.sequences.shared_limits import MAX_POSITIONS
+from rlboost_jax.settings.engine_config import EngineConfig
+from rlboost_jax.settings.memory_estimates import most_pages, pages_per_slot
 
 _FEWEST_ROWS: Final = 8  # of a decode step, and a divisor of all
 _HEAD_TILE: Final = 64  # rows that a product on tensor cores takes at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class StepLayout:
     """Sizes that a step program is compiled for."""
 
     token_rows: int  # T, of a mixed step
@@ -35,7 +35,7 @@ def make_layout(
     any_rows: bool,
     on_cpu: bool = False,
     exact: bool = True,
-) -> Layout:
+) -> StepLayout:
     """The sizes for slots of `slot_tokens` tokens, with as many pages as all of them need.
 
     Args:
@@ -79,7 +79,7 @@ def make_layout(
     few = min(_HEAD_TILE * -(-config.slots // _HEAD_TILE), config.token_rows)
     all_rows = config.token_rows if exact or on_cpu else few
     decode_rows = _decode_rows(config.slots) if any_rows else (all_rows,)
-    return Layout(
+    return StepLayout(
         token_rows=config.token_rows,
         decode_rows=decode_rows,
         sampled_rows=decode_rows[-1] if any_rows or on_cpu else few,
@@ -91,7 +91,7 @@ def make_layout(
 
 
 def _decode_rows(slots: int) -> tuple[int, ...]:
-    """For all slots, a quarter of them, and so on: the last rollouts of a step run by themselves.
+    """Row counts of decode steps: all slots, a quarter of them, and so on, for the tail of a step.
 
     Never fewer than `_FEWEST_ROWS`, which cost little more than one.
     """

@@ -32,11 +32,11 @@ class PagePool:
         return self.num_pages - len(self._free)
 
     def holders(self, page: int) -> int:
-        """How many hold the page; 0 if it is free."""
+        """Number of holders of the page; 0 if it is free."""
         return self._holders[page]
 
     def uses(self, page: int) -> int:
-        """How often the page was allocated: as long as it is the same, so is what it holds."""
+        """Number of times the page was allocated: while unchanged, so is its content."""
         return self._uses[page]
 
     def alloc(self, count: int) -> list[int]:
@@ -57,7 +57,7 @@ class PagePool:
         return pages
 
     def revive(self, pages: Iterable[int]) -> None:
-        """Add a holder to each page, held or free, for what is in it."""
+        """Add a holder to each page, held or free, to reuse its content."""
         for page in pages:
             self._free.pop(page, None)
             self._holders[page] += 1
@@ -85,11 +85,12 @@ class PagePool:
                 self._free[page] = None
 
     def moves_below(self, num_pages: int) -> dict[int, int]:
-        """Where each held page beyond the first `num_pages` can go among these: to the one that has
-        been free for longest.
+        """Choose a destination among the first `num_pages` pages for each held page beyond them.
+
+        Destinations are the pages that have been free the longest.
 
         Raises:
-            OutOfPages: more are held.
+            OutOfPages: more than `num_pages` pages are held.
         """
         beyond = [page for page in range(num_pages, self.num_pages) if self._holders[page]]
         free = [page for page in self._free if page < num_pages]
@@ -98,7 +99,7 @@ class PagePool:
         return dict(zip(beyond, free, strict=False))
 
     def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        """Pages from `num_pages` on are no more, or there are more than before.
+        """Change the number of pages; holders of a moved page hold its destination.
 
         What pages held that move is held by those that they move to.
 

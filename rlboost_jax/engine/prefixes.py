@@ -1,4 +1,4 @@
-"""Full pages found again by the tokens they stand for.
+"""Prefix cache: full pages, found by the tokens they were computed from.
 
 A page of keys and values is a function of the weights and of all tokens up to its last one. Each
 full page is therefore known by a digest of these tokens: a rollout that comes back, after an
@@ -9,22 +9,22 @@ stay findable after their last holder has left, until the pool gives them to som
 import hashlib
 from collections.abc import Mapping
 
+from rlboost_jax.engine.engine_rollouts import EngineRollout
 from rlboost_jax.engine.pages import PagePool
-from rlboost_jax.engine.rollouts import Rollout
 
 DIGEST_BYTES = 16  # equal digests of other tokens would be other bits: none in practice
 
 
 class Prefixes:
-    """Digest of tokens → page whose content they are. At most one entry a page."""
+    """Map from a digest of tokens to the page computed from them. At most one entry per page."""
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self._pool, self._page_size = pool, page_size
         self._pages: dict[bytes, int] = {}
         self._entries: dict[int, tuple[bytes, int]] = {}  # page → digest, use of the page
 
-    def find(self, rollout: Rollout) -> tuple[int, ...]:
-        """The longest run of pages with the rollout's first tokens, all but its newest."""
+    def find(self, rollout: EngineRollout) -> tuple[int, ...]:
+        """Pages of the longest cached prefix of the rollout, its newest token excluded."""
         digests = self._digests(rollout, (rollout.known - 1) // self._page_size)
         pages: list[int] = []
         for digest in digests:
@@ -34,8 +34,8 @@ class Prefixes:
             pages.append(page)
         return tuple(pages)
 
-    def remember(self, rollout: Rollout) -> None:
-        """Enter the full pages that the rollout has computed since it was last entered."""
+    def remember(self, rollout: EngineRollout) -> None:
+        """Enter the full pages computed since the rollout was last entered."""
         full = rollout.computed // self._page_size
         if full <= rollout.remembered:
             return
@@ -50,12 +50,12 @@ class Prefixes:
         rollout.remembered = full
 
     def forget(self) -> None:
-        """The weights change: what pages hold stands for nothing any more."""
+        """Drop all entries, because new weights make the pages' content useless."""
         self._pages.clear()
         self._entries.clear()
 
     def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        """Pages moved, and those from `num_pages` on are no more; after the pool's own `resize`."""
+        """Follow the pool's own `resize`: pages moved, and those from `num_pages` on are gone."""
         for source, destination in moves.items():
             self._drop(destination)
             if (entry := self._entries.pop(source, None)) is not None:
@@ -67,13 +67,13 @@ class Prefixes:
             self._drop(page)
 
     def _drop(self, page: int) -> None:
-        """What it holds is not to be found any more."""
+        """Remove the entry of a page."""
         entry = self._entries.pop(page, None)
         if entry is not None and self._pages.get(entry[0]) == page:
             del self._pages[entry[0]]
 
-    def _digests(self, rollout: Rollout, count: int) -> list[bytes]:
-        """Of the first `count` pages of tokens, each chained to the one before."""
+    def _digests(self, rollout: EngineRollout, count: int) -> list[bytes]:
+        """Digests of the first `count` pages of tokens, each chained to the one before."""
         digests, size = rollout.digests, self._page_size
         for index in range(len(digests), count):
             digest = hashlib.blake2b(digests[-1] if digests else b"", digest_size=DIGEST_BYTES)

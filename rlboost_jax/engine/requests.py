@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
 from rlboost_jax.sequences.endings import most_of_turn
 from rlboost_jax.sequences.sequence import BadSequence, Runs, runs_after_prompt
+from rlboost_jax.sequences.shared_limits import MAX_STOP_IDS
 from rlboost_jax.sequences.stop_table import stop_table
-from rlboost_jax.settings.limits import MAX_STOP_IDS
 
 _UINT32 = 2**32
 
@@ -30,15 +30,15 @@ class RequestTooLong(RequestRejected):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What an engine can run."""
+class EngineLimits:
+    """Limits of the requests an engine can run."""
 
     vocab_size: int
     slot_tokens: int  # longest prompt plus response, given tokens included
     truncated_sampling: bool
 
 
-def check_request(request: GenerateRequest, limits: Limits, *, version: int | None) -> None:
+def check_request(request: GenerateRequest, limits: EngineLimits, *, version: int | None) -> None:
     """Raise `RequestRejected`, or `RequestTooLong`, unless the engine can run the request.
 
     Args:
@@ -57,7 +57,7 @@ def check_request(request: GenerateRequest, limits: Limits, *, version: int | No
     _check_tokens(name, request, limits)
 
 
-def _check_sampling(name: str, request: GenerateRequest, limits: Limits) -> None:
+def _check_sampling(name: str, request: GenerateRequest, limits: EngineLimits) -> None:
     sampling = request.sampling
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         _reject(name, f"has temperature {sampling.temperature}; it must be 0 (greedy) or positive")
@@ -84,7 +84,7 @@ def _check_sampling(name: str, request: GenerateRequest, limits: Limits) -> None
             _reject(name, f"has stop id {stop}; model.vocab_size is {limits.vocab_size}")
 
 
-def _check_tokens(name: str, request: GenerateRequest, limits: Limits) -> None:
+def _check_tokens(name: str, request: GenerateRequest, limits: EngineLimits) -> None:
     for field in ("prompt_tokens", "response_tokens"):
         data = getattr(request, field)
         if len(data) % 4:
@@ -134,7 +134,7 @@ def _check_tokens(name: str, request: GenerateRequest, limits: Limits) -> None:
 
 
 def _has_stop_string(response: NDArray[np.int32], runs: Runs, stops: bytes) -> bool:
-    """Whether one was sampled, and did not end a turn that was answered."""
+    """Whether a stop string was sampled, other than at the end of an answered turn."""
     start = 0
     for place, count in enumerate(runs):
         if place % 2 == 0:
@@ -149,7 +149,7 @@ def _has_stop_string(response: NDArray[np.int32], runs: Runs, stops: bytes) -> b
 def _stops_of_open_turns(
     response: NDArray[np.int32], runs: Runs, stop_ids: Collection[int]
 ) -> set[int]:
-    """Stop ids that were sampled, and did not end a turn that was answered."""
+    """Stop ids that were sampled, other than at the end of an answered turn."""
     found: set[int] = set()
     start = 0
     for place, count in enumerate(runs):

@@ -12,23 +12,23 @@ import numpy as np
 from jaxtyping import Array, Int, UInt
 from numpy.typing import NDArray
 
-from rlboost_jax.engine.layouts import Layout
-from rlboost_jax.engine.rollouts import Rollout
+from rlboost_jax.engine.engine_rollouts import EngineRollout
+from rlboost_jax.engine.layouts import StepLayout
 from rlboost_jax.settings.routing import Routing
 
 PageCopies = Sequence[tuple[int, int]]
 
 
-class Yield(NamedTuple):
-    """What a program gave a rollout, which does not know of it yet."""
+class ProgramYield(NamedTuple):
+    """Number of tokens that a program yielded for a rollout, before the rollout has them."""
 
-    rollout: Rollout
+    rollout: EngineRollout
     row: int  # of decode steps
     num_tokens: int  # at least 1
 
 
 class DispatchRoutes(NamedTuple):
-    """The routes that go with what a dispatch yielded, see `dispatches.Dispatch`."""
+    """The routes that go with what a dispatch yielded, see `dispatches.EngineDispatch`."""
 
     leads: NDArray[np.uint32]
     routes: NDArray[np.unsignedinteger]
@@ -37,7 +37,7 @@ class DispatchRoutes(NamedTuple):
 class Routes:
     """Follows the programs in the order in which they were launched."""
 
-    def __init__(self, layout: Layout, routing: Routing) -> None:
+    def __init__(self, layout: StepLayout, routing: Routing) -> None:
         self._page_size = layout.page_size
         shape = (layout.num_pages, layout.page_size, *routing.shape)
         self._pages = np.zeros(shape, routing.dtype)  # takes memory as it fills
@@ -47,7 +47,7 @@ class Routes:
     def launched(
         self, copies: PageCopies, kv_slots: Int[np.ndarray, " T"], routes: Array | None
     ) -> None:
-        """A program runs after these copies of pages.
+        """Record a launched program, which runs after these page copies.
 
         Args:
             kv_slots: page * page_size + offset of each row of a mixed step; outside the pool where
@@ -57,9 +57,9 @@ class Routes:
         self._launched.append((copies, kv_slots, routes))
 
     def finished(
-        self, yields: Sequence[Yield], steps: UInt[np.ndarray, "X R layers A"] | None
+        self, yields: Sequence[ProgramYield], steps: UInt[np.ndarray, "X R layers A"] | None
     ) -> DispatchRoutes:
-        """A program yielded these, and all before it have been reported.
+        """Take the routes of a finished program; all launched before it have been reported.
 
         Args:
             steps: routes of decode steps; None of a mixed step.
@@ -81,17 +81,17 @@ class Routes:
         return DispatchRoutes(np.array(leads, np.uint32), np.concatenate(routes))
 
     def move(self, moves: Mapping[int, int]) -> None:
-        """Pages are other ones now. Everything launched has been reported."""
+        """Renumber pages after a resize of the pool. Every launched program has been reported."""
         self._copy(list(moves.items()))
 
     def _copy(self, copies: PageCopies) -> None:
-        """All are read before one is written, as on the device."""
+        """Copy routes between pages; all are read before one is written, as on the device."""
         if copies:
             sources, destinations = map(list, zip(*copies, strict=True))
             self._pages[destinations] = self._pages[sources]
 
-    def _kv_slots(self, rollout: Rollout, start: int, count: int) -> NDArray[np.int64]:
-        """Of `count` positions from `start` on."""
+    def _kv_slots(self, rollout: EngineRollout, start: int, count: int) -> NDArray[np.int64]:
+        """KV slots of `count` positions of the rollout from `start` on."""
         positions = np.arange(start, start + count)
         pages = np.asarray(rollout.pages, np.int64)[positions // self._page_size]
         return pages * self._page_size + positions % self._page_size

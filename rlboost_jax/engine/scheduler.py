@@ -24,18 +24,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.engine.layouts import Layout
+from rlboost_jax.engine.engine_rollouts import EngineRollout, PromptKey
+from rlboost_jax.engine.layouts import StepLayout
 from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.prefixes import Prefixes
-from rlboost_jax.engine.prompts import SharedPrompts
-from rlboost_jax.engine.rollouts import PromptKey, Rollout
+from rlboost_jax.engine.shared_prompts import SharedPrompts
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledTokens:
     """Consecutive tokens of a rollout to be run."""
 
-    rollout: Rollout
+    rollout: EngineRollout
     start: int  # first of the known tokens to run
     count: int
     budget: int  # most tokens it may yield
@@ -43,7 +43,7 @@ class ScheduledTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ProgramPlan:
     """One device program: the pages to copy beforehand, and what it runs."""
 
     mixed: bool
@@ -57,8 +57,8 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Allowance:
-    """What the next program may do at most, where the device is somebody else's too."""
+class ProgramAllowance:
+    """Limits of the next program on a device that the engine shares with others."""
 
     steps: int  # of decode steps
     rows: int  # rollouts that sample
@@ -73,30 +73,30 @@ class Scheduler:
         allowance: for the next plan; None: whatever fits.
     """
 
-    def __init__(self, layout: Layout, max_steps: int) -> None:
+    def __init__(self, layout: StepLayout, max_steps: int) -> None:
         self._layout, self._max_steps = layout, max_steps
         self.slots = layout.slots
-        self.allowance: Allowance | None = None
+        self.allowance: ProgramAllowance | None = None
         self.pool = PagePool(layout.num_pages)
         self.prompts = SharedPrompts(self.pool)
         self.prefixes = Prefixes(self.pool, layout.page_size)
-        self.waiting: deque[Rollout] = deque()
-        self.running: list[Rollout] = []  # oldest first
+        self.waiting: deque[EngineRollout] = deque()
+        self.running: list[EngineRollout] = []  # oldest first
         self._copies: list[tuple[int, int]] = []  # of the plan being made
 
-    def add(self, rollout: Rollout) -> None:
+    def add(self, rollout: EngineRollout) -> None:
         """Take a rollout younger than all before it."""
         self.waiting.append(rollout)
         self.prompts.join(rollout)
 
-    def remove(self, rollout: Rollout) -> None:
+    def remove(self, rollout: EngineRollout) -> None:
         """Forget a rollout and free its pages."""
         (self.running if rollout in self.running else self.waiting).remove(rollout)
         self._drop_pages(rollout)
         self.prompts.leave(rollout)
 
-    def report(self, rollout: Rollout, tokens: NDArray[np.int32]) -> bool:
-        """The rollout yielded these. True if that finishes it; it is then forgotten."""
+    def report(self, rollout: EngineRollout, tokens: NDArray[np.int32]) -> bool:
+        """Record the tokens a rollout yielded. True if that finishes it; it is then forgotten."""
         before = rollout.computed
         rollout.append(tokens)
         self._share(rollout, before)
@@ -104,7 +104,7 @@ class Scheduler:
             self.remove(rollout)
         return rollout.finished
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> ProgramPlan | None:
         """The next program, or None if there are no rollouts, or nothing that is allowed.
 
         The plan counts as carried out: chunks it runs are computed from now on. What it
@@ -130,14 +130,14 @@ class Scheduler:
         again = sum(_run_before(work) for work in prefill)
         for item in prefill:
             self._advance(item.rollout, item.count)
-        return Plan(
+        return ProgramPlan(
             mixed=bool(prefill),
             copies=tuple(self._copies),
             work=tuple(work),
             prefilled_again=again,
         )
 
-    def follow(self, plan: Plan) -> Plan | None:
+    def follow(self, plan: ProgramPlan) -> ProgramPlan | None:
         """Decode steps for right after `plan`, before anything of `plan` was reported.
 
         Every rollout is taken to yield all that it may. One that meets a stop id first is
@@ -158,7 +158,7 @@ class Scheduler:
         for item, count in zip(work, need, strict=True):
             if count > 0:
                 item.rollout.take_pages(self.pool.alloc(count))
-        return Plan(mixed=False, copies=(), work=tuple(work), prefilled_again=0)
+        return ProgramPlan(mixed=False, copies=(), work=tuple(work), prefilled_again=0)
 
     def resize(self, slots: int, num_pages: int) -> dict[int, int]:
         """Go on with so many slots and pages. Returns the pages that move: source → destination.
@@ -232,8 +232,8 @@ class Scheduler:
             )
         return chunks
 
-    def _resume(self, rollout: Rollout, leading: set[PromptKey]) -> bool:
-        """Begin after the pages that there are for its tokens. False if it has to wait."""
+    def _resume(self, rollout: EngineRollout, leading: set[PromptKey]) -> bool:
+        """Start after the pages that already hold its first tokens. False if it has to wait."""
         found = self.prefixes.find(rollout)
         if 1 < rollout.prompt_length > len(found) * self._layout.page_size:
             shared = self.prompts.find(rollout)
@@ -247,13 +247,13 @@ class Scheduler:
         rollout.remembered = len(found)
         return True
 
-    def _leads(self, rollout: Rollout) -> set[PromptKey]:
-        """The prompt that the rollout will have run soon, for siblings to wait for."""
+    def _leads(self, rollout: EngineRollout) -> set[PromptKey]:
+        """The prompt that the rollout will soon have run, which siblings wait for."""
         through = rollout.computed >= rollout.prompt_length
         return set() if through or self.prompts.find(rollout) else {rollout.prompt_key}
 
-    def _chunk_tokens(self, rollout: Rollout, rows: int) -> int:
-        """How many of the rollout's tokens can run in `rows` rows. Takes the pages for them."""
+    def _chunk_tokens(self, rollout: EngineRollout, rows: int) -> int:
+        """Number of the rollout's tokens that can run in `rows` rows. Takes the pages for them."""
         count = min(rows, rollout.known - rollout.computed)
         if not self._reserve(rollout, rollout.computed + count):
             size = self._layout.page_size
@@ -262,8 +262,8 @@ class Scheduler:
             self._reserve(rollout, rollout.computed + count)
         return count
 
-    def _fork(self, rollout: Rollout, shared: tuple[int, ...]) -> bool:
-        """Begin after the prompt on shared pages. False if there is no page for the copy."""
+    def _fork(self, rollout: EngineRollout, shared: tuple[int, ...]) -> bool:
+        """Start after the prompt on shared pages. False if there is no page for the copy."""
         full = shared[: (rollout.prompt_length - 1) // self._layout.page_size]
         self.pool.share(full)
         rollout.take_pages(list(full))
@@ -276,8 +276,8 @@ class Scheduler:
         rollout.computed = min(rollout.prompt_length, rollout.known - 1)
         return True
 
-    def _decode_budget(self, rollout: Rollout) -> int:
-        """Steps it may take at once: as many as there are free pages for, at least one."""
+    def _decode_budget(self, rollout: EngineRollout) -> int:
+        """Decode steps the rollout may take at once: as many as free pages allow, at least 1."""
         most = self._max_steps
         if self.allowance is not None:
             most = min(most, self.allowance.steps)
@@ -289,7 +289,7 @@ class Scheduler:
         held = len(rollout.pages) * self._layout.page_size
         return min(steps, held - rollout.known + 1)
 
-    def _reserve(self, rollout: Rollout, tokens: int) -> bool:
+    def _reserve(self, rollout: EngineRollout, tokens: int) -> bool:
         """Give the rollout pages for so many tokens, evicting younger ones for it."""
         need = self._pages_for(tokens) - len(rollout.pages)
         while need > self.pool.num_free:
@@ -302,41 +302,41 @@ class Scheduler:
             rollout.take_pages(self.pool.alloc(need))
         return True
 
-    def _evict(self, rollout: Rollout) -> None:
+    def _evict(self, rollout: EngineRollout) -> None:
         self._drop_pages(rollout)
         self.waiting.appendleft(rollout)
 
-    def _drop_pages(self, rollout: Rollout) -> None:
-        """The last page is used anew first: without the one before it, it is of no use."""
+    def _drop_pages(self, rollout: EngineRollout) -> None:
+        """Free its pages so that the last, useless without the others, is reused first."""
         self.pool.free(reversed(rollout.drop_pages()))
 
-    def _advance(self, rollout: Rollout, count: int) -> None:
+    def _advance(self, rollout: EngineRollout, count: int) -> None:
         before = rollout.computed
         rollout.computed += count
         rollout.most_computed = max(rollout.most_computed, rollout.computed)
         self._share(rollout, before)
 
-    def _share(self, rollout: Rollout, before: int) -> None:
-        """Offer its full pages to all, and its prompt to siblings once that is through."""
+    def _share(self, rollout: EngineRollout, before: int) -> None:
+        """Offer its full pages to all rollouts, and a prompt that has been run to siblings."""
         self.prefixes.remember(rollout)
         if before < rollout.prompt_length <= rollout.computed and rollout.prompt_length > 1:
             self.prompts.publish(rollout, self._pages_for(rollout.prompt_length))
 
-    def _runs(self, rollout: Rollout) -> bool:
-        """Is it still in a slot? Those evicted are the youngest."""
+    def _runs(self, rollout: EngineRollout) -> bool:
+        """Whether the rollout is still in a slot. The youngest are evicted first."""
         return bool(self.running) and rollout.arrival <= self.running[-1].arrival
 
-    def _holds(self, rollout: Rollout, tokens: int) -> bool:
+    def _holds(self, rollout: EngineRollout, tokens: int) -> bool:
         return len(rollout.pages) * self._layout.page_size >= tokens
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self._layout.page_size)
 
 
-def _decode(rollout: Rollout, budget: int) -> ScheduledTokens:
+def _decode(rollout: EngineRollout, budget: int) -> ScheduledTokens:
     return ScheduledTokens(rollout=rollout, start=rollout.known - 1, count=1, budget=budget)
 
 
 def _run_before(work: ScheduledTokens) -> int:
-    """How many of its tokens were run before an eviction."""
+    """Number of the tokens that were already run before an eviction."""
     return max(0, min(work.start + work.count, work.rollout.most_computed) - work.start)

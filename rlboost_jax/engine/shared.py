@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlboost_jax.engine.engine import Engine, EngineBusy
-from rlboost_jax.engine.scheduler import Allowance, Plan
+from rlboost_jax.engine.scheduler import ProgramAllowance, ProgramPlan
 from rlboost_jax.engine.victims import Occupant, victims
 
 POOL_SIZES = 3  # whole, half, quarter
@@ -24,7 +24,7 @@ POOL_SIZES = 3  # whole, half, quarter
 
 @dataclass(frozen=True, kw_only=True)
 class Resized:
-    """What became of a change of size."""
+    """Outcome of a resize: the rollouts that had to go."""
 
     slots: int
     num_pages: int
@@ -37,14 +37,15 @@ class Resized:
 
 @dataclass(frozen=True, kw_only=True)
 class Wants:
-    """What a shared engine would run next, if it was allowed to."""
+    """Work that a shared engine would run next, if it was allowed to."""
 
     ready: int  # rollouts that would sample
     prefill_tokens: int  # known tokens that are not in pages yet, at most
 
 
 class SharedEngine(Engine):
-    """
+    """An engine whose slots and memory other tenants of its device can reduce.
+
     Attributes:
         pool_sizes: in pages, the largest first; 0, no pool at all, is possible too.
         num_pages: that there are now.
@@ -61,11 +62,11 @@ class SharedEngine(Engine):
             self.layout.num_pages, least=self.layout.pages_per_slot, count=num_pool_sizes
         )
         self.num_pages = self.layout.num_pages
-        self.last: Plan | None = None
+        self.last: ProgramPlan | None = None
 
     @property
     def slots_left(self) -> int:
-        """That may be filled now."""
+        """Number of slots that may be filled after the last resize."""
         return self._scheduler.slots
 
     @property
@@ -147,12 +148,12 @@ class SharedEngine(Engine):
         ]
         return victims(occupants, slots=slots, num_pages=num_pages)
 
-    def allow(self, allowance: Allowance | None) -> None:
-        """What the next program may do; None: whatever fits."""
+    def allow(self, allowance: ProgramAllowance | None) -> None:
+        """Limit the next program; None: whatever fits."""
         self._scheduler.allowance = allowance
 
     def begin(self) -> int:
-        """As of `Engine`, but of one program: one that only prefills yields nothing."""
+        """Launch one program as `Engine.begin` does; one that only prefills yields nothing."""
         if self._launched:
             raise EngineBusy("begin came twice; call finish in between")
         plan = self._scheduler.plan()
@@ -165,7 +166,7 @@ class SharedEngine(Engine):
 
 
 def pool_sizes(num_pages: int, *, least: int, count: int) -> tuple[int, ...]:
-    """Halves of halves, rounded up, as long as they have the fewest that there may be."""
+    """Pool sizes in pages, each half of the one before, rounded up, none below `least`."""
     sizes = [num_pages]
     while len(sizes) < count and (half := -(-sizes[-1] // 2)) >= least and half < sizes[-1]:
         sizes.append(half)

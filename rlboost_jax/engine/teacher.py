@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from rlboost_jax.engine import metadata
+from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.engine.metadata import Chunk
-from rlboost_jax.engine.rollouts import rollout_of_tokens
+from rlboost_jax.engine.engine_rollouts import rollout_of_tokens
+from rlboost_jax.engine.step_inputs import Chunk
 from rlboost_jax.messages import Sampling
 
 # Of what is given, nothing is sampled.
@@ -80,7 +80,7 @@ def _filled(rows: int, sequences: list[int], length: int) -> Iterator[list[tuple
 
 
 def _run(engine: Engine, chunks: list[Chunk]) -> NDArray[np.float32]:
-    packed = metadata.pack_mixed(engine.layout, chunks)
+    packed = step_inputs.pack_mixed(engine.layout, chunks)
     engine.device_state.pools, logits = engine.programs.logits(
         engine.parameters.leaves, engine.device_state.pools, packed
     )

@@ -22,7 +22,7 @@ class Occupant:
 
 
 def victims(occupants: Sequence[Occupant], *, slots: int, num_pages: int) -> tuple[int, ...]:
-    """Ids of the rollouts that go, in the order in which they were chosen.
+    """Ids of the rollouts to release, in the order in which they were chosen.
 
     The others have a slot each, their pages, and one more each to grow into; a single one that is
     left has all pages there are. None is left where there is no slot or no page.

@@ -1,1 +1,1 @@
-"""What answers a policy's turns: tools, games, adapters, and the processes that they run in."""
+"""Environments that answer a policy's turns: tools, games, adapters, and their processes."""

@@ -1,4 +1,4 @@
-"""Run a run's environments on this host: they dial the trainer, as servers dial the manager.
+"""Host for a run's environments: its workers dial the trainer, as servers dial the manager.
 
     rlboost environments --trainer=HOST:PORT --join=FOLDER [--workers=N]
 
@@ -15,15 +15,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlboost_jax import usage
-from rlboost_jax.credentials import CredentialsUnusable, Endpoint, read_environment_credentials
-from rlboost_jax.environments.host import EnvironmentHost
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.supervision import exits
+from rlboost_jax.environments.environment_kind import FOLDER_OF_HOSTS, ROUTE, kind_of_setup
+from rlboost_jax.platform import command_parser, exits
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.trust.credentials import (
+    CredentialsUnusable,
+    Endpoint,
+    read_environment_credentials,
+)
+from rlboost_jax.workers.worker_host import WorkerHost
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = usage.parser("environments", __doc__)
+    parser = command_parser.parser("environments", __doc__)
     parser.add_argument("--trainer", required=True, help="HOST:PORT, see environment.listen")
     parser.add_argument("--join", type=Path, required=True, help="folder of credentials")
     parser.add_argument(
@@ -37,8 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--workers={given.workers}; at least 1")
     try:
         credentials = read_environment_credentials(given.join)
-        host = EnvironmentHost(
+        host = WorkerHost(
             Endpoint(address=given.trainer, credentials=credentials),
+            route=ROUTE,
+            folder=FOLDER_OF_HOSTS,
+            kind_of=kind_of_setup,
             workers=given.workers,
             patience_seconds=given.patience,
             say=lambda line: print(line, flush=True),
@@ -49,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _until_asked(host: EnvironmentHost) -> None:
+async def _until_asked(host: WorkerHost) -> None:
     running = asyncio.create_task(host.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)

@@ -1,15 +1,15 @@
-"""What an episode is asked, what its environment says, and what is to be done: see `episode.py`."""
+"""Questions about an episode, its environment's replies, and the actions that follow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from rlboost_jax.environments.records import Past, Record, TurnAnswered
+from rlboost_jax.environments.episode_records import EpisodeRecord, Past, TurnAnswered
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeQuestion:
-    """A sequence whose newest turn is over.
+    """A sequence whose newest turn is over, to be answered.
 
     Attributes:
         turns: of the sequence: what was sampled and then given; of the newest nothing yet.
@@ -28,7 +28,7 @@ class EpisodeQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What an environment said to a turn, as the policy will read it.
+    """Reply of an environment to a turn, as the policy will read it.
 
     Attributes: see `TurnAnswered`, and
         beyond: it is too long for any context, so nobody has made tokens of it.
@@ -49,7 +49,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Open:
-    """Make an environment, and reset it."""
+    """Make an environment and reset it."""
 
     alone: bool
 
@@ -64,17 +64,17 @@ class Take:
 
 @dataclass(frozen=True)
 class Keep:
-    record: Record
+    record: EpisodeRecord
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitSeconds:
     seconds: float
 
 
 @dataclass(frozen=True)
 class Say:
-    """The answer to a question.
+    """Send the answer to a question.
 
     Attributes:
         answered: None: the sequence is over, and nothing is given.
@@ -87,12 +87,12 @@ class Say:
 
 
 @dataclass(frozen=True)
-class Judge:
-    """What a finished episode is worth.
+class JudgeEpisode:
+    """Report the reward of a finished episode.
 
     Attributes:
         turns: all of them, in order.
-        left_out: why nobody knows; "": they say it.
+        left_out: why the reward is not known; "": the turns have it.
     """
 
     turns: tuple[TurnAnswered, ...]
@@ -101,15 +101,15 @@ class Judge:
 
 @dataclass(frozen=True)
 class Drop:
-    """The environment, if it is there."""
+    """Close the environment, if it is there."""
 
 
 @dataclass(frozen=True)
-class Stop:
-    """The run cannot go on."""
+class StopRun:
+    """End the run, which cannot go on."""
 
     why: str
 
 
-Action = Open | Take | Keep | Wait | Say | Judge | Drop | Stop
+Action = Open | Take | Keep | WaitSeconds | Say | JudgeEpisode | Drop | StopRun
 Actions = tuple[Action, ...]

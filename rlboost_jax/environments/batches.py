@@ -1,4 +1,4 @@
-"""The episodes of one batch, as they are asked about."""
+"""Episodes of one batch, begun as questions about them arrive."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,27 +7,27 @@ from typing import Any
 
 import msgspec
 
-from rlboost_jax.environments.actions import EpisodeQuestion, Judge, Say
+from rlboost_jax.environments.actions import EpisodeQuestion, JudgeEpisode, Say
+from rlboost_jax.environments.environment_journal import EnvironmentJournal
 from rlboost_jax.environments.episode import Episode
-from rlboost_jax.environments.hosted import Around, Hosted, Ledger, Problem
-from rlboost_jax.environments.journal import Journal
-from rlboost_jax.environments.records import identity
+from rlboost_jax.environments.episode_records import identity
+from rlboost_jax.environments.hosted import Around, CallJournal, EpisodeStart, Hosted
 from rlboost_jax.environments.translation import verdict_of
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
-from rlboost_jax.settings.environment import EnvironmentConfig
+from rlboost_jax.settings.environment_config import EnvironmentConfig
 
-Problems = Callable[[Work], Problem | None]
+Problems = Callable[[Work], EpisodeStart | None]
 
 
 class EpisodesOfBatch:
-    """They begin with the first question about them. `open` comes first, and questions wait."""
+    """Episodes of a batch, each begun by the first question about it, after `open`."""
 
     def __init__(
         self,
         around: Around,
         settings: EnvironmentConfig,
-        journal: Journal,
+        journal: EnvironmentJournal,
         problems: Problems,
         *,
         room: int,
@@ -41,16 +41,16 @@ class EpisodesOfBatch:
         """
         self._around, self._settings, self._journal = around, settings, journal
         self._problems, self._room, self._say = problems, room, say
-        self._ledger = Ledger(journal.keep, ())
+        self._ledger = CallJournal(journal.keep, ())
         self._records: dict[int, list[Any]] = {}  # that were kept before, by sample
         self._episodes: dict[int, Hosted] = {}
         self._verdicts: dict[int, Future[Verdict]] = {}
         self._waiting: list[tuple[Work, EpisodeQuestion]] | None = []  # None: it is open
 
     async def open(self) -> None:
-        """Read what was kept. Raises JournalNotWritten."""
+        """Read the journal. Raises JournalNotWritten."""
         records = await asyncio.to_thread(self._journal.open)
-        self._ledger = Ledger(self._journal.keep, records)
+        self._ledger = CallJournal(self._journal.keep, records)
         for record in records:
             if hasattr(record, "sample"):
                 self._records.setdefault(record.sample, []).append(record)
@@ -61,7 +61,8 @@ class EpisodesOfBatch:
     def ask(
         self, work: Work, question: EpisodeQuestion, verdict: Future[Verdict] | None = None
     ) -> None:
-        """
+        """Ask a question about an episode.
+
         Args:
             verdict: is done with what a finished episode is worth.
         """
@@ -87,7 +88,7 @@ class EpisodesOfBatch:
             hosted.close()
         await self._journal.close()
 
-    def _hosted(self, work: Work, problem: Problem) -> Hosted:
+    def _hosted(self, work: Work, problem: EpisodeStart) -> Hosted:
         opened, sample = problem.opened, work.sample
         prompt = self._around.renderer.first(opened.said.observation, opened.tools)
         data = prompt.astype("<i4").tobytes()
@@ -113,13 +114,13 @@ class EpisodesOfBatch:
         )
 
     def _leave_out(self, work: Work, question: EpisodeQuestion, why: str) -> None:
-        """An episode that no environment could begin: it is over with its first turn."""
+        """End an episode that no environment could begin, with its first turn."""
         if question.finished:
-            self._judged(work.sample, Judge((), why))
+            self._judged(work.sample, JudgeEpisode((), why))
         else:
             self._say(work, Say(question))
 
-    def _judged(self, sample: int, judged: Judge) -> None:
+    def _judged(self, sample: int, judged: JudgeEpisode) -> None:
         verdict = self._verdicts.pop(sample, None)
         if verdict is not None and verdict.set_running_or_notify_cancel():
             verdict.set_result(verdict_of(judged))

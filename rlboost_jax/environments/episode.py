@@ -19,30 +19,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.environments.actions import (
     Action,
     Actions,
     Drop,
     EpisodeQuestion,
-    Judge,
+    JudgeEpisode,
     Keep,
     Open,
     Reply,
     Say,
-    Stop,
+    StopRun,
     Take,
-    Wait,
+    WaitSeconds,
 )
-from rlboost_jax.environments.records import (
+from rlboost_jax.environments.episode_records import (
     EpisodeLeftOut,
+    EpisodeRecord,
     EpisodeRestarted,
     Past,
-    Record,
     TurnAnswered,
     named,
 )
-from rlboost_jax.settings.environment import EnvironmentConfig
+from rlboost_jax.platform.backoff import backoff_seconds
+from rlboost_jax.settings.environment_config import EnvironmentConfig
 
 MOST_OUTSIDE: Final = 100  # losses in a row for which nobody in the episode can do anything
 FIRST_PAUSE_SECONDS: Final = 0.05
@@ -53,7 +53,7 @@ OUT_OF_TIME: Final = "out_of_time"
 
 @dataclass(frozen=True)
 class _Begun:
-    """A sequence: what it follows on, and its first tokens."""
+    """A sequence: the turn it follows, and its first tokens."""
 
     before: tuple[Past, ...]  # turns of sequences before it
     name: bytes
@@ -61,7 +61,8 @@ class _Begun:
 
 
 class Episode:
-    """
+    """State machine of one episode.
+
     Args:
         sample: its number in its batch.
         name: see `identity`.
@@ -97,15 +98,15 @@ class Episode:
 
     @property
     def room(self) -> int:
-        """Tokens that anything that is said may have."""
+        """Most tokens of anything that is given."""
         return max(self._room, self._settings.max_given_tokens)
 
     def before(self, index: int) -> tuple[TurnAnswered, ...]:
-        """What the turns before one were answered."""
+        """Answers to the turns before one."""
         return tuple(self._answered[past.name] for past in self._history[:index])
 
     def logprobs(self, index: int) -> bytes:
-        """Of a turn, float32; b"": not known, as of sequences that are over."""
+        """Log-probabilities of a turn, float32; b"": not known, as for completed sequences."""
         question = self._question
         place = index - len(self._history) + (len(question.turns) if question else 0)
         if question is None or not 0 <= place < len(question.logprobs):
@@ -113,7 +114,7 @@ class Episode:
         return question.logprobs[place]
 
     def ask(self, question: EpisodeQuestion) -> Actions:
-        """A question, which takes the place of the one before.
+        """Take a question, which replaces the one before.
 
         Turns are asked about in their order, and by a manager that has lost its newest attempts
         with older ones again. What is finished is asked about by the trainer, whom a newer attempt
@@ -128,13 +129,13 @@ class Episode:
         return self._next()
 
     def opened(self) -> Actions:
-        """The environment is there, and has said what the prompt says."""
+        """Note that the environment is there, and has given the same prompt."""
         assert isinstance(self._doing, Open)
         self._doing, self._live = None, []
         return self._next()
 
     def taken(self, reply: Reply) -> Actions:
-        """What it said to the turn that it was given."""
+        """Take the environment's reply to the turn it was given."""
         doing = self._doing
         assert isinstance(doing, Take) and self._live is not None
         self._doing = None
@@ -154,7 +155,7 @@ class Episode:
         return self._keep(said)
 
     def kept(self) -> Actions:
-        """What was to be kept lasts."""
+        """Note that what was to be kept is durable."""
         assert isinstance(self._doing, Keep)
         record, self._doing = self._doing.record, None
         self._learn(record)
@@ -165,14 +166,14 @@ class Episode:
         return self._next()
 
     def waited(self) -> Actions:
-        assert isinstance(self._doing, Wait)
+        assert isinstance(self._doing, WaitSeconds)
         self._doing = None
         return self._next()
 
     def lost(
         self, why: str, *, own: bool, outside: bool = False, for_good: bool = False
     ) -> Actions:
-        """The environment failed, or its process is gone.
+        """Handle a failure of the environment, or the end of its process.
 
         Args:
             own: it is the environment's own fault; else that of another in its process, perhaps.
@@ -190,7 +191,7 @@ class Episode:
             self._alone, over = True, False
         if over:
             return (Drop(), *self._abandoned(why))
-        self._doing = Wait(
+        self._doing = WaitSeconds(
             backoff_seconds(
                 max(self._failures + self._losses - 1, 0),
                 first=FIRST_PAUSE_SECONDS,
@@ -200,7 +201,7 @@ class Episode:
         return Drop(), self._doing
 
     def _next(self) -> Actions:
-        """What is to be done now."""
+        """Decide the next actions."""
         question = self._question
         if self._doing is not None or question is None:
             return ()
@@ -226,13 +227,13 @@ class Episode:
         return (self._doing,)
 
     def _over(self, question: EpisodeQuestion, answered: TurnAnswered | None) -> Actions:
-        """Every turn of the question is answered, or none will be."""
+        """Finish a question: every turn of it is answered, or none will be."""
         self._question = None
         if question.finished:
             turns = [self._answered.get(past.name) for past in self._history]
             known = tuple(turn for turn in turns if turn is not None)
             self._live = None
-            return Drop(), Judge(known, self._left_out)
+            return Drop(), JudgeEpisode(known, self._left_out)
         if answered is not None and answered.prompt:
             self._begun_by(answered)
         if answered is None or (answered.over and not answered.prompt):
@@ -241,7 +242,7 @@ class Episode:
         return (Say(question, answered),)
 
     def _ruled(self, reply: Reply, doing: Take) -> TurnAnswered | str:
-        """The answer with the limits of an episode, or why it is none."""
+        """Apply the limits of an episode to a reply; returns the answer, or why it is invalid."""
         settings, sequence = self._settings, self._sequence_of(doing.index)
         before = self.before(doing.index)
         given, prompt, over = reply.given, reply.prompt, reply.done
@@ -278,18 +279,18 @@ class Episode:
         )
 
     def _sequence_of(self, index: int) -> int:
-        """Of a turn of the history."""
+        """Number of the sequence that a turn of the history belongs to."""
         before = (self._answered.get(past.name) for past in self._history[:index])
         return sum(bool(each.prompt) for each in before if each is not None)
 
     def _diverged(self, doing: Take) -> Actions:
-        """Made again, it says something else to a turn that it has answered before."""
+        """Handle an environment that, made again, answers a turn differently than before."""
         why = (
             f"made again, the environment answers turn {doing.index} otherwise than before; what "
             "is random in it must come from the seed"
         )
         if self._settings.on_divergence == "stop":
-            return (Stop(why),)
+            return (StopRun(why),)
         question = self._question
         self._failures += 1
         finished = question is None or question.finished
@@ -301,10 +302,10 @@ class Episode:
 
     def _abandoned(self, why: str) -> Actions:
         if self._settings.on_failure == "stop":
-            return (Stop(why),)
+            return (StopRun(why),)
         return self._keep(EpisodeLeftOut(sample=self._sample, why=why))
 
-    def _keep(self, record: Record) -> Actions:
+    def _keep(self, record: EpisodeRecord) -> Actions:
         self._doing = Keep(record)
         return (self._doing,)
 
@@ -325,7 +326,7 @@ class Episode:
                 raise AssertionError(f"{type(record).__name__} is of no episode")
 
     def _begun_by(self, record: TurnAnswered) -> None:
-        """The sequence after a turn, as far as all turns that led to it are known."""
+        """Record the sequence that begins after a turn, if all earlier turns are known."""
         chain: list[Past] = []
         link: TurnAnswered | None = record
         while link is not None:

@@ -1,8 +1,8 @@
-"""The episodes of a run: questions in, answers and verdicts out.
+"""Service of a run's episodes: questions in, answers and verdicts out.
 
 Its own event loop, in a thread of its own: environments go on while the learner is in a gradient
-for seconds. What an environment said is on disk before anybody hears of it (`journal.py`); a
-trainer that comes back begins with what is there.
+for seconds. What an environment said is on disk before it is sent to anybody
+(`environment_journal.py`); a trainer that comes back resumes from there.
 """
 
 import asyncio
@@ -18,34 +18,35 @@ from numpy.typing import NDArray
 from rlboost_jax import messages
 from rlboost_jax.environments.actions import EpisodeQuestion
 from rlboost_jax.environments.batches import EpisodesOfBatch, Problems
+from rlboost_jax.environments.environment_frames import Opened, WireObservation
+from rlboost_jax.environments.environment_journal import FOLDER, EnvironmentJournal
+from rlboost_jax.environments.environment_kind import FOLDER_OF_HOSTS, environment_kind
 from rlboost_jax.environments.episode import FIRST_PAUSE_SECONDS, MOST_OUTSIDE
-from rlboost_jax.environments.frames import Opened, WireObservation
-from rlboost_jax.environments.hosted import EpisodeFailed, Problem
-from rlboost_jax.environments.journal import FOLDER, Journal
-from rlboost_jax.environments.live import Lost
+from rlboost_jax.environments.hosted import EpisodeFailed, EpisodeStart
+from rlboost_jax.environments.live import Live
 from rlboost_jax.environments.observations import is_beyond
-from rlboost_jax.environments.pool import EnvironmentPool
 from rlboost_jax.environments.prompt_renderer import (
     PromptRenderer,
     UnencodableObservation,
     renderer_of,
 )
-from rlboost_jax.environments.remote import FOLDER as FOLDER_OF_HOSTS
-from rlboost_jax.environments.runner import RememberedCalls
-from rlboost_jax.environments.service_thread import ServiceThread
+from rlboost_jax.environments.runner import CallLedger, RememberedCalls
 from rlboost_jax.environments.translation import answer_of, question_of
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import runs_after_prompt
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.workers.service_thread import ServiceThread
+from rlboost_jax.workers.worker_pool import WorkerPool
+from rlboost_jax.workers.worker_sessions import Lost
 
 _NOTHING_SAID: Final = Opened(episode=0, said=WireObservation(tokens=b""), tools=())
 _SHOWN: Final = 80  # characters of an example
 
 
 class EpisodeService:
-    """Raises ConfigError, when made, for an environment that cannot be used."""
+    """Runs the episodes. Raises ConfigError, when made, for an environment that cannot be used."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class EpisodeService:
         note: Callable[[str], None],
         folder: Path | None = None,
     ) -> None:
-        """Starts the workers and opens an example, whose tools a chat template is proved with.
+        """Start the workers and open an example, whose tools a chat template is proved with.
 
         Args:
             note: shows a line on the console.
@@ -65,7 +66,11 @@ class EpisodeService:
         self._run, self._note = run, note
         self._settings = run.environment
         required = run.rewards.sandbox == "required"
-        self.pool = EnvironmentPool(run.environment, sandbox_required=required, note=note)
+        self.pool = WorkerPool(
+            environment_kind(self._settings, sandbox_required=required),
+            chaos_kills_per_minute=self._settings.chaos_kills_per_minute,
+            note=note,
+        )
         self._thread = ServiceThread("episodes")
         self._batches: dict[int, EpisodesOfBatch] = {}
         # With their streams, of batches that are not begun.
@@ -76,8 +81,8 @@ class EpisodeService:
         self._run_id = ""
         self._said: set[str] = set()
         try:
-            if folder is not None:
-                self._thread.run(self.pool.listen(folder / FOLDER_OF_HOSTS))
+            if folder is not None and (address := self._settings.listen):
+                self._thread.run(self.pool.listen(address, folder / FOLDER_OF_HOSTS))
             self._thread.run(self.pool.start())
             try:
                 opened = self._thread.run(self._first(example, seed))
@@ -98,7 +103,7 @@ class EpisodeService:
         answer: Callable[[messages.Answer, int], None],
         fail: Callable[[Exception], None],
     ) -> None:
-        """Before the first batch.
+        """Connect to journal, manager and training loop, before the first batch.
 
         Args:
             folder: of the run.
@@ -108,14 +113,16 @@ class EpisodeService:
         self._folder, self._run_id = folder / FOLDER, run_id
         self._answer, self._fail = answer, fail
 
-    def problem(self, example: Mapping[str, Any], seed: int) -> tuple[Problem, NDArray[np.int32]]:
-        """An episode's beginning, and its prompt; of any thread.
+    def problem(
+        self, example: Mapping[str, Any], seed: int
+    ) -> tuple[EpisodeStart, NDArray[np.int32]]:
+        """First observation of an example's episodes, and its prompt; callable in any thread.
 
         Where the environment cannot begin it, however often it is tried, its episodes are left out
         (`environment.on_failure`): their prompt is a single token then, and nothing of them counts.
 
         Raises:
-            ConfigError: what it says is no prompt of this run, or it is too long.
+            ConfigError: its observation makes no prompt of this run, or one that is too long.
             EpisodeFailed: it cannot begin it, and `environment.on_failure` is "stop".
         """
         try:
@@ -124,7 +131,9 @@ class EpisodeService:
             if self._settings.on_failure == "stop":
                 raise
             self._note(f"{error}; its group is left out")
-            problem = Problem(example=example, seed=seed, opened=_NOTHING_SAID, failed=str(error))
+            problem = EpisodeStart(
+                example=example, seed=seed, opened=_NOTHING_SAID, failed=str(error)
+            )
             return problem, np.array(self.renderer.stop_ids[:1], np.int32)
         most, said = self._run.engine.max_prompt_tokens, opened.said.observation
         if is_beyond((said,), most):
@@ -141,16 +150,16 @@ class EpisodeService:
                 f"environment.name {self._settings.name!r}: an episode begins with {len(tokens)} "
                 f"tokens, and 1 to {most} are possible (engine.max_prompt_tokens)"
             )
-        return Problem(example=example, seed=seed, opened=opened), tokens
+        return EpisodeStart(example=example, seed=seed, opened=opened), tokens
 
     def begin(self, batch: int, problems: Problems) -> None:
-        """A batch begins; before the manager hears of it.
+        """Prepare for a batch, before the manager is told of it.
 
         Args:
             problems: of works, in any thread; None: the work is not in the batch.
         """
         assert self._folder is not None, "connect comes first"
-        journal = Journal(self._folder, self._run_id, batch, note=self._note)
+        journal = EnvironmentJournal(self._folder, self._run_id, batch, note=self._note)
         begun = EpisodesOfBatch(
             self,
             self._settings,
@@ -162,7 +171,7 @@ class EpisodeService:
         self._thread.call(self._begin, batch, begun, fail=self.fail)
 
     def take(self, parked: messages.Parked, stream: int = 0) -> None:
-        """A turn is over; of any thread.
+        """Take a finished turn; callable in any thread.
 
         Args:
             stream: on which the manager asks; the answer belongs there.
@@ -178,7 +187,7 @@ class EpisodeService:
         runs: Sequence[int],
         logprobs: NDArray[np.float32] | None = None,
     ) -> Future[Verdict]:
-        """What a finished episode is worth; of any thread.
+        """Compute the verdict on a finished episode; callable in any thread.
 
         Args:
             sequence: its last.
@@ -192,11 +201,11 @@ class EpisodeService:
         return verdict
 
     def over(self, batch: int) -> None:
-        """Nothing more comes of a batch."""
+        """Forget a batch, of which nothing more arrives."""
         self._thread.call(self._over, batch, fail=self.fail)
 
     def close(self) -> None:
-        """End the workers. Verdicts that are waited for never come."""
+        """End the workers. Pending verdicts never arrive."""
 
         if not self._thread.lives:
             return
@@ -215,11 +224,15 @@ class EpisodeService:
     def spawn(self, coroutine: Any) -> None:
         self._thread.spawn(coroutine, self.fail)
 
+    async def open(self, ledger: CallLedger, *, alone: bool) -> Live:
+        """Make an environment that is not reset yet. Raises as `Live.open` does."""
+        return await Live.open(self.pool, ledger, alone=alone)
+
     def fail(self, error: Exception) -> None:
         self._fail(error)
 
     def failed_once(self, why: str) -> None:
-        """A way in which environments fail, when it is new."""
+        """Report a kind of environment failure the first time it occurs."""
         if why not in self._said and len(self._said) < 100:
             self._said.add(why)
             self._note(f"environment: {why}; it is made again")
@@ -229,7 +242,7 @@ class EpisodeService:
         while True:
             live = None
             try:
-                live = await self.pool.open(RememberedCalls(), alone=failures > 0)
+                live = await self.open(RememberedCalls(), alone=failures > 0)
                 return await live.reset(example, seed)
             except Lost as lost:
                 failures += lost.blame != "outside"

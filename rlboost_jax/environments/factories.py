@@ -1,4 +1,4 @@
-"""Environments by name: those built in, and a user's own."""
+"""Environments by name: built-in ones, and a user's own."""
 
 import importlib
 import inspect
@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from rlboost_jax.environments.protocol import Environment
-from rlboost_jax.settings.errors import ConfigError, suggestion
-from rlboost_jax.settings.validation.environment import BUILT_IN_ENVIRONMENTS, name_mistakes
+from rlboost_jax.platform.mistakes import ConfigError, suggestion
+from rlboost_jax.settings.validation.environment_checks import BUILT_IN_ENVIRONMENTS, name_mistakes
 
 Make = Callable[[], Environment]
 
 
 def maker_of(name: str, options: Mapping[str, Any]) -> Make:
-    """Makes an environment of a name with its options; each episode has one of its own.
+    """Find the factory that makes an environment for each episode.
 
     Args:
         name: built in, or "package.module:factory".
@@ -37,7 +37,7 @@ def maker_of(name: str, options: Mapping[str, Any]) -> Make:
 
 
 def check_made(name: str, environment: object) -> None:
-    """Raise ConfigError for what a factory made and is no environment."""
+    """Raise ConfigError if what a factory made is no environment."""
     for method in ("reset", "step"):
         if not callable(getattr(environment, method, None)):
             raise ConfigError(
@@ -71,7 +71,7 @@ def _imported(name: str, path: str) -> Callable[..., Any]:
 
 
 def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise ConfigError where the factory takes other arguments, or others of a plain type."""
+    """Raise ConfigError if the factory takes other arguments, or others of a plain type."""
     try:
         signature = inspect.signature(factory, eval_str=True)
     except (TypeError, ValueError, NameError):  # of some written in C, or with types for checkers

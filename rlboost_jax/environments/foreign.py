@@ -1,7 +1,6 @@
-"""Code that is not ours, called with a time limit: what it raises, and how long it takes, is a
-value and ends nobody else.
+"""Calls of a user's code with a time limit: errors and delays are values and end nothing else.
 
-Plain functions are called in threads, since they would hold the event loop up. A thread cannot be
+Plain functions are called in threads, since they would block the event loop. A thread cannot be
 ended: the caller of one that is late learns that it is still there.
 """
 
@@ -34,7 +33,7 @@ class _Raised:
 
 
 class OwnThread:
-    """Calls functions one after the other, all in one thread, which begins with the first."""
+    """A thread that runs calls one after the other; it starts with the first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -44,11 +43,11 @@ class OwnThread:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way, awaited or not."""
+        """Whether a call is running, awaited or not."""
         return self._pending > 0
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What it returns, or a record of what it raised."""
+        """Call a function; returns its result, or a record of what it raised."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._thread is None:
@@ -59,7 +58,7 @@ class OwnThread:
         return await future
 
     def end(self) -> None:
-        """Of the thread, once it is through with what it was asked."""
+        """End the thread once it has done its calls."""
         self._calls.put(None)
 
     def _serve(self) -> None:
@@ -81,7 +80,7 @@ class OwnThread:
 async def called(
     function: Callable[..., Any], *arguments: Any, seconds: float, thread: OwnThread
 ) -> Any:
-    """What a function returns, plain or `async def`.
+    """Call a function, plain or `async def`, and return its result.
 
     Args:
         seconds: limit of the call.
@@ -125,7 +124,7 @@ def _raised(error: BaseException) -> _Raised:
 
 
 def described(error: BaseException) -> str:
-    """An exception for a person, and for a policy."""
+    """Describe an exception, for people and for a policy."""
     try:
         said = str(error)
     except Exception:  # of a class of its own

@@ -1,4 +1,4 @@
-"""An episode and its environment: what is decided (`episode.py`) is done here.
+"""An episode and its environment: carries out the decisions of `episode.py`.
 
 All of it in the event loop of the service.
 """
@@ -14,11 +14,17 @@ import numpy as np
 from rlboost_jax.chat.conversation import answers
 from rlboost_jax.environments import actions as decided
 from rlboost_jax.environments.actions import Actions, EpisodeQuestion, Reply
+from rlboost_jax.environments.environment_frames import Opened, Taken
 from rlboost_jax.environments.episode import Episode
-from rlboost_jax.environments.frames import Opened, Taken
-from rlboost_jax.environments.live import Live, Lost
+from rlboost_jax.environments.episode_records import (
+    CallBegun,
+    CallDone,
+    EpisodeRecord,
+    Past,
+    TurnAnswered,
+)
+from rlboost_jax.environments.live import Live
 from rlboost_jax.environments.observations import is_beyond
-from rlboost_jax.environments.pool import EnvironmentPool
 from rlboost_jax.environments.prompt_renderer import (
     NOTHING,
     Continued,
@@ -27,16 +33,16 @@ from rlboost_jax.environments.prompt_renderer import (
     messages_of,
 )
 from rlboost_jax.environments.protocol import Message, ToolCall, ToolResult, Turn
-from rlboost_jax.environments.records import CallBegun, CallDone, Past, Record, TurnAnswered
-from rlboost_jax.environments.runner import KnownCall
+from rlboost_jax.environments.runner import CallLedger, KnownCall
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.mistakes import Mistake
 from rlboost_jax.sequences.endings import stopped
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.storage import foreign_json
+from rlboost_jax.workers.worker_sessions import Lost
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What an episode begins with.
+class EpisodeStart:
+    """Beginning of an example's episodes.
 
     Attributes:
         example: see `Environment.reset`.
@@ -56,10 +62,12 @@ class EpisodeFailed(Mistake, RuntimeError):
     """An environment failed, and `environment.on_failure` or `on_divergence` is "stop"."""
 
 
-class Ledger:
-    """The calls of a batch's episodes, kept as its journal keeps them."""
+class CallJournal:
+    """Calls of a batch's episodes, as its journal keeps them."""
 
-    def __init__(self, keep: Callable[[Sequence[Record]], Any], records: Sequence[Any]) -> None:
+    def __init__(
+        self, keep: Callable[[Sequence[EpisodeRecord]], Any], records: Sequence[Any]
+    ) -> None:
         """
         Args:
             keep: awaitable; the records last then.
@@ -102,11 +110,11 @@ def _known(call: ToolCall, record: CallBegun | CallDone | None) -> KnownCall:
 
 
 class Around(Protocol):
-    """What an episode needs of the service."""
+    """Part of the service that an episode needs."""
 
-    pool: EnvironmentPool
     renderer: PromptRenderer
 
+    async def open(self, ledger: CallLedger, *, alone: bool) -> Live: ...
     def spawn(self, coroutine: Any) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def failed_once(self, why: str) -> None: ...
@@ -125,13 +133,13 @@ class Hosted:
         self,
         around: Around,
         episode: Episode,
-        problem: Problem,
+        problem: EpisodeStart,
         *,
         prompt: bytes,
-        ledger: Ledger,
-        keep: Callable[[Sequence[Record]], Any],
+        ledger: CallJournal,
+        keep: Callable[[Sequence[EpisodeRecord]], Any],
         say: Callable[[decided.Say], None],
-        judged: Callable[[decided.Judge], None],
+        judged: Callable[[decided.JudgeEpisode], None],
     ) -> None:
         self._around, self._episode, self._problem = around, episode, problem
         self._prompt, self._ledger, self._keep_records = prompt, ledger, keep
@@ -144,7 +152,7 @@ class Hosted:
         self._act(self._episode.ask(question))
 
     def close(self) -> None:
-        """Nothing is done any more."""
+        """Stop: no further action is carried out."""
         self._closed = True
         self._drop()
 
@@ -157,15 +165,15 @@ class Hosted:
                     self._around.spawn(self._take(index, past))
                 case decided.Keep(record):
                     self._around.spawn(self._keep(record))
-                case decided.Wait(seconds):
+                case decided.WaitSeconds(seconds):
                     self._around.spawn(self._wait(seconds))
                 case decided.Say():
                     self._say(action)
-                case decided.Judge():
+                case decided.JudgeEpisode():
                     self._judged(action)
                 case decided.Drop():
                     self._drop()
-                case decided.Stop(why):
+                case decided.StopRun(why):
                     self._around.fail(EpisodeFailed(why))
                 case unknown:
                     assert_never(unknown)
@@ -178,7 +186,7 @@ class Hosted:
     async def _open(self, alone: bool) -> None:
         problem = self._problem
         try:
-            live = await self._around.pool.open(self._ledger, alone=alone)
+            live = await self._around.open(self._ledger, alone=alone)
             if self._closed:
                 live.close()
                 return
@@ -222,7 +230,7 @@ class Hosted:
             self._act(self._episode.taken(reply))
 
     def _reply(self, index: int, decoded: Any, taken: Taken) -> Reply:
-        """Raises UnencodableObservation."""
+        """Render the environment's step as a reply. Raises UnencodableObservation."""
         opened, renderer = self._problem.opened, self._around.renderer
         before = [*messages_of(opened.said.observation)]
         for answered in self._episode.before(index):
@@ -254,7 +262,7 @@ class Hosted:
             beyond=beyond,
         )
 
-    async def _keep(self, record: Record) -> None:
+    async def _keep(self, record: EpisodeRecord) -> None:
         await self._keep_records([record])
         self._act(self._episode.kept())
 

@@ -1,4 +1,4 @@
-"""What environments return, looked at before anything is built on it."""
+"""Validation of what environments return, before anything is built on it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -17,11 +17,11 @@ _TEXTS: Final = ("role", "content", "name", "tool_call_id", "reasoning_content")
 
 
 class BadObservation(ValueError):
-    """It is none; the message says why."""
+    """A value that is no observation; the message says why."""
 
 
 def checked_observation(value: Any, *, first: bool) -> Observation:
-    """An observation, as the protocol has it.
+    """Validate an observation.
 
     Args:
         first: it is what an episode begins with, so that assistants may have said something.
@@ -48,7 +48,7 @@ def checked_observation(value: Any, *, first: bool) -> Observation:
 
 
 def checked_step(value: Any) -> Step:
-    """A step, as the protocol has it. Raises BadObservation."""
+    """Validate a step. Raises BadObservation."""
     if not isinstance(value, Step):
         raise BadObservation(f"step returned {type(value).__name__}; it returns a Step")
     reward = _number("reward", value.reward)
@@ -66,8 +66,10 @@ def checked_step(value: Any) -> Step:
 
 
 def is_beyond(observations: Iterable[Observation], room: int) -> bool:
-    """Whether texts are longer than so many tokens can be, by a wide margin: a tokenizer would
-    take minutes and gigabytes to find that out."""
+    """Whether texts are longer than `room` tokens can be, by a wide margin.
+
+    A tokenizer would take minutes and gigabytes to find that out.
+    """
     most = max(LONG_TEXT, room * MOST_PER_TOKEN)
     return sum(map(_characters, observations)) > most
 
@@ -81,7 +83,7 @@ def _characters(observation: Observation) -> int:
 
 
 def is_empty(observation: Observation) -> bool:
-    """Whether nothing is said by it."""
+    """Whether an observation says nothing."""
     return len(observation) == 0
 
 
@@ -98,7 +100,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _flag(name: str, value: Any) -> bool:
-    """A text such as "False" would count as true."""
+    """Check that a flag is a bool: a text such as "False" would count as true."""
     if isinstance(value, str | bytes) or np.ndim(value):
         raise BadObservation(f"{name} is {value!r}; it is True or False")
     return bool(value)
@@ -129,13 +131,15 @@ def _message(value: Any, first: bool) -> Message:
 
 
 def _text(value: str) -> str:
-    """Without halves of surrogate pairs, which names of files have and no frame can carry."""
+    """Remove halves of surrogate pairs, which file names contain and no frame can carry."""
     return value.encode(errors="backslashreplace").decode()
 
 
 def _call(value: Any, place: str) -> dict[str, Any]:
-    """A call of an assistant's message, as chat templates take it: its arguments are an object, or
-    the text of one."""
+    """Validate a call of an assistant's message, in the form chat templates take.
+
+    Its arguments are an object, or the text of one.
+    """
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadObservation(

@@ -17,14 +17,14 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from rlboost_jax.environments.exercises import seed_of
+from rlboost_jax.environments.episode_exercises import seed_of
 from rlboost_jax.environments.player import Player, example_of
 from rlboost_jax.environments.prompt_renderer import UnencodableObservation
 from rlboost_jax.environments.runner import EnvironmentFailed
+from rlboost_jax.platform import exits
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.command_line import parse
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.supervision import exits
+from rlboost_jax.settings.config_loading import run_config
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Configuration file.", lock_config=True)
 _EXAMPLE = flags.DEFINE_string(

@@ -1,4 +1,4 @@
-"""An environment played in this process: what its policy would read, and what became of each turn.
+"""Play of an environment in this process: what its policy would read, and each turn's outcome.
 
 Raises what a run would: nothing here is kept, tried again or left out.
 """
@@ -9,20 +9,20 @@ from typing import Any
 
 from rlboost_jax.data import vocabulary
 from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
-from rlboost_jax.environments.exercises import Numbers, RowsOf
+from rlboost_jax.environments.environment_frames import ToolSpec
+from rlboost_jax.environments.episode_exercises import Numbers, RowsOf
 from rlboost_jax.environments.factories import check_made, maker_of
-from rlboost_jax.environments.frames import ToolSpec
 from rlboost_jax.environments.observations import is_empty
 from rlboost_jax.environments.prompt_renderer import PromptRenderer, messages_of, renderer_of
 from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.environments.runner import EnvironmentFailed, EpisodeRunner, RememberedCalls
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable
+from rlboost_jax.platform.mistakes import ConfigError, plain
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.data_presets import resolved
-from rlboost_jax.settings.errors import ConfigError, plain
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, VOCAB_SIZE
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable
 
 
 class Player:
@@ -43,7 +43,7 @@ class Player:
         )
 
     async def lines(self, example: Any, seed: int, turns: Iterable[str]) -> AsyncIterator[str]:
-        """What there is to show, as it comes.
+        """Yield the lines to show, as they come.
 
         Raises:
             EnvironmentFailed, UnencodableObservation: as it would in a run.
@@ -106,7 +106,7 @@ def _described(runner: EpisodeRunner) -> tuple[ToolSpec, ...]:
 
 
 def encoded(text: str, tokenizer: Tokenizer | None, renderer: PromptRenderer) -> tuple[int, ...]:
-    """A turn as the policy would have sampled it, with the token that ends it.
+    """Encode a turn as the policy would have sampled it, with the token that ends it.
 
     Raises:
         ConfigError: a word is none of the vocabulary.
@@ -126,7 +126,7 @@ def encoded(text: str, tokenizer: Tokenizer | None, renderer: PromptRenderer) ->
 
 
 def example_of(run: RunConfig, given: str) -> Any:
-    """By its number among those that are trained on, or as it stands. Raises ConfigError."""
+    """Example by its number among those for training, or as given. Raises ConfigError."""
     if not given.isdecimal():
         try:
             return foreign_json.decode(given, "--example", dict)

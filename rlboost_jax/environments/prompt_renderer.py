@@ -1,4 +1,4 @@
-"""What a policy reads and says, between an environment's observations and token ids.
+"""Conversion between an environment's observations, a policy's turns and token ids.
 
 Where a run has a tokenizer, observations are texts and messages in its chat template's form
 (`chat/`). Token ids are given as they are: all there is for a model with a small vocabulary of its
@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.chat.conversation import Conversation, Given, answers, described
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data import vocabulary
 from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.data.id_range import about_ids, ids_without_row
 from rlboost_jax.data.tokenizers import open_tokenizer
-from rlboost_jax.environments.frames import ToolSpec
+from rlboost_jax.environments.environment_frames import ToolSpec
 from rlboost_jax.environments.observations import is_empty
 from rlboost_jax.environments.protocol import Message, Observation, ToolCall, ToolResult
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.data_presets import resolved
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 Messages = Sequence[Message]
 
@@ -66,7 +66,8 @@ class Continued:
 
 @runtime_checkable
 class PromptRenderer(Protocol):
-    """
+    """Renders observations as token ids, and decodes turns.
+
     Attributes:
         stop_ids: end a turn.
         stops: of the stop strings, which end one, too.
@@ -78,11 +79,11 @@ class PromptRenderer(Protocol):
     notes: tuple[str, ...]
 
     def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
-        """The prompt that an episode begins with. Raises UnencodableObservation."""
+        """Render the prompt that an episode begins with. Raises UnencodableObservation."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> DecodedTurn:
-        """What a turn says; never raises."""
+        """Decode a turn; never raises."""
         ...
 
     def after(
@@ -93,7 +94,7 @@ class PromptRenderer(Protocol):
         observation: Observation,
         tools: Sequence[ToolSpec],
     ) -> Continued:
-        """What the policy goes on with.
+        """Render what the policy continues with.
 
         Results of calls come first, unless the observation has them itself: it has a message of
         the role "tool", or is made of token ids.
@@ -107,7 +108,7 @@ class PromptRenderer(Protocol):
         ...
 
     def text(self, tokens: Any) -> str:
-        """For a person."""
+        """Decode tokens for people."""
         ...
 
 
@@ -115,7 +116,7 @@ NOTHING = np.zeros(0, np.int32)
 
 
 class TokenRenderer:
-    """Of the vocabulary of generated tasks: observations are token ids."""
+    """Renderer for the vocabulary of generated tasks: observations are token ids."""
 
     stop_ids: tuple[int, ...] = (vocabulary.END,)
     stops = b""
@@ -156,7 +157,7 @@ class TokenRenderer:
 
 
 class ChatRenderer:
-    """In the form of a chat template."""
+    """Renderer by a chat template."""
 
     def __init__(self, conversation: Conversation, text: Any, vocab_size: int) -> None:
         self._conversation, self._text = conversation, text
@@ -227,7 +228,7 @@ class ChatRenderer:
 
 
 def renderer_of(run: RunConfig, tools: Sequence[ToolSpec]) -> PromptRenderer:
-    """How the policy of a run speaks.
+    """Build the renderer of a run's policy.
 
     Args:
         tools: of its environment: templates are proved with them.
@@ -254,7 +255,7 @@ def renderer_of(run: RunConfig, tools: Sequence[ToolSpec]) -> PromptRenderer:
 
 
 def messages_of(observation: Observation) -> tuple[Message, ...]:
-    """Text is one user's message; token ids are none."""
+    """Messages of an observation: a text is one user message; token ids are none."""
     if isinstance(observation, np.ndarray) or is_empty(observation):
         return ()
     if isinstance(observation, str):
@@ -267,7 +268,7 @@ def described_tools(tools: Sequence[ToolSpec]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _as_users(messages: Messages) -> tuple[Message, ...]:
-    """Results of tools as the user's words, where a chat template has no role for them (Gemma's).
+    """Turn tool results into user messages, for chat templates without a role for them (Gemma's).
 
     What the user says besides is joined to them: roles alternate there.
     """

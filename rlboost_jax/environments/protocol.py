@@ -1,4 +1,4 @@
-"""What an environment is: it says what an episode begins with, and what follows each turn.
+"""Protocol of environments: what an episode begins with, and what follows each turn.
 
     environment = factory(**options)                # `environment.name` and `environment.options`
     observation = environment.reset(example, seed)
@@ -28,7 +28,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class Message(TypedDict, total=False):
-    """One message of a conversation, as chat templates take them."""
+    """One message of a conversation, in the form chat templates take."""
 
     role: str  # "system", "user", "tool"; "assistant" only in what an episode begins with
     content: str
@@ -44,7 +44,7 @@ Observation = str | Sequence[Message] | NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCall:
-    """A call that the policy asks for in a turn.
+    """A call that the policy requests in a turn.
 
     Attributes:
         key: names the call for good: equal for the same call of the same episode, in whichever
@@ -62,7 +62,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
-    """What a call came to. A failure is an observation like any other."""
+    """Result of a call. A failure is an observation like any other."""
 
     call: ToolCall
     content: str
@@ -71,7 +71,7 @@ class ToolResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the policy sampled until it stopped.
+    """Tokens that the policy sampled until it stopped, and their content.
 
     Attributes:
         index: 0, 1, 2, … in the episode.
@@ -95,7 +95,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What follows a turn.
+    """An environment's answer to a turn.
 
     Attributes:
         observation: that the policy goes on with; nothing where the episode is done.
@@ -115,7 +115,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """Something that the policy may call; `rlboost_jax.environments.tools.tool` makes one.
+    """A function that the policy may call; `rlboost_jax.environments.tools.tool` makes one.
 
     Attributes:
         parameters: JSON schema of the arguments.
@@ -139,7 +139,7 @@ class Tool:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode. What may be there besides `reset` and `step`:
+    """One episode. Optional members besides `reset` and `step`:
 
     - `tools: Mapping[str, Tool]`, once it is reset. The calls of a turn are carried out side by
       side before `step` gets it, and the prompt says what the tools are if the chat template has a
@@ -156,7 +156,7 @@ class Environment(Protocol):
     def reset(
         self, example: Mapping[str, Any], seed: int, /
     ) -> Observation | Awaitable[Observation]:
-        """What the policy reads first.
+        """Return what the policy reads first.
 
         Args:
             example: a row of the data set, or {"index": i} without one.
@@ -165,6 +165,8 @@ class Environment(Protocol):
         ...
 
     def step(self, turn: Turn, /) -> Step | Awaitable[Step]:
-        """What follows a turn. What it raises is no fault of the policy's: see
-        `environment.on_failure`."""
+        """Return what follows a turn.
+
+        An exception is never the policy's fault: see `environment.on_failure`.
+        """
         ...

@@ -1,4 +1,4 @@
-"""What a tool returns as the text that the policy reads: a text as it is, all else as JSON.
+"""Conversion of a tool's result to the text that the policy reads: text as it is, else JSON.
 
 Numbers and arrays of NumPy and JAX are numbers and whole lists. NaN and infinities are null, as
 JSON has neither; bytes are base64. Nothing is ever shown as `str` or `repr` has it where those
@@ -38,7 +38,7 @@ class BadResult(TypeError):
 
 
 def text_of(result: Any, tool: str) -> str:
-    """Return what the policy reads of a call.
+    """Convert the result of a call to text.
 
     Args:
         tool: its name, for the error.
@@ -65,7 +65,7 @@ def text_of(result: Any, tool: str) -> str:
 
 
 def json_form(value: Any) -> Any:
-    """Return a value that msgspec does not know as one that it does; keys of dicts, too.
+    """Convert a value that msgspec does not know to one that it does; keys of dicts, too.
 
     Raises:
         TypeError: there is none.
@@ -103,7 +103,7 @@ def json_form(value: Any) -> Any:
 
 
 def _plain_time(value: Any) -> Any:
-    """As pandas' are; None: not a time."""
+    """Convert times such as pandas'; None if it is no time."""
     if value != value:
         return None
     if isinstance(value, datetime.timedelta):
@@ -112,6 +112,6 @@ def _plain_time(value: Any) -> Any:
 
 
 def _is_plain_key(value: Any) -> bool:
-    """msgspec asks for these as keys of a dict only."""
+    """Whether a key is plain; msgspec asks for keys of a dict only."""
     parts = value if type(value) is tuple else (value,)
     return all(type(part) in _PLAIN for part in parts)

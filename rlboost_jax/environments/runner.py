@@ -1,4 +1,4 @@
-"""One environment, from its making to its end: what is run of it, and what becomes of its calls.
+"""Runner of one environment, from its construction to its end, with its tool calls.
 
     runner = EpisodeRunner(make, ledger=…, time_limit_seconds=60)
     observation = await runner.reset(example, seed)
@@ -32,7 +32,7 @@ from rlboost_jax.environments.protocol import (
     Turn,
 )
 from rlboost_jax.environments.results import BadResult, text_of
-from rlboost_jax.settings.errors import suggestion
+from rlboost_jax.platform.mistakes import suggestion
 
 MOST_RESULT: Final = 2**20  # characters of a call's result, which no context has room for
 
@@ -41,18 +41,18 @@ KnownCall = Literal["new", "begun"] | ToolResult
 
 
 class EnvironmentFailed(RuntimeError):
-    """It raised, was late, or answered what is no answer. It can be made again."""
+    """The environment raised, was late, or gave an invalid answer. It can be made again."""
 
 
 class OutcomeUnknown(EnvironmentFailed):
-    """A call was begun, nobody knows whether it was carried out, and it must not be twice."""
+    """A call was begun, its outcome is unknown, and it must not be repeated."""
 
 
 class CallLedger(Protocol):
-    """Remembers calls, so that none is carried out twice."""
+    """Record of calls, so that none is carried out twice."""
 
     async def begin(self, calls: Sequence[ToolCall], lasting: Sequence[bool]) -> list[KnownCall]:
-        """What is known of each; those that are new count as begun from here on.
+        """Return what is known of each call; new ones count as begun from here on.
 
         Args:
             lasting: whether that a call was begun must outlive us, which of an idempotent one it
@@ -61,12 +61,12 @@ class CallLedger(Protocol):
         ...
 
     async def done(self, result: ToolResult) -> None:
-        """It is known from here on."""
+        """Record the result of a call."""
         ...
 
 
 class RememberedCalls:
-    """A ledger in memory."""
+    """Ledger in memory."""
 
     def __init__(self) -> None:
         self._known: dict[str, KnownCall] = {}
@@ -83,7 +83,7 @@ class RememberedCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped:
-    """A step, and the turn with its calls and their results."""
+    """A step, with its turn, the turn's calls and their results."""
 
     turn: Turn
     step: Step
@@ -107,16 +107,19 @@ class EpisodeRunner:
 
     @property
     def stuck(self) -> bool:
-        """Whether a thread is still with a call that was abandoned. It ends with the process."""
+        """Whether a thread is still in a call that was abandoned. It ends with the process."""
         return any(thread.busy for thread in self._late)
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """Those of the environment, once it is reset."""
+        """Tools of the environment, once it is reset."""
         return getattr(self._environment, "tools", None) or {}
 
     async def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
-        """What the policy reads first. Raises EnvironmentFailed."""
+        """Make and reset the environment; returns what the policy reads first.
+
+        Raises EnvironmentFailed.
+        """
         assert self._environment is None, "an environment has one episode"
         self._environment = await self._called("making it", self._make)
         said = await self._called("reset", self._environment.reset, example, seed)
@@ -134,9 +137,9 @@ class EpisodeRunner:
             raise EnvironmentFailed(f"reset: {error}") from None
 
     async def step(self, turn: Turn, *, key: str) -> Stepped:
-        """Carry its calls out, and have the environment answer.
+        """Carry out a turn's calls, and have the environment answer.
 
-        An environment with a method `calls` says itself what a turn calls: `calls(turn)` →
+        An environment with a method `calls` decides itself what a turn calls: `calls(turn)` →
         [ToolCall], for policies that speak no text.
 
         Args:
@@ -160,7 +163,7 @@ class EpisodeRunner:
             raise EnvironmentFailed(str(error)) from None
 
     async def close(self) -> None:
-        """End it; what it raises in doing so changes nothing any more."""
+        """Close the environment; what it raises then changes nothing any more."""
         environment, self._environment = self._environment, None
         if (close := getattr(environment, "close", None)) is not None:
             try:
@@ -177,7 +180,7 @@ class EpisodeRunner:
             raise EnvironmentFailed(f"{what}: {error}") from None
 
     async def _results(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
-        """Of each call, in their order. Raises OutcomeUnknown."""
+        """Results of the calls, in their order. Raises OutcomeUnknown."""
         sound = [call for call in calls if not call.problem and call.name in self.tools]
         lasting = [not self.tools[call.name].idempotent for call in sound]
         known = await self._ledger.begin(sound, lasting) if sound else []
@@ -229,7 +232,10 @@ class EpisodeRunner:
         return ToolResult(call=call, content=text.encode(errors="backslashreplace").decode())
 
     async def _outcome(self, tool: Tool, call: ToolCall) -> str | None:
-        """Of a call that may have been carried out; None: it was not. Raises OutcomeUnknown."""
+        """Outcome of a call that may have been carried out; None: it was not.
+
+        Raises OutcomeUnknown.
+        """
         place = f"tool {tool.name!r}, call {call.key}"
         if tool.outcome is None:
             raise OutcomeUnknown(
@@ -254,7 +260,7 @@ class EpisodeRunner:
 
 
 def _read(result: Any, tool: Tool) -> str:
-    """What the policy reads of a result. Raises EnvironmentFailed."""
+    """Convert a result to text. Raises EnvironmentFailed."""
     try:
         return text_of(result, tool.name)
     except BadResult as error:

@@ -1,4 +1,4 @@
-"""Tools out of functions.
+"""Tools made from functions.
 
     @tool(idempotent=True)
     def add(a: int, b: int) -> int:
@@ -20,18 +20,18 @@ import msgspec
 
 from rlboost_jax.environments.protocol import Tool
 from rlboost_jax.environments.results import text_of
-from rlboost_jax.settings.errors import suggestion
+from rlboost_jax.platform.mistakes import suggestion
 
 KEY: Final = "key"  # the parameter that gets the call's name
 TIME_LIMIT_SECONDS: Final = 60.0
 
 
 class BadTool(TypeError):
-    """A function that cannot be called by name with arguments out of JSON."""
+    """A function that cannot be called by name with JSON arguments."""
 
 
 class BadArguments(ValueError):
-    """Arguments that a tool does not take. The policy reads the message."""
+    """Arguments that a tool does not accept. The policy reads the message."""
 
 
 @overload
@@ -61,9 +61,9 @@ def tool(
     outcome: Callable[[str], str | None] | None = None,
     time_limit_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """A tool out of a function, plain or `async def`; also as a decorator.
+    """Make a tool from a function, plain or `async def`; also as a decorator.
 
-    What the function returns and is no text goes as JSON (`results.py`). See `Tool` for the
+    A result that is no text is converted to JSON (`results.py`). See `Tool` for the
     arguments.
 
     Raises:
@@ -100,7 +100,7 @@ def tool(
 
 
 def toolbox(*tools: Tool | Callable[..., Any]) -> dict[str, Tool]:
-    """An environment's `tools`, of tools and functions. Raises BadTool."""
+    """Build an environment's `tools` from tools and functions. Raises BadTool."""
     made = [each if isinstance(each, Tool) else tool(each) for each in tools]
     box = {each.name: each for each in made}
     if len(box) < len(made):
@@ -109,7 +109,7 @@ def toolbox(*tools: Tool | Callable[..., Any]) -> dict[str, Tool]:
 
 
 def _arguments(function: Callable[..., Any], called: str) -> tuple[bool, type[msgspec.Struct]]:
-    """Whether it takes the key, and a record of all other arguments."""
+    """Whether the function takes the key, and a record type of all other arguments."""
     try:
         signature = inspect.signature(function)
         annotated = function.func if isinstance(function, functools.partial) else function
@@ -137,7 +137,10 @@ def _arguments(function: Callable[..., Any], called: str) -> tuple[bool, type[ms
 
 
 def _default(value: Any) -> tuple[Any, ...]:
-    """() where there is none. Lists and the like are copied for each call, as msgspec asks."""
+    """Default of a parameter as (value,); () without one.
+
+    Lists and the like are copied for each call.
+    """
     if value is inspect.Parameter.empty:
         return ()
     if isinstance(value, list | dict | set) and value:
@@ -146,8 +149,10 @@ def _default(value: Any) -> tuple[Any, ...]:
 
 
 def _last(error: Exception) -> str:
-    """The last line of a message, which says what is wrong; those before say how msgspec's users
-    mend it."""
+    """Last line of a message, which says what is wrong.
+
+    The lines before it are for msgspec's users.
+    """
     return str(error).splitlines()[-1]
 
 
@@ -162,7 +167,7 @@ def _schema(record: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _checked(arguments: Mapping[str, Any], wanted: type[msgspec.Struct]) -> dict[str, Any]:
-    """As the function takes them. Raises BadArguments."""
+    """Convert arguments to the function's types. Raises BadArguments."""
     names = wanted.__struct_fields__
     for name in arguments:
         if name not in names:

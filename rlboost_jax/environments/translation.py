@@ -1,4 +1,4 @@
-"""From messages to questions, from decisions to answers and verdicts."""
+"""Conversion of messages to questions, and of decisions to answers and verdicts."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.environments.actions import EpisodeQuestion, Judge, Say
+from rlboost_jax.environments.actions import EpisodeQuestion, JudgeEpisode, Say
 from rlboost_jax.rewards.verdict import Account, CallMade, Verdict
 from rlboost_jax.sequences.identities import Work
 
@@ -16,9 +16,11 @@ COMPONENT: Final = "environment"  # of a reward
 SOLVED: Final = "solved"  # the metric that is an episode's accuracy, if it has one
 
 
-def verdict_of(judged: Judge) -> Verdict:
-    """An episode's reward is the sum over its turns; its accuracy is what it says of being solved,
-    or the reward."""
+def verdict_of(judged: JudgeEpisode) -> Verdict:
+    """Verdict on an episode: its reward is the sum over its turns.
+
+    Its accuracy is what it says of being solved, or the reward.
+    """
     rewards = tuple(turn.reward for turn in judged.turns)
     metrics = judged.turns[-1].metrics if judged.turns else {}
     reward = float(sum(rewards))
@@ -52,7 +54,7 @@ def question_of(
     finished: bool = False,
     stream: int = 0,
 ) -> EpisodeQuestion:
-    """Of a sequence after its prompt.
+    """Question about a sequence, from its tokens after the prompt.
 
     Args:
         runs: of its tokens, in turn sampled and given.
@@ -78,7 +80,8 @@ def _by_turn(logprobs: NDArray[np.float32], counts: Sequence[int]) -> tuple[byte
 
 
 def answer_of(work: Work, say: Say) -> messages.Answer:
-    """
+    """Convert a decision to the answer to a parked response.
+
     Args:
         work: of the episode.
     """

@@ -15,17 +15,16 @@ from pathlib import Path
 
 from absl import logging
 
-from rlboost_jax import usage
-from rlboost_jax.gateway.limits import GatewayLimits
-from rlboost_jax.gateway.opening import DEFAULT_TOKENS, Wanted, opened
-from rlboost_jax.settings.errors import ConfigError, Mistake
-from rlboost_jax.supervision import exits
+from rlboost_jax.gateway.gateway_limits import GatewayLimits
+from rlboost_jax.gateway.served_policy import DEFAULT_TOKENS, Wanted, opened
+from rlboost_jax.platform import command_parser, exits
+from rlboost_jax.platform.mistakes import ConfigError, Mistake
 
 _FOLDER = "rlboost-gateway"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from rlboost_jax.gateway.serving import Place, serve
+    from rlboost_jax.gateway.serving import ListenAddress, serve
 
     given = _parser().parse_args(arguments)
     logging.set_verbosity(logging.INFO if given.verbose else logging.ERROR)
@@ -39,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         concurrent="refuse" if given.refuse_concurrent else "queue",
         held_bytes=given.held_bytes,
     )
-    place = Place(
+    place = ListenAddress(
         host=given.host,
         port=given.port,
         folder=folder,
@@ -70,13 +69,15 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except (ConfigError, Mistake, OSError) as error:
-        print(f"error: {error}".replace("config.model.source", "--checkpoint"), file=sys.stderr)
+        if isinstance(error, ConfigError) and wanted.checkpoint:
+            error = error.under("--checkpoint")
+        print(f"error: {error}", file=sys.stderr)
         return exits.MISTAKE
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = usage.parser("gateway", __doc__)
+    parser = command_parser.parser("gateway", __doc__)
     parser.add_argument("--checkpoint", help="folder, or a name on the hub")
     parser.add_argument("--workdir", type=Path, help="folder of a run, finished or not")
     parser.add_argument("--step", type=int, help="updates made; the newest checkpoint otherwise")

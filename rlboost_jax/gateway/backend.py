@@ -1,15 +1,15 @@
-"""What samples for a gateway: the seam between HTTP and an engine, or a run."""
+"""Interface between HTTP and what samples: an engine, or a run."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlboost_jax.gateway.session import Ask, SampledTurn
+from rlboost_jax.gateway.gateway_session import Ask, SampledTurn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Tokens of a turn as they come, and the text that has become certain with them."""
+class TurnPiece:
+    """New tokens of a turn, and the text that has become final with them."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -18,7 +18,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What `/v1/models` says.
+    """Model as `/v1/models` describes it.
 
     Attributes:
         name: that calls name; "" in a call is taken for it.
@@ -43,10 +43,12 @@ class Backend(Protocol):
 
     model: Model
 
-    def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | SampledTurn]: ...
+    def turn(self, session: str, ask: Ask) -> AsyncIterator[TurnPiece | SampledTurn]: ...
 
     async def opened(self, session: str) -> Mapping[str, Any]:
-        """A client asks for a session. Returns what else it receives, such as an example.
+        """Handle a client's request for a session.
+
+        Returns what else it receives, such as an example.
 
         Raises:
             ApiError: there is none.
@@ -56,13 +58,13 @@ class Backend(Protocol):
     async def ended(
         self, session: str, reward: float | None, metrics: Mapping[str, float], reason: str
     ) -> None:
-        """A session is over, with the reward that was posted, if one was."""
+        """Handle the end of a session, with the reward that was posted, if one was."""
         ...
 
     def token_text(self, token: int) -> str | None:
-        """Of one token, special ones included; None: unknown here."""
+        """Text of one token, special ones included; None: unknown here."""
         ...
 
     def token_bytes(self, token: int) -> bytes | None:
-        """The bytes that one token stands for, maybe half a character; None: unknown here."""
+        """Bytes of one token, perhaps half a character; None: unknown here."""
         ...

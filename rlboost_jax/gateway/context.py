@@ -1,4 +1,4 @@
-"""The tokens of a session: what the policy has read and said, and what comes next.
+"""Tokens of a session: what the policy has read and sampled, and what comes next.
 
 Nothing that was sampled is ever decoded and encoded again: what a call adds goes behind it, as the
 chat template writes it. A conversation that cannot go on so begins another sequence.
@@ -14,13 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from rlboost_jax.chat.conversation import Continuation, Given, NewSequence, ParsedTurn
 from rlboost_jax.environments.observations import is_beyond
 from rlboost_jax.environments.protocol import Message
-from rlboost_jax.gateway.calls import Call, ChatCall
-from rlboost_jax.gateway.errors import CONTEXT_FULL, ApiError, invalid
-from rlboost_jax.gateway.session import Ask
+from rlboost_jax.gateway.api_errors import CONTEXT_FULL, ApiError, invalid
+from rlboost_jax.gateway.client_calls import Call, ChatCall
+from rlboost_jax.gateway.gateway_session import Ask
 
 
 class Chat(Protocol):
-    """What is needed of `rlboost_jax.chat.conversation.Conversation`."""
+    """Part of `rlboost_jax.chat.conversation.Conversation` that is needed here."""
 
     stop_ids: tuple[int, ...]
 
@@ -71,7 +71,7 @@ class Context:
         return sum(self.runs[::2])
 
     def with_given(self, tokens: Sequence[int]) -> "Context":
-        """What follows a turn; nothing where the turn goes on."""
+        """Append what follows a turn; nothing if the turn continues."""
         if not tokens:
             return self
         return replace(
@@ -86,7 +86,7 @@ class Context:
 
 
 def ahead_of(context: Context | None, ask: Ask, chat: Chat) -> Context:
-    """The sequence that a turn is sampled after.
+    """Sequence that a turn is sampled after.
 
     Args:
         context: up to the newest turn; None: there is none.
@@ -113,14 +113,16 @@ def ahead_of(context: Context | None, ask: Ask, chat: Chat) -> Context:
 
 
 def check_length(call: Call, slot_tokens: int) -> None:
-    """Raises ApiError for messages that are longer than any context, before anybody makes tokens
-    of them: for 16 MB that takes seconds, in which no other call is heard."""
+    """Raise ApiError for messages that are longer than any context, before they are tokenised.
+
+    For 16 MB that takes seconds, in which no other call is handled.
+    """
     if isinstance(call, ChatCall) and is_beyond([call.messages], slot_tokens):
         raise _full("far more tokens than fit", slot_tokens)
 
 
 def room_for(context: Context, slot_tokens: int, *, asked: int | None, most: int) -> int:
-    """Tokens that a turn may have.
+    """Number of tokens that a turn may have.
 
     Args:
         asked: by the call.

@@ -1,7 +1,7 @@
-"""An engine in a thread of its own, with continuous batching over all who ask.
+"""Thread that runs an engine, with continuous batching over all requests.
 
 The engine is not thread-safe: this thread alone touches it. Requests and cancellations wait in an
-inbox and are taken between two dispatches. What is yielded goes to the event loop of who asked.
+inbox and are taken between two dispatches. Tokens go to the event loop of the request.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlboost_jax.closing import ClosingThread
-from rlboost_jax.engine.dispatches import Dispatch
+from rlboost_jax.engine.dispatches import EngineDispatch
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.requests import RequestRejected
 from rlboost_jax.gateway.tenancy import Tenancy
 from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.platform.closing import ClosingThread
 
 
-class Yield(NamedTuple):
-    """What a dispatch has for one request."""
+class RequestYield(NamedTuple):
+    """Tokens of one dispatch for one request."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # of float32, which they are exactly
@@ -34,20 +34,20 @@ class EngineFailed(RuntimeError):
 
 
 @dataclass(eq=False)
-class Stream:
-    """What one request yields, as its event loop reads it."""
+class TokenStream:
+    """Tokens of one request, as its event loop reads them."""
 
     request: GenerateRequest
     loop: asyncio.AbstractEventLoop
-    queue: "asyncio.Queue[Yield | Exception]" = field(default_factory=asyncio.Queue)
+    queue: "asyncio.Queue[RequestYield | Exception]" = field(default_factory=asyncio.Queue)
 
-    def put(self, item: "Yield | Exception") -> None:
+    def put(self, item: "RequestYield | Exception") -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads it
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
 
 class EngineThread(ClosingThread):
-    """Use as a context manager, or `close` it."""
+    """Owner of the engine. Use as a context manager, or `close` it."""
 
     def __init__(self, engine: Engine, tenancy: Tenancy | None = None) -> None:
         """
@@ -56,19 +56,19 @@ class EngineThread(ClosingThread):
         """
         super().__init__("gateway engine")
         self._engine, self._tenancy = engine, tenancy
-        self._arrived: list[Stream] = []
+        self._arrived: list[TokenStream] = []
         self._cancelled: set[int] = set()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, TokenStream] = {}
         self._failure: Exception | None = None
         self._thread.start()
 
-    def begin(self, request: GenerateRequest) -> Stream:
-        """Sample from now on. Called in an event loop, which gets all that is yielded.
+    def begin(self, request: GenerateRequest) -> TokenStream:
+        """Start to sample. Called in an event loop, which gets all tokens.
 
         Raises:
             EngineFailed.
         """
-        stream = Stream(request, asyncio.get_running_loop())
+        stream = TokenStream(request, asyncio.get_running_loop())
         with self._changed:
             if self._failure is not None or self._closed:
                 raise EngineFailed(f"the engine has ended: {self._failure or 'closed'}")
@@ -77,7 +77,7 @@ class EngineThread(ClosingThread):
         return stream
 
     def cancel(self, request_id: int) -> None:
-        """Stop, if it still runs. Whatever it yields later is for nobody."""
+        """Stop a request, if it still runs. Its later tokens are dropped."""
         with self._changed:
             self._cancelled.add(request_id)
             self._changed.notify()
@@ -104,7 +104,7 @@ class EngineThread(ClosingThread):
                 stream.put(EngineFailed(f"the engine has ended: {reason}"))
 
     def _take(self) -> bool:
-        """Wait for something to do; False: there is nothing more ever."""
+        """Wait for something to do; False: the thread is to end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or self._arrived or self._cancelled or self._streams
@@ -137,8 +137,8 @@ class EngineThread(ClosingThread):
         if self._tenancy is not None:
             self._tenancy.tell(self._engine.backlog)
 
-    def _ran(self, dispatch: Dispatch, before: dict[int, int], seconds: float) -> None:
-        """A dispatch is over.
+    def _ran(self, dispatch: EngineDispatch, before: dict[int, int], seconds: float) -> None:
+        """Report a finished dispatch to the tenancy.
 
         Args:
             before: the engine's backlog as it began.
@@ -155,16 +155,16 @@ class EngineThread(ClosingThread):
             self._tenancy.over(request_id)
         self._tell()
 
-    def _deliver(self, dispatch: Dispatch) -> None:
+    def _deliver(self, dispatch: EngineDispatch) -> None:
         finished = set(dispatch.finished)
         for request_id, found in _rows(dispatch):
             last = request_id in finished
             stream = self._streams.pop(request_id) if last else self._streams[request_id]
-            stream.put(Yield(*found, last))
+            stream.put(RequestYield(*found, last))
 
 
 def _rows(
-    dispatch: Dispatch,
+    dispatch: EngineDispatch,
 ) -> Iterator[tuple[int, tuple[tuple[int, ...], tuple[float, ...]]]]:
     ends = np.cumsum(dispatch.counts, dtype=np.int64)
     for request_id, count, end in zip(dispatch.request_ids, dispatch.counts, ends, strict=True):

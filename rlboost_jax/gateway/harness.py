@@ -1,4 +1,4 @@
-"""Somebody's program that drives an episode: one process, and all that it starts.
+"""External program that drives an episode: one process, and everything it starts.
 
 It knows an address and a token. It gets no more of our environment than any program needs, and
 ends with its episode: its process group is killed.
@@ -18,18 +18,17 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax.environments.results import json_form
-from rlboost_jax.host.starting import start_program
-from rlboost_jax.rewards.calls import prctl
+from rlboost_jax.platform.process_liveness import end_with_parent
+from rlboost_jax.platform.program_start import start_program
 
 KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "VIRTUAL_ENV", "PYTHONPATH")
-_PR_SET_PDEATHSIG: Final = 1
 _SHOWN: Final = 2000  # last characters of what it wrote to stderr
 _PART: Final = 2**16
 _MOST_VARIABLE: Final = 100_000  # characters; Linux takes 128 KiB
 
 
 class Harness:
-    """Made by `start`."""
+    """A running harness. Made by `start`."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: str, errors: int) -> None:
         self._process, self._folder = process, folder
@@ -52,7 +51,8 @@ class Harness:
         variables: Mapping[str, str],
         inside: bool,
     ) -> "Harness":
-        """
+        """Start the program.
+
         Args:
             inside: it runs in the folder that is made for it, else where this process does.
 
@@ -100,18 +100,18 @@ class Harness:
         return cls(process, folder, inlet)
 
     async def ended(self) -> int:
-        """Wait for its end; returns its exit code."""
+        """Wait for the program's end; returns its exit code."""
         code = await self._process.wait()
         self._read()
         return code
 
     @property
     def said(self) -> str:
-        """The end of what it wrote to stderr."""
+        """The end of the program's standard error."""
         return self._errors.strip()
 
     async def close(self) -> None:
-        """End it and all that it started."""
+        """End the program and everything it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
@@ -120,7 +120,7 @@ class Harness:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self) -> None:
-        """What there is by now."""
+        """Read the standard error written so far."""
         try:
             while self._pipe >= 0:
                 part = os.read(self._pipe, _PART)
@@ -137,4 +137,4 @@ class Harness:
 
 
 def _end_with_parent() -> None:
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(os.getppid())

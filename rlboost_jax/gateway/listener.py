@@ -1,4 +1,4 @@
-"""Where the harnesses of one environment process come to: one socket for all of its episodes.
+"""Listener for the harnesses of one environment process: one socket for all of its episodes.
 
 Programs that this process starts come by loopback, without TLS: each holds the token of one
 session, and nothing else is to be had there. Clients from outside come to a port of their own with
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.gateway import certificate
+from rlboost_jax.gateway import gateway_certificate
 from rlboost_jax.gateway.backend import Model
-from rlboost_jax.gateway.channel import Channels
-from rlboost_jax.gateway.limits import GatewayLimits
+from rlboost_jax.gateway.gateway_limits import GatewayLimits
+from rlboost_jax.gateway.harness_channel import Channels
 from rlboost_jax.gateway.serving import is_loopback, listening
 from rlboost_jax.gateway.sessions import Sessions
-from rlboost_jax.manager.service.addresses import names
-from rlboost_jax.manager.service.file_server.process import listening_socket
-from rlboost_jax.manager.service.run_files import token_of
+from rlboost_jax.trust.addresses import names
+from rlboost_jax.trust.run_files import token_of
+from rlboost_jax.weights.file_server.file_server_process import listening_socket
 
 # A run is in no hurry: a turn waits while the learner is busy. A harness that gives up waiting and
 # asks again gets the same turn.
@@ -34,14 +34,14 @@ LIMITS: Final = GatewayLimits(
 
 
 @dataclass(eq=False)
-class Listener:
+class HarnessListener:
     url: str
     channels: Channels
     sessions: Sessions
     _open: contextlib.AsyncExitStack
 
     async def forget(self, session: str) -> None:
-        """The session of an episode that is over."""
+        """Remove the session of an episode that is over."""
         with contextlib.suppress(Exception):  # it ended itself
             await self.sessions.end(self.sessions.find(session), "its episode is over")
 
@@ -52,8 +52,8 @@ _listeners = weakref.WeakKeyDictionary()
 
 async def listener_of(
     host: str, port: int, folder: str, *, model: str, outside: bool, hosts: tuple[str, ...] = ()
-) -> Listener:
-    """The one of this event loop; it listens from the first call on.
+) -> HarnessListener:
+    """Listener of this event loop; it listens from the first call on.
 
     Args:
         outside: clients come by themselves, with the gateway's own token.
@@ -66,20 +66,22 @@ async def listener_of(
     key = host, port, folder, model, outside, hosts
     if key not in here:
         here[key] = asyncio.ensure_future(_listener(host, port, folder, model, outside, hosts))
-    listener: Listener = await asyncio.shield(here[key])
+    listener: HarnessListener = await asyncio.shield(here[key])
     return listener
 
 
 async def _listener(
     host: str, port: int, folder: str, model: str, outside: bool, hosts: tuple[str, ...]
-) -> Listener:
+) -> HarnessListener:
     channels = Channels(Model(name=model, max_tokens=0, any_name=True, own_sampling=True))
     sessions = Sessions(channels, LIMITS)
     opened = contextlib.AsyncExitStack()
     if not outside:
         socket = listening_socket("127.0.0.1", 0)
         await opened.enter_async_context(listening(sessions, socket, token=None))
-        return Listener(f"http://127.0.0.1:{socket.getsockname()[1]}", channels, sessions, opened)
+        return HarnessListener(
+            f"http://127.0.0.1:{socket.getsockname()[1]}", channels, sessions, opened
+        )
     try:
         socket = listening_socket(host, port)
     except OSError as error:
@@ -89,10 +91,10 @@ async def _listener(
         ) from None
     place = Path(folder).absolute()
     token = token_of(place)
-    plain = is_loopback(host)
-    tls = None if plain else certificate.prepare(place, place / "authority", names(host))
-    await opened.enter_async_context(
-        listening(sessions, socket, token=token, tls=tls, hosts=(*names(host), *hosts))
-    )
+    plain, hosts = is_loopback(host), (*names(host), *hosts)
+    tls = None if plain else gateway_certificate.prepare(place, place / "authority", hosts)
+    await opened.enter_async_context(listening(sessions, socket, token=token, tls=tls, hosts=hosts))
     scheme = "http" if plain else "https"
-    return Listener(f"{scheme}://{host}:{socket.getsockname()[1]}", channels, sessions, opened)
+    return HarnessListener(
+        f"{scheme}://{host}:{socket.getsockname()[1]}", channels, sessions, opened
+    )

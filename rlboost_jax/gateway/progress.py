@@ -1,15 +1,15 @@
-"""A turn in the making, and all who wait for it."""
+"""A turn being sampled, and the calls that wait for it."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
-from rlboost_jax.gateway.backend import Piece
-from rlboost_jax.gateway.errors import ApiError
-from rlboost_jax.gateway.session import AnsweredTurn
+from rlboost_jax.gateway.api_errors import ApiError
+from rlboost_jax.gateway.backend import TurnPiece
+from rlboost_jax.gateway.gateway_session import AnsweredTurn
 
 
-class Progress:
-    """Made once for a turn; any number of calls may follow it, from its first token on."""
+class TurnProgress:
+    """One turn; any number of calls may follow it, from its first token on."""
 
     def __init__(self, turn: int, created: int) -> None:
         """
@@ -18,11 +18,11 @@ class Progress:
             created: Unix seconds, which its answers name.
         """
         self.turn, self.created = turn, created
-        self._pieces: list[Piece] = []
+        self._pieces: list[TurnPiece] = []
         self._end: AnsweredTurn | ApiError | None = None
         self._changed = asyncio.Event()
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TurnPiece) -> None:
         self._pieces.append(piece)
         self._wake()
 
@@ -31,15 +31,15 @@ class Progress:
         self._wake()
 
     async def answered(self) -> AnsweredTurn:
-        """Raises the ApiError that it ended with."""
+        """Wait for the turn. Raises the ApiError that it ended with."""
         while self._end is None:
             await self._changed.wait()
         if isinstance(self._end, ApiError):
             raise self._end
         return self._end
 
-    async def pieces(self, beat_seconds: float) -> AsyncIterator[Piece | None]:
-        """All there are, until the turn is over; None where there is none for so long."""
+    async def pieces(self, beat_seconds: float) -> AsyncIterator[TurnPiece | None]:
+        """Yield all pieces until the turn is over; None if none came for `beat_seconds`."""
         seen = 0
         while True:
             changed = self._changed

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlboost_jax.gateway.errors import invalid
+from rlboost_jax.gateway.api_errors import invalid
 from rlboost_jax.gateway.unread import UNSET
 
 # What would change what is sampled, with the only values that it may have.

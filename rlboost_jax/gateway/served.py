@@ -1,4 +1,4 @@
-"""Sessions of an engine in this process: a checkpoint, or a run's, that is served and not trained.
+"""Sessions of an engine in this process: a checkpoint, or a run's, that is served, not trained.
 
 A session's noise is named by its id: the same conversation in a session of the same id, on an
 engine of the same fingerprint, repeats bit for bit, whatever else is sampled.
@@ -15,12 +15,12 @@ from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.data.tokenizers import Tokenizer
 from rlboost_jax.engine.requests import RequestRejected
 from rlboost_jax.environments.protocol import Message
-from rlboost_jax.gateway.backend import Model, Piece
-from rlboost_jax.gateway.calls import Call, ChatCall
+from rlboost_jax.gateway.api_errors import failed, invalid
+from rlboost_jax.gateway.backend import Model, TurnPiece
+from rlboost_jax.gateway.client_calls import Call, ChatCall
 from rlboost_jax.gateway.context import Chat, Context, ahead_of, check_length, room_for
-from rlboost_jax.gateway.engine_thread import EngineFailed, EngineThread, Stream, Yield
-from rlboost_jax.gateway.errors import failed, invalid
-from rlboost_jax.gateway.session import Ask, Called, Finish, SampledTurn
+from rlboost_jax.gateway.engine_thread import EngineFailed, EngineThread, RequestYield, TokenStream
+from rlboost_jax.gateway.gateway_session import Ask, Called, Finish, SampledTurn
 from rlboost_jax.gateway.stops import before_stop, certain, stopped_after
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.sequences.endings import stopped
@@ -32,7 +32,7 @@ _LOOKS: Final = 16  # at a turn's text, as often as it doubles, while it is stre
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What is served.
+    """Policy that is served.
 
     Attributes:
         sampling: what calls do not say otherwise; its `max_tokens` is of no meaning here.
@@ -47,8 +47,8 @@ class Policy:
     turn_tokens: int = 0
 
 
-class Served:
-    """A `Backend`.
+class EngineBackend:
+    """Backend of an engine in this process.
 
     Args:
         chat: the model's conversations.
@@ -65,7 +65,7 @@ class Served:
         self.stop_texts = tokenizer.stop_strings.strings  # of any call
         self.model = Model(name=policy.name, max_tokens=policy.slot_tokens)
 
-    async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | SampledTurn]:
+    async def turn(self, session: str, ask: Ask) -> AsyncIterator[TurnPiece | SampledTurn]:
         call = ask.call
         check_length(call, self._policy.slot_tokens)
         try:
@@ -143,9 +143,9 @@ class Served:
 
 
 class _Turn:
-    """One turn in the making: its tokens, and what its text has come to."""
+    """A turn being sampled: its tokens and its text so far."""
 
-    def __init__(self, served: Served, call: Call, sampling: Sampling) -> None:
+    def __init__(self, served: EngineBackend, call: Call, sampling: Sampling) -> None:
         self._served, self._call, self._sampling = served, call, sampling
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -153,8 +153,8 @@ class _Turn:
         self.ended_by_text = False
         self.parsed: ParsedTurn
 
-    def take(self, found: Yield) -> Piece:
-        """Add tokens, up to a stop text. Returns what can be shown of them."""
+    def take(self, found: RequestYield) -> TurnPiece:
+        """Add tokens, up to a stop text. Returns the piece that can be shown."""
         tokens, logprobs, stops = found.tokens, found.logprobs, self._call.sampling.stop
         self._tokens += tokens
         self._logprobs += logprobs
@@ -164,7 +164,7 @@ class _Turn:
             tokens, logprobs = tokens[:left], logprobs[:left]
             del self._tokens[end:], self._logprobs[end:]
             self.ended_by_text = True
-        return Piece(tokens=tokens, logprobs=logprobs, text=self._new_text())
+        return TurnPiece(tokens=tokens, logprobs=logprobs, text=self._new_text())
 
     def sampled(self, context: Context, version: Version) -> SampledTurn:
         tokens, call = tuple(self._tokens), self._call
@@ -201,7 +201,7 @@ class _Turn:
         )
 
     def _new_text(self) -> str:
-        """What may be streamed. With tools nothing before the turn is over: it may be a call."""
+        """Text that may be streamed. With tools, none before the turn is over: it may be a call."""
         call = self._call
         if not isinstance(call, ChatCall) or not call.stream or call.tools:
             return ""
@@ -219,12 +219,12 @@ class _Turn:
 
 
 def asked_for(call: Call, calls: tuple[Called, ...]) -> tuple[Called, ...]:
-    """The calls of a turn that its client gets: the first one alone where it takes no more."""
+    """Calls of a turn that its client gets: only the first if it takes no more."""
     return calls if not isinstance(call, ChatCall) or call.parallel_tool_calls else calls[:1]
 
 
 def message_of(text: str, thinking: str, calls: Sequence[Called]) -> Message:
-    """A turn as a message of the conversation, as its client gives it back."""
+    """Turn as a message of the conversation, in the form its client sends back."""
     message = Message(role="assistant", content=text)
     if thinking:
         message["reasoning_content"] = thinking
@@ -241,11 +241,11 @@ def message_of(text: str, thinking: str, calls: Sequence[Called]) -> Message:
 
 
 def number_of(session: str) -> int:
-    """What names a session's noise: 32 bits of its id's digest."""
+    """Number that names a session's noise: 32 bits of its id's digest."""
     return int.from_bytes(hashlib.sha256(session.encode()).digest()[:4], "little")
 
 
-async def _next(stream: Stream) -> Yield:
+async def _next(stream: TokenStream) -> RequestYield:
     found = await stream.queue.get()
     if isinstance(found, RequestRejected):
         raise invalid(str(found))

@@ -12,25 +12,25 @@ from typing import Final
 
 from aiohttp import web
 
-from rlboost_jax.gateway import certificate
-from rlboost_jax.gateway.app import make_app
+from rlboost_jax.gateway import gateway_certificate
 from rlboost_jax.gateway.backend import Backend
-from rlboost_jax.gateway.limits import GatewayLimits, listener_limits
+from rlboost_jax.gateway.gateway_app import make_app
+from rlboost_jax.gateway.gateway_limits import GatewayLimits, listener_limits
 from rlboost_jax.gateway.sessions import Sessions
-from rlboost_jax.host.private_paths import own_folder
-from rlboost_jax.manager.service.addresses import for_other_hosts, names
-from rlboost_jax.manager.service.file_server.process import listening_socket
-from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
-from rlboost_jax.manager.service.run_files import token_of
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.page import host_mistakes
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.platform.private_paths import own_folder
+from rlboost_jax.settings.page_config import host_mistakes
+from rlboost_jax.trust.addresses import for_other_hosts, names
+from rlboost_jax.trust.gate import RUNNER_OPTIONS, Gate
+from rlboost_jax.trust.run_files import token_of
+from rlboost_jax.weights.file_server.file_server_process import listening_socket
 
 _LOOK_SECONDS: Final = 10.0  # for idle sessions, at most
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a gateway listens.
+class ListenAddress:
+    """Address and folders of a gateway.
 
     Attributes:
         folder: for its token and certificate.
@@ -47,7 +47,7 @@ class Place:
     allowed_hosts: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises ConfigError."""
+        """Validate the settings. Raises ConfigError."""
         if self.plain and not is_loopback(self.host):
             raise ConfigError(
                 f"--plain with --host={self.host}: tokens would cross the network as they are; "
@@ -58,9 +58,9 @@ class Place:
 
 
 async def serve(
-    backend: Backend, limits: GatewayLimits, place: Place, *, say: Callable[[str], None]
+    backend: Backend, limits: GatewayLimits, place: ListenAddress, *, say: Callable[[str], None]
 ) -> None:
-    """Until this process is asked to end.
+    """Serve until this process is asked to end.
 
     Raises:
         ConfigError, OSError: nobody can listen there, or keep secrets.
@@ -72,11 +72,11 @@ async def serve(
     listener = listening_socket(place.host, place.port)
     own_folder(place.folder, "--folder")
     token = token_of(place.folder)
+    hosts = (*names(place.host), *place.allowed_hosts)
     tls = None
     if not place.plain:
-        tls = certificate.prepare(place.folder, place.authorities, names(place.host))
+        tls = gateway_certificate.prepare(place.folder, place.authorities, hosts)
     port = listener.getsockname()[1]
-    hosts = (*names(place.host), *place.allowed_hosts)
     async with listening(Sessions(backend, limits), listener, token=token, tls=tls, hosts=hosts):
         scheme = "http" if place.plain else "https"
         address = (

@@ -1,4 +1,4 @@
-"""All sessions of a gateway: who may use which, and one turn of each at a time.
+"""All sessions of a gateway: access by token, and one turn of each at a time.
 
 A token opens one session. It is `<id>.<secret>`: the id finds the session, and the secret is
 compared in a time that does not depend on it.
@@ -14,12 +14,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rlboost_jax.gateway.backend import Backend, Piece
-from rlboost_jax.gateway.calls import Call
-from rlboost_jax.gateway.errors import ApiError, exhausted, failed, invalid, over
-from rlboost_jax.gateway.limits import MAX_QUEUED, GatewayLimits
-from rlboost_jax.gateway.progress import Progress
-from rlboost_jax.gateway.session import AnsweredTurn, Ask, SampledTurn, Session, UnderWay
+from rlboost_jax.gateway.api_errors import ApiError, exhausted, failed, invalid, over
+from rlboost_jax.gateway.backend import Backend, TurnPiece
+from rlboost_jax.gateway.client_calls import Call
+from rlboost_jax.gateway.gateway_limits import MAX_QUEUED, GatewayLimits
+from rlboost_jax.gateway.gateway_session import (
+    AnsweredTurn,
+    Ask,
+    GatewaySession,
+    SampledTurn,
+    UnderWay,
+)
+from rlboost_jax.gateway.progress import TurnProgress
 
 log: Final = logging.getLogger(__name__)
 
@@ -28,7 +34,8 @@ GATEWAY_ENDS: Final = "the gateway ends"
 
 @dataclass(eq=False)
 class OpenSession:
-    """
+    """An open session and its token.
+
     Attributes:
         token: opens it; shown to nobody but who has asked for it.
         touched: when it was last used, on the clock of `Sessions`.
@@ -36,18 +43,19 @@ class OpenSession:
 
     id: str
     token: str = field(repr=False)
-    state: Session
+    state: GatewaySession
     touched: float
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    progress: Progress | None = None
+    progress: TurnProgress | None = None
     task: "asyncio.Task[SampledTurn | ApiError] | None" = None
     queued: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a turn is made; FIFO
 
 
 class Sessions:
-    """
+    """All open sessions.
+
     Args:
         clock: seconds, of no matter which beginning.
         now: Unix seconds.
@@ -69,7 +77,7 @@ class Sessions:
         return len(self._open)
 
     def open(self, name: str = "") -> OpenSession:
-        """A session of its own.
+        """Open a new session.
 
         Args:
             name: that it is to have; "": one that is drawn.
@@ -89,7 +97,7 @@ class Sessions:
         session = OpenSession(
             id=name,
             token=f"{name}.{secrets.token_urlsafe(32)}",
-            state=Session(self.limits),
+            state=GatewaySession(self.limits),
             touched=self._clock(),
         )
         self._open[name] = session
@@ -100,7 +108,7 @@ class Sessions:
         return self._open.get(name) or self.open(name)
 
     def find(self, name: str) -> OpenSession:
-        """Raises ApiError."""
+        """Session of that name. Raises ApiError."""
         session = self._open.get(name)
         if session is None:
             raise ApiError(404, "no_such_session", f"no session {name[:100]!r} is open")
@@ -113,11 +121,11 @@ class Sessions:
         same = hmac.compare_digest(token.encode("utf-8", "surrogateescape"), expected.encode())
         return session if same else None
 
-    async def ask(self, session: OpenSession, call: Call, key: str = "") -> Progress:
-        """The turn that a call asks for: another, the one under way, or the newest once more.
+    async def ask(self, session: OpenSession, call: Call, key: str = "") -> TurnProgress:
+        """Turn that a call asks for: a new one, the one in progress, or the newest once more.
 
         Raises:
-            ApiError: none can be made. What goes wrong later is raised by `Progress.answered`.
+            ApiError: none can be made. What goes wrong later is raised by `TurnProgress.answered`.
         """
         session.touched = self._clock()
         if (progress := self._known(session, call, key)) is not None:
@@ -134,7 +142,7 @@ class Sessions:
                 )
                 session.lock.release()
                 return session.progress or _finished(decision, int(self._now()))
-            progress = session.progress = Progress(decision.turn, int(self._now()))
+            progress = session.progress = TurnProgress(decision.turn, int(self._now()))
             session.task = asyncio.create_task(self._made(session, decision, progress))
             # By a callback: a task that is cancelled before it has begun runs none of its lines.
             session.task.add_done_callback(lambda task: self._finish(session, progress, task))
@@ -144,7 +152,7 @@ class Sessions:
         return progress
 
     async def end(self, session: OpenSession, reason: str) -> None:
-        """No turn follows; what is under way is abandoned."""
+        """End a session; a turn in progress is abandoned."""
         if self._open.pop(session.id, None) is None:
             return
         session.state.end(reason)
@@ -154,7 +162,7 @@ class Sessions:
         await self.backend.ended(session.id, session.reward, session.metrics, reason)
 
     async def end_idle(self) -> None:
-        """Those that nobody has used for too long."""
+        """End the sessions that were unused for `idle_seconds`."""
         before = self._clock() - self.limits.idle_seconds
         for session in [s for s in self._open.values() if s.touched < before]:
             if not session.lock.locked():
@@ -164,7 +172,7 @@ class Sessions:
         for session in list(self._open.values()):
             await self.end(session, GATEWAY_ENDS)
 
-    def _known(self, session: OpenSession, call: Call, key: str) -> Progress | None:
+    def _known(self, session: OpenSession, call: Call, key: str) -> TurnProgress | None:
         match session.state.known(call, key):
             case None:
                 return None
@@ -187,9 +195,9 @@ class Sessions:
             )
 
     async def _made(
-        self, session: OpenSession, ask: Ask, progress: Progress
+        self, session: OpenSession, ask: Ask, progress: TurnProgress
     ) -> SampledTurn | ApiError:
-        """One turn, or why there is none."""
+        """Sample one turn, or return why that failed."""
         try:
             async with asyncio.timeout(self.limits.turn_seconds):
                 return await self._sampled(session, ask, progress)
@@ -207,10 +215,10 @@ class Sessions:
     def _finish(
         self,
         session: OpenSession,
-        progress: Progress,
+        progress: TurnProgress,
         task: "asyncio.Task[SampledTurn | ApiError]",
     ) -> None:
-        """However a turn ends, who waits for it hears of it once, and the next may begin."""
+        """Complete a turn, however it ends: its waiters are told once, and the next may begin."""
         made = _abandoned(session.state.over) if task.cancelled() else task.result()
         if isinstance(made, ApiError):
             session.state.failed()
@@ -220,11 +228,11 @@ class Sessions:
         session.touched = self._clock()
         session.lock.release()
 
-    async def _sampled(self, session: OpenSession, ask: Ask, progress: Progress) -> SampledTurn:
+    async def _sampled(self, session: OpenSession, ask: Ask, progress: TurnProgress) -> SampledTurn:
         turn = self.backend.turn(session.id, ask)
         async with contextlib.aclosing(turn) as items:  # type: ignore[type-var]
             async for item in items:
-                if isinstance(item, Piece):
+                if isinstance(item, TurnPiece):
                     progress.add(item)
                 else:
                     return item
@@ -232,13 +240,15 @@ class Sessions:
 
 
 def _abandoned(reason: str) -> ApiError:
-    """Of a turn whose session ended first. Another gateway may take the call, nobody an episode
-    that is over."""
+    """Error for a turn whose session ended first.
+
+    Another gateway may take the call, but none can continue an episode that is over.
+    """
     return failed(reason, "session_over") if reason == GATEWAY_ENDS else over(reason)
 
 
-def _finished(answered: AnsweredTurn, created: int) -> Progress:
-    progress = Progress(answered.turn, created)
+def _finished(answered: AnsweredTurn, created: int) -> TurnProgress:
+    progress = TurnProgress(answered.turn, created)
     progress.finish(answered)
     return progress
 

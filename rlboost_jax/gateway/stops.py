@@ -1,4 +1,4 @@
-"""Text of a turn while it is sampled: where a stop text ends it, and what of it is certain."""
+"""Text of a turn while it is sampled: where a stop text ends it, and how much of it is final."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ _UNFINISHED: Final = "\ufffd"
 def stopped_after(
     tokens: Sequence[int], new: int, stops: Sequence[str], decode: Decode
 ) -> int | None:
-    """How many of `tokens` there are when a stop text is complete; None: none is.
+    """Number of `tokens` with which a stop text is complete; None if none is.
 
     Args:
         new: the last ones, with which it must be complete.
@@ -30,13 +30,13 @@ def stopped_after(
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
-    """Up to the first stop text in it."""
+    """Text up to the first stop text in it."""
     ends = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
 
 def certain(text: str, stops: Sequence[str]) -> str:
-    """The beginning of a turn's text so far that no later token changes.
+    """Beginning of a turn's text that no later token changes.
 
     White space at the end may be cut off, bytes may be a character's first, a mark may be one of a
     call or of thinking, and the end may be the beginning of a stop text.

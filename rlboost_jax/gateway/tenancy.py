@@ -1,4 +1,4 @@
-"""An engine that shares its device with a rollout server, and tells that one what it owes.
+"""Reports of an engine that shares its device with a rollout server, to that server.
 
 The other side of `rlboost rollout --budget_socket`: a promise of latencies, and after everything
 that changes it the queue: when the next token of each request is due, and how long the device has
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.closing import ClosingThread
 from rlboost_jax.engine.costs import Costs
-from rlboost_jax.rollout.sharing.protocol import (
+from rlboost_jax.platform.closing import ClosingThread
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.rollout.sharing.tenant_protocol import (
     MAX_DUES,
     BudgetOrder,
     OrderRefused,
     Promise,
-    Queue,
+    TenantQueue,
     decode_answer,
     encode_line,
 )
-from rlboost_jax.settings.errors import ConfigError
 
 _ANSWER_SECONDS: Final = 10.0
 _ALL_ROWS: Final = 1  # of decode steps: whatever they are, one cost
@@ -33,7 +33,7 @@ _ALL_ROWS: Final = 1  # of decode steps: whatever they are, one cost
 
 @dataclass(frozen=True, kw_only=True)
 class Owed:
-    """One request's next token."""
+    """Next token of one request."""
 
     due: float  # seconds, on our clock
     first: bool
@@ -42,7 +42,8 @@ class Owed:
 def dues(
     backlog: Mapping[int, int], owed: Mapping[int, Owed], costs: Costs, token_rows: int, now: float
 ) -> tuple[tuple[float, float, bool], ...]:
-    """What `Queue` says: seconds until due, seconds needed before, whether it is a first token.
+    """Entries of `TenantQueue`: seconds until due, seconds needed before, whether it is a first
+    token.
 
     A program with prefill has `token_rows` rows; each request that samples takes one of them. As
     long as there is prefill, every program has some.
@@ -65,7 +66,7 @@ def dues(
 
 
 class Tenancy(ClosingThread):
-    """Use as a context manager, or `close` it."""
+    """Connection to the rollout server. Use as a context manager, or `close` it."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Tenancy(ClosingThread):
         token_rows: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Say what is promised, and take what was ordered.
+        """Connect, send the promise, and order the budget.
 
         Args:
             budget: what the server is to be left; None: as much as it has.
@@ -108,12 +109,12 @@ class Tenancy(ClosingThread):
         self._thread.start()
 
     def arrived(self, request_id: int) -> None:
-        """A request has come."""
+        """Record a request that has arrived."""
         due = self._clock() + self._promise.first_token_seconds
         self._owed[request_id] = Owed(due=due, first=True)
 
     def ran(self, yielded: Iterable[int], *, prefilled: bool, steps: int, seconds: float) -> None:
-        """A program has, and given tokens to these.
+        """Record a finished program, which yielded tokens to these requests.
 
         Args:
             prefilled: it ran known tokens too.
@@ -132,14 +133,14 @@ class Tenancy(ClosingThread):
         self._owed.pop(request_id, None)
 
     def tell(self, backlog: Mapping[int, int]) -> None:
-        """Say what is to be done now."""
+        """Send the queue of work."""
         found = dues(backlog, self._owed, self._costs, self._rows, self._clock())
         with self._changed:
-            self._unsaid = encode_line(Queue(dues=found)) + b"\n"
+            self._unsaid = encode_line(TenantQueue(dues=found)) + b"\n"
             self._changed.notify()
 
     def _run(self) -> None:
-        """A server that does not listen holds up nobody but this thread."""
+        """Send in a thread: a server that does not read blocks nothing but this thread."""
         with self._socket, contextlib.suppress(OSError):
             while True:
                 with self._changed:

@@ -26,8 +26,10 @@ def unread(value: Any, known: Collection[str], place: str = "") -> tuple[str, ..
 
 
 def unread_of_messages(messages: Any) -> tuple[str, ...]:
-    """List the unread fields of a call's messages and their parts, each name once; their kinds are
-    checked elsewhere."""
+    """List the unread fields of a call's messages and their parts, each name once.
+
+    Their kinds are checked elsewhere.
+    """
     found: dict[str, None] = {}
     for message in _objects(messages):
         known = _OF_ROLE.get(str(message.get("role")), _EVERY)

@@ -1,4 +1,4 @@
-"""What an update must be to be applied: whole, finite, and within the guards of the run.
+"""Conditions for applying an update: it is complete, finite, and within the run's guards.
 
 An update that is not ends the run before anything of it is kept: the parameters and the last
 checkpoint are those before the step. None is skipped: the parameters of step s have been updated
@@ -10,19 +10,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from rlboost_jax.learner.episodes.trajectory import Trajectory
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.settings.learner import LearnerConfig
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.settings.learner_config import LearnerConfig
 
 MOST_NAMED: Final = 4  # samples in a message
 _ROUNDING: Final = 2.0**-20  # of a float32 sum of ones, relative; exact below 2^24 tokens
 
 
 class StepNotWhole(RuntimeError):
-    """An update lacks a sample of its step, has one twice or one that is not of it."""
+    """An update lacks a sample of its step, has one twice, or has a foreign one."""
 
 
 class RewardsFailed(Mistake, RuntimeError):
-    """So many responses could not be judged that an update would teach something else."""
+    """More responses could not be judged than an update tolerates."""
 
 
 class NotFinite(Mistake, RuntimeError):
@@ -41,7 +41,7 @@ def check_whole(
     prompts: Collection[int],
     group_size: int,
 ) -> None:
-    """Raise StepNotWhole unless this is each sample of these prompts once, all of the version."""
+    """Raise StepNotWhole unless each sample of these prompts is there once, all of the version."""
     times = Counter((t.prompt, t.sample) for t in trajectories)
     wanted = {(p, p * group_size + place) for p in prompts for place in range(group_size)}
     faults = {
@@ -65,7 +65,7 @@ def check_judged(
     tolerated: float,
     checkpoint: Callable[[], int | None],
 ) -> None:
-    """Raise RewardsFailed where more than this share of the responses have no proper reward."""
+    """Raise RewardsFailed if more than this share of the responses have no proper reward."""
     failed = [t for t in trajectories if t.reward_faults]
     if len(failed) > tolerated * len(trajectories):
         name, why = next(iter(failed[0].reward_faults.items()))
@@ -77,7 +77,7 @@ def check_judged(
 
 
 def check_counted(trajectories: Iterable[Trajectory], tokens: float, *, step: int) -> None:
-    """Raise StepNotWhole where the gradients are not of just the sampled tokens of these.
+    """Raise StepNotWhole unless the gradients cover exactly the sampled tokens of these.
 
     Args:
         tokens: that the gradients' micro-batches counted, a float32 sum.

@@ -1,4 +1,4 @@
-"""The training loop: begin what is due, train what streams in, update, publish, again.
+"""The training loop: begin due batches, train on what streams in, update, publish, repeat.
 
 A version is published at the end of the step that made it, so that servers fetch it while
 the row is written and the checkpoint begun. Only then does the next step begin, with the
@@ -19,32 +19,32 @@ from functools import partial
 from typing import Any
 
 from rlboost_jax import messages
-from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.data.prompt_stream import PromptStream
 from rlboost_jax.learner.checkpoints.extra import checkpoint_extra
-from rlboost_jax.learner.episodes.judging import JudgingLines, shown
-from rlboost_jax.learner.episodes.samples import sample_rows, samples_due
+from rlboost_jax.learner.episodes.shown_samples import sample_rows, samples_due
 from rlboost_jax.learner.episodes.trajectory import trajectories_digest
 from rlboost_jax.learner.evaluation.measurement import Score
 from rlboost_jax.learner.evaluation.scoring import Scoring
-from rlboost_jax.learner.metrics import (
+from rlboost_jax.learner.kept_versions import held_here
+from rlboost_jax.learner.open_batch import OpenBatch
+from rlboost_jax.learner.session import Session
+from rlboost_jax.learner.step_metrics import (
     episode_metrics,
     lag_metrics,
     policy_metrics,
     report_metrics,
     score_metrics,
 )
-from rlboost_jax.learner.open_batch import OpenBatch
-from rlboost_jax.learner.session import Session
-from rlboost_jax.learner.stream.driver import drive, drive_measurement
-from rlboost_jax.learner.stream.intake import MeasuredIntake
+from rlboost_jax.learner.stream.batch_intake import MeasuredIntake
+from rlboost_jax.learner.stream.fleet_pulse import FleetPulse
 from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.learner.stream.step_stream import StreamTimes
-from rlboost_jax.learner.stream.waiting import FleetPulse
+from rlboost_jax.learner.stream.stream_driver import drive, drive_measurement
 from rlboost_jax.learner.update.batch import BatchUpdate
-from rlboost_jax.learner.versions import held_here
+from rlboost_jax.learner.wait_lines import LearnerWork, WaitLines, shown
 from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params
-from rlboost_jax.observe.spans import traced
+from rlboost_jax.observe.span_recorder import traced
 from rlboost_jax.sequences.identities import Batch, Version
 
 LANE = "learner"  # of this thread in a profile
@@ -54,7 +54,7 @@ class TrainingLoop:
     """The steps of a run, one after the other."""
 
     def __init__(self, session: Session):
-        """Publishes the versions that the first batches are sampled from."""
+        """Publish the versions that the first batches are sampled from."""
         run, exercises = session.run, session.exercises
         self._session, self._run, self._spans = session, run, session.spans
         self.state = session.state
@@ -76,7 +76,7 @@ class TrainingLoop:
             stop_ids=tuple(exercises.stop_ids),
             stops=exercises.stops,
         )
-        self._waited = FleetPulse(lambda: session.link.status)
+        self._waited = FleetPulse(lambda: session.link.status, lambda: session.unscored)
         self._lag = lag_of(run)
         self._used = session.prompts_used
         self._window: messages.WindowState | None = None  # after the last step
@@ -191,8 +191,8 @@ class TrainingLoop:
             self._session.checkpoints.save(step, self.state, extra, versions)
 
     @traced("evaluate", LANE)
-    def final_score(self) -> Score | None:
-        """Of the parameters after the last update; None where nothing is evaluated."""
+    def final_score(self) -> tuple[Score, messages.BatchReport] | None:
+        """Return the score after the last update with the manager's report; None if unmeasured."""
         session, link = self._session, self._session.link
         measurement = self._scoring.of_last_version()
         if measurement is None:
@@ -224,13 +224,13 @@ class TrainingLoop:
             check=session.followers.checking_heldout(partial(learner.check, params, heldout=True)),
             waited=self._waited,
         )
-        link.trained(
+        report = link.trained(
             messages.BatchTrained(batch=Batch(version), train_wait_seconds=0.0, train_seconds=0.0)
         )
-        return self._scoring.score(measurement)
+        return self._scoring.score(measurement), report
 
     def _begin(self, oldest: Batch) -> None:
-        """Have all batches begin that are due while `oldest` is trained on."""
+        """Begin all batches that are due while `oldest` is trained on."""
         self._load()
         for batch in self._lag.open_at(oldest):
             if batch in self._open:
@@ -248,13 +248,22 @@ class TrainingLoop:
             )
 
     def _stream(self, batch: OpenBatch, update: BatchUpdate) -> StreamTimes:
-        """Take a batch in, and what comes for those after it."""
+        """Receive a batch and train on it, while later open batches receive theirs too."""
         session, followers = self._session, self._session.followers
         followers.begin(batch.batch, batch.version)
         train = followers.leading(update.train)
         check = followers.checking(update.check)
         check_heldout = followers.checking_heldout(update.check_heldout)
-        lines = JudgingLines(f"step {batch.batch}", batch.collector)
+        work, number = LearnerWork(), update.micro_batches.num_micro_batches
+        train = work.named(lambda index, _: f"micro-batch {index + 1} of {number}", train)
+        check = work.named(lambda _: "a check of tokens", check)
+        check_heldout = work.named(lambda _: "a check of held-out tokens", check_heldout)
+        lines = WaitLines(
+            f"step {batch.batch}",
+            batch.collector,
+            work=work,
+            unpublished=lambda: session.publisher.unwritten,
+        )
         with self._spans.span("stream", LANE), shown(lines, session.note):
             times = drive(
                 batch.intake,
@@ -304,7 +313,7 @@ class TrainingLoop:
         return seconds
 
     def _publish_kept(self, version: Version, *, oldest_batch: Batch) -> None:
-        """An older version, once more: a resumed run may find no snapshot of it."""
+        """Publish an older version again: a resumed run may find no snapshot of it."""
         followers, host_params = self._session.followers, self._versions.params(version)
         if followers:
             followers.write(str(version))
@@ -325,8 +334,9 @@ class TrainingLoop:
         return self._versions.digest(version)
 
     def _load(self) -> None:
-        """Give the reserved engines the newest version. With a lag they take what the manager
-        announces to each, from `Session.versions`."""
+        """Load the newest version into the reserved engines. With a lag they take what the manager
+        announces to each, from `Session.versions`.
+        """
         if self._lag.versions:
             return
         base = self._session.base

@@ -1,4 +1,4 @@
-"""One batch from its begin on: what the manager is asked for, and what has come of it.
+"""One open batch: the requests to the manager and the responses so far.
 
 With a lag several are open, and the oldest is trained on; see `stream/lag.py`.
 """
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import AskGroup, Prompt
-from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.data.prompt_stream import PromptStream
 from rlboost_jax.learner.episodes.collector import AskGroupAt, StepCollector
 from rlboost_jax.learner.evaluation.measurement import Measurement
 from rlboost_jax.learner.session import Session
+from rlboost_jax.learner.stream.batch_intake import BatchIntake
 from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
-from rlboost_jax.learner.stream.intake import Intake
 from rlboost_jax.learner.stream.micro_batches import micro_batches
 from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.sequences.identities import Batch, Version, Work
@@ -39,7 +39,7 @@ class OpenBatch:
         sampling: messages.Sampling,
         measurement: Measurement | None,
     ) -> None:
-        """Has the manager begin it. Raises StepTooLarge.
+        """Have the manager begin the batch. Raises StepTooLarge.
 
         Args:
             params_digest: of the version.
@@ -79,15 +79,19 @@ class OpenBatch:
             group_size=run.algorithm.group_size,
             ask=lambda episode: session.judge(self._prompts[episode.work.prompt], episode),
             ask_group=self._ask_group(session.exercises.ask_group),
+            ask_teacher=session.scores.ask
+            if session.scores is not None
+            else lambda trajectory: None,
             wake=session.link.wake,
             estimate=session.learner.estimates.of_group,
             routing=session.learner.policy.routing,
             note=session.note,
+            data_of=self._data_of,
         )
-        self.intake = Intake(self.stream, self.collector, measurement)
+        self.intake = BatchIntake(self.stream, self.collector, measurement)
 
     def extend(self, places: range) -> None:
-        """Have more prompts generated, named by their places from the cursor."""
+        """Request more prompts, named by their places from the cursor."""
         more = self._prompts_at(places)
         self._prompts.extend(more)
         self.collector.extend(prompt.tokens for prompt in more)
@@ -95,13 +99,17 @@ class OpenBatch:
         self._session.link.extend_batch(messages.ExtendBatch(batch=self.batch, prompts=requests))
 
     def _prompt_of(self, work: Work) -> Prompt | None:
-        """Of an episode; in any thread."""
+        """Prompt of an episode; callable in any thread."""
         if work.purpose == "evaluate":
             return self.measurement.prompt_of(work.prompt) if self.measurement else None
         return self._prompts[work.prompt] if work.prompt < len(self._prompts) else None
 
+    def _data_of(self, place: int) -> str:
+        source = self._prompts[place].source
+        return source.name if source else ""
+
     def _ask_group(self, ask: AskGroup | None) -> AskGroupAt | None:
-        """By the prompt's place in the batch."""
+        """Adapt `ask` to take the prompt's place in the batch."""
         if ask is None:
             return None
         return lambda prompt, responses, alone: ask(self._prompts[prompt], responses, alone)

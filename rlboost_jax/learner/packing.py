@@ -20,10 +20,10 @@ from jaxtyping import Bool, Float, Int, UInt
 
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.pytree import pytree
+from rlboost_jax.platform.mistakes import Mistake
 from rlboost_jax.sequences.identities import noise_seed
 from rlboost_jax.sequences.sequence import Sequence as Tokens
-from rlboost_jax.settings.algorithm import LossAggregation
-from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.algorithm_config import LossAggregation
 from rlboost_jax.settings.routing import Routing
 
 
@@ -53,6 +53,8 @@ class PackedBatch:
     old_logprobs: Float[np.ndarray, "R T"] | None = None
     old_values: Float[np.ndarray, "R T"] | None = None
     returns: Float[np.ndarray, "R T"] | None = None
+    teacher_logprobs: Float[np.ndarray, "R T"] | None = None
+    taught: Bool[np.ndarray, "R T"] | None = None  # a teacher scored the target
     routes: UInt[np.ndarray, "R T L A"] | None = None  # of the token, where they are replayed
 
 
@@ -66,7 +68,7 @@ def pack(
     routing: Routing | None = None,
     seed: int = 0,
 ) -> list[PackedBatch]:
-    """Batches that hold each sequence of each trajectory once.
+    """Pack each sequence of each trajectory once.
 
     With one length first-fit in the given order. With several first-fit from the longest
     sequence on: those that need long rows come first, and shorter ones fill up what room
@@ -94,7 +96,7 @@ def pack(
 
 
 def batch_shapes(rows: int, row_tokens: int, row_lengths: int) -> tuple[tuple[int, int], ...]:
-    """(rows, tokens of a row) of all batches there are, from the longest rows on.
+    """Shapes (rows, tokens of a row) of all batches, from the longest rows on.
 
     None has more tokens than the first, and all have a multiple of its rows.
     """
@@ -110,7 +112,7 @@ def fill(
     loss_aggregation: LossAggregation,
     routing: Routing | None = None,
 ) -> tuple[PackedBatch, list[Trajectory]]:
-    """One batch, first-fit in the given order, and the trajectories that found no room.
+    """Pack one batch first-fit in the given order; returns it and the trajectories without room.
 
     Args:
         trajectories: of one sequence each.
@@ -124,7 +126,7 @@ def fill(
 
 
 def empty(rows: int, row_tokens: int, routing: Routing | None = None) -> PackedBatch:
-    """A batch of nothing, for what is compiled before there is anything."""
+    """Batch without sequences, to compile programs with."""
     batch, _ = fill(
         [], rows=rows, row_tokens=row_tokens, loss_aggregation="token_mean", routing=routing
     )
@@ -132,7 +134,7 @@ def empty(rows: int, row_tokens: int, routing: Routing | None = None) -> PackedB
 
 
 def first_fit(lengths: Iterable[int], *, rows: int, capacity: int) -> list[int | None]:
-    """For each length the first row that still has room for it, or None."""
+    """Row for each length: the first that still has room for it, or None."""
     room = [capacity] * rows
     places = []
     for length in lengths:
@@ -149,7 +151,7 @@ def update_divisor(
     *,
     max_response_tokens: int = 0,
 ) -> int:
-    """What the token sums of a whole update are divided by; at least 1.
+    """Divisor of the token sums of a whole update; at least 1.
 
     Args:
         max_response_tokens: for the "constant" divisor, which is that many for each response,
@@ -170,8 +172,10 @@ def update_divisor(
 def by_sample(
     batches: Iterable[PackedBatch], values: Iterable[Float[np.ndarray, "_ _"]]
 ) -> dict[int, Float[np.ndarray, " _"]]:
-    """What was computed for packed targets: by sample, one value for each sampled token, through
-    all its sequences in order."""
+    """Values of packed targets by sample.
+
+    One value for each sampled token, through all sequences of the sample in order.
+    """
     parts: dict[int, dict[int, Float[np.ndarray, " _"]]] = {}
     for batch, array in zip(batches, values, strict=True):
         assert batch.samples is not None and batch.sequences is not None, "made by `pack`"
@@ -185,8 +189,8 @@ def by_sample(
     }
 
 
-class _Piece(NamedTuple):
-    """A sequence of a trajectory, which takes a place of its own."""
+class _PackedPiece(NamedTuple):
+    """A sequence of a trajectory, which is packed separately."""
 
     trajectory: Trajectory
     place: int  # among the trajectory's sequences
@@ -195,15 +199,15 @@ class _Piece(NamedTuple):
     num_sampled: int  # of all sequences together
 
 
-def _pieces(trajectory: Trajectory) -> list[_Piece]:
+def _pieces(trajectory: Trajectory) -> list[_PackedPiece]:
     pieces, start, everything = [], 0, trajectory.num_sampled
     for place, sequence in enumerate(trajectory.sequences):
-        pieces.append(_Piece(trajectory, place, sequence, start, everything))
+        pieces.append(_PackedPiece(trajectory, place, sequence, start, everything))
         start += sequence.num_sampled
     return pieces
 
 
-def _num_positions(piece: _Piece, row_tokens: int) -> int:
+def _num_positions(piece: _PackedPiece, row_tokens: int) -> int:
     length, sample = piece.sequence.trained_length, piece.trajectory.sample
     if length == 0:
         raise DoesNotFit(f"sample {sample}: no token was sampled; it needs at least one")
@@ -216,17 +220,17 @@ def _num_positions(piece: _Piece, row_tokens: int) -> int:
 
 
 def _filled(
-    pieces: Sequence[_Piece],
+    pieces: Sequence[_PackedPiece],
     shape: tuple[int, int],
     loss_aggregation: LossAggregation,
     routing: Routing | None,
     seed: int = 0,
-) -> tuple[PackedBatch, list[_Piece]]:
-    """One batch of so many rows and tokens of a row, and what found no room in it."""
+) -> tuple[PackedBatch, list[_PackedPiece]]:
+    """Fill one batch of this shape; returns it and the pieces without room."""
     rows, row_tokens = shape
     lengths = [_num_positions(piece, row_tokens) for piece in pieces]
-    members: list[list[_Piece]] = [[] for _ in range(rows)]
-    left: list[_Piece] = []
+    members: list[list[_PackedPiece]] = [[] for _ in range(rows)]
+    left: list[_PackedPiece] = []
     places = first_fit(lengths, rows=rows, capacity=row_tokens)
     for piece, row in zip(pieces, places, strict=True):
         (left if row is None else members[row]).append(piece)
@@ -234,7 +238,7 @@ def _filled(
 
 
 def _batch(
-    members: Sequence[Sequence[_Piece]],
+    members: Sequence[Sequence[_PackedPiece]],
     row_tokens: int,
     loss_aggregation: LossAggregation,
     routing: Routing | None,
@@ -260,6 +264,8 @@ def _batch(
         old_logprobs=zeros(np.float32),
         old_values=zeros(np.float32),
         returns=zeros(np.float32),
+        teacher_logprobs=zeros(np.float32),
+        taught=zeros(np.bool_),
         routes=None if routing is None else _first_experts((len(members), row_tokens), routing),
     )
     for row, pieces in enumerate(members):
@@ -270,7 +276,7 @@ def _batch(
 
 
 def _first_experts(positions: tuple[int, int], routing: Routing) -> UInt[np.ndarray, "R T L A"]:
-    """Routes for where there is no token: as good as any, and as long as all."""
+    """Placeholder routes for positions without a token."""
     experts = np.arange(routing.experts_per_token, dtype=routing.dtype)
     return np.tile(experts, (*positions, routing.num_layers, 1))
 
@@ -280,7 +286,7 @@ def _place(
     row: int,
     start: int,
     segment: int,
-    piece: _Piece,
+    piece: _PackedPiece,
     loss_aggregation: LossAggregation,
     seed: int,
 ) -> int:
@@ -312,7 +318,9 @@ def _place(
     if batch.routes is not None:
         assert sequence.routes is not None, "recorded of every token, see `FinishedRollout`"
         batch.routes[everything] = sequence.routes
-    for name in ("old_logprobs", "old_values", "returns"):
+    if t.teacher_logprobs is not None and batch.taught is not None:
+        batch.taught[sampled] = True
+    for name in ("old_logprobs", "old_values", "returns", "teacher_logprobs"):
         values = getattr(t, name)
         if values is not None:
             getattr(batch, name)[sampled] = values[own]
@@ -320,7 +328,7 @@ def _place(
 
 
 def _token_weight(num_sampled: int, loss_aggregation: LossAggregation) -> float:
-    """Of each token of a response in the sum that `update_divisor` divides."""
+    """Weight of each token of a response in the sum that `update_divisor` divides."""
     match loss_aggregation:
         case "sequence_mean":
             return 1 / num_sampled

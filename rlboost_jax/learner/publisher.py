@@ -18,14 +18,14 @@ from typing import Any
 
 import jax
 
-from rlboost_jax.host.exhaustion import exhausted
 from rlboost_jax.learner.checkpoints.base import Base
 from rlboost_jax.learner.processes.leader import Followers
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import Params
-from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.observe.span_recorder import Recorder
+from rlboost_jax.platform.disk_thread import STALL_SECONDS, DiskStalled, DiskThread
+from rlboost_jax.platform.exhaustion import exhausted
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.storage.disk_thread import STALL_SECONDS, DiskStalled, DiskThread
 from rlboost_jax.weights.pull import open_params
 from rlboost_jax.weights.snapshots import BASE, SnapshotStore
 
@@ -58,8 +58,9 @@ class Publisher:
         """
         self._store, self._announce, self._in_use = store, announce, in_use
         self._report, self._spans = report, spans or Recorder()
-        self._changed = threading.Condition()  # of the three below
+        self._changed = threading.Condition()  # of the four below
         self._pending: deque[_Item] = deque()
+        self._newest: Version | None = None  # that was submitted
         self._written: Manifest | None = None
         self._error: SnapshotNotWritten | None = None
         self._writer = DiskThread("publisher", stall_seconds=disk_seconds)
@@ -72,7 +73,7 @@ class Publisher:
         *,
         oldest: Version | None = None,
     ) -> None:
-        """Hand a version over, in place of older ones that the writer has not come to.
+        """Hand a version over, replacing older ones that the writer has not begun.
 
         Args:
             oldest: version that is still needed: it and those after it are written all the same,
@@ -89,13 +90,13 @@ class Publisher:
             new = _Item(
                 version=version, params=host_params, params_digest=params_digest, oldest=oldest
             )
-            self._pending = deque([*waiting, new])
+            self._pending, self._newest = deque([*waiting, new]), version
         self._writer.submit(
             self._write_next, f"version {version}", self._store.folder, size_bytes=_bytes(new)
         ).add_done_callback(self._ended)
 
     def open(self, version: Version) -> Params:
-        """The version submitted last, on disk: its arrays, not read yet.
+        """Open the arrays of the version submitted last, on disk and not read yet.
 
         Raises:
             SnapshotNotWritten
@@ -107,14 +108,19 @@ class Publisher:
             assert self._written is not None
             return open_params(Path(self._written.directory), self._written)
 
+    @property
+    def unwritten(self) -> Version | None:
+        """The version submitted last, until it is complete on disk; callable in any thread."""
+        return None if self._newest == _version(self._written) else self._newest
+
     def close(self) -> None:
-        """Wait for what is being written; what nobody has come to is not needed any more."""
+        """Wait for the version being written; those not begun are not needed any more."""
         with self._changed:
             self._pending.clear()
         self._writer.close()
 
     def _write_next(self) -> None:
-        """The oldest version that waits; nothing where a newer one has taken its place."""
+        """Write the oldest version that waits, unless a newer one has replaced it."""
         with self._changed:
             if not self._pending or self._error is not None:
                 return
@@ -144,7 +150,7 @@ class Publisher:
             self._fail(failure)
 
     def _fail(self, failure: SnapshotNotWritten) -> None:
-        """The first is raised where the next version is handed over or waited for."""
+        """Record a failure; the first is raised when the next version is submitted or awaited."""
         with self._changed:
             if self._error is not None:
                 return
@@ -156,7 +162,7 @@ class Publisher:
 def published_base(
     params: Params, followers: Followers, store: SnapshotStore, disk_seconds: float
 ) -> Base:
-    """Written for servers, once for all versions of this start. Raises DiskStalled."""
+    """Write the base for servers, once for all versions of this start. Raises DiskStalled."""
     followers.write(BASE)
     host_params = followers.host_copy(params)
     with DiskThread("base", stall_seconds=disk_seconds) as disk:

@@ -1,4 +1,4 @@
-"""What a run has once it has been prepared."""
+"""The objects of a prepared run."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,22 +9,23 @@ from rlboost_jax.learner.checkpoints.base import Base
 from rlboost_jax.learner.checkpoints.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.assembly import Judge, by_response
-from rlboost_jax.learner.episodes.environment import EpisodesLike
+from rlboost_jax.learner.episodes.run_environments import EpisodesLike
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
+from rlboost_jax.learner.fleet.score_requests import ScoreRequests
+from rlboost_jax.learner.kept_versions import KeptVersions
 from rlboost_jax.learner.processes.leader import Followers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.learner import Learner
-from rlboost_jax.learner.versions import Versions
 from rlboost_jax.observe.samples import SampleRow
-from rlboost_jax.observe.spans import Recorder
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.observe.span_recorder import Recorder
+from rlboost_jax.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """All that a training loop works with. What changes from step to step is the loop's own."""
+    """Objects that a training loop works with. What changes from step to step is the loop's own."""
 
     run: RunConfig
     exercises: Exercises
@@ -32,8 +33,9 @@ class Session:
     state: TrainState  # to begin with; the first update consumes it
     until: int | None = None  # the next step with other settings; None: there is none
     prompts_used: int = 0  # of the prompt stream, by the steps before
-    versions: Versions = field(default_factory=Versions)  # older ones; with a lag
+    versions: KeptVersions = field(default_factory=KeptVersions)  # older ones; with a lag
     base: Base | None = None  # of the adapters, where these are what is trained
+    scores: ScoreRequests | None = None  # what servers are asked about teachers
     episodes: EpisodesLike | None = None  # None: a response has one turn
     link: ManagerLink
     reserved: ReservedEngines
@@ -52,11 +54,16 @@ class Session:
         return self.episodes is not None
 
     @property
+    def unscored(self) -> int:
+        """Sequences that servers have yet to score for a teacher."""
+        return 0 if self.scores is None else len(self.scores)
+
+    @property
     def judge(self) -> Judge:
-        """Says what an episode is worth."""
+        """Function that judges an episode."""
         return self.episodes.judge if self.episodes else by_response(self.exercises)
 
     @property
     def turns(self) -> int:
-        """That a response may have."""
+        """Most turns of a response."""
         return self.episodes.turns if self.episodes else 1

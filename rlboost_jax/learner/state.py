@@ -1,4 +1,4 @@
-"""What training changes: parameters, optimizer state, number of updates."""
+"""The train state: parameters, optimizer state, number of updates."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,11 +12,11 @@ from jaxtyping import Array, Float, Int
 
 from rlboost_jax.learner.pytree import pytree
 from rlboost_jax.models.adapters import trained_part
+from rlboost_jax.models.parameter_sharding import laid_out, param_shardings, replicated
 from rlboost_jax.models.params import Params, abstract_params
-from rlboost_jax.models.sharding import laid_out, param_shardings, replicated
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.settings.learner import LearnerConfig
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.settings.learner_config import LearnerConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 HOST_MEMORY: Final = "pinned_host"  # as JAX calls it
 
@@ -30,7 +30,7 @@ class TrainState:
 
 
 class NoHostMemory(Mistake, ValueError):
-    """Moments are to lie where the devices cannot reach."""
+    """Moments are configured for host memory that the devices cannot access."""
 
 
 def learning_rate_schedule(
@@ -80,7 +80,7 @@ def make_optimizer(config: LearnerConfig, num_updates: int) -> optax.GradientTra
 
 
 def _kept_as(dtype: str, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same arithmetic in float32, with its memory rounded to `dtype` between updates."""
+    """The same optimizer in float32, with its state rounded to `dtype` between updates."""
     if dtype == "float32":
         return optimizer
 
@@ -125,7 +125,7 @@ def shardings_of(
     *,
     moment_memory: str,
 ) -> TrainState:
-    """The same of any tree of parameters.
+    """Shardings of a TrainState for any tree of parameters.
 
     Left to the compiler, the layout of the moments after an update may differ from the one
     before it, and the second update would be compiled again.
@@ -154,7 +154,7 @@ def shardings_of(
 
 
 def on_device(shardings: Any) -> Any:
-    """The same layout in the devices' own memory: where an update is computed."""
+    """The same shardings in the devices' own memory, where an update is computed."""
 
     def moved(leaf: NamedSharding) -> NamedSharding:
         return leaf.with_memory_kind("device") if leaf.memory_kind == HOST_MEMORY else leaf
@@ -179,7 +179,7 @@ def abstract_state(
     *,
     moment_memory: str = "device",
 ) -> TrainState:
-    """Shapes, dtypes and shardings of a TrainState: what a checkpoint is restored onto."""
+    """Shapes, dtypes and shardings of a TrainState that a checkpoint is restored onto."""
     shardings = state_shardings(model, optimizer, mesh, moment_memory=moment_memory)
     return abstract_of(trained_part(model, abstract_params(model)), optimizer, shardings)
 
@@ -187,7 +187,7 @@ def abstract_state(
 def abstract_of(
     shapes: Params, optimizer: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
-    """The same of parameters of these shapes."""
+    """Shapes, dtypes and shardings of a TrainState of parameters with these shapes."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         jax.eval_shape(lambda params: _fresh(params, optimizer), shapes),
@@ -220,7 +220,7 @@ def init_state(
 
 
 def _moved(leaf: Any, sharding: NamedSharding) -> Any:
-    """`jax.device_put`, which does not take host arrays to devices of other processes."""
+    """Place a leaf, like `jax.device_put`, which rejects devices of other processes."""
     if sharding.is_fully_addressable or not isinstance(leaf, np.ndarray):
         return jax.device_put(leaf, sharding)
     return laid_out(leaf, sharding)

@@ -1,13 +1,13 @@
-"""Keep a trainer going: start it, and start it again when it was killed, broke or stood still.
+"""Supervision of a trainer: start it, and restart it if it was killed, failed or stalled.
 
 Invariants: one trainer at a time, in a process group of its own; one that is complete, made a
 mistake or was asked to end is not started again; nor is one that failed too often in a row
-without getting any further. One that shows no progress for too long (`supervision/stalls.py`)
+without getting any further. One that shows no progress for too long (`platform/stalls.py`)
 writes down where its threads are and is ended, which counts as a failure. While none runs, the
 manager does, and with it the fleet: one that was killed as well is started again from its journal.
 When this process ends so has its trainer, and its manager.
 
-Source of the codes: `rlboost_jax/supervision/exits.py`.
+Source of the codes: `rlboost_jax/platform/exits.py`.
 """
 
 import os
@@ -21,16 +21,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from rlboost_jax.backoff import backoff_seconds
-from rlboost_jax.host import processes
 from rlboost_jax.learner.checkpoints.folders import broken_in, steps_in
 from rlboost_jax.learner.fleet.manager_process import ManagerNotStarted, ManagerProcess
-from rlboost_jax.manager.service.run_files import read_record
+from rlboost_jax.learner.workdir import is_held
 from rlboost_jax.observe.metrics import read_metrics
-from rlboost_jax.storage.workdir import is_held
-from rlboost_jax.supervision import exits, pulse
-from rlboost_jax.supervision.stacks import SIGNAL, stacks_path
-from rlboost_jax.supervision.stalls import Patience, after_look, bound_seconds
+from rlboost_jax.platform import exits, process_liveness, pulse
+from rlboost_jax.platform.backoff import backoff_seconds
+from rlboost_jax.platform.stacks import SIGNAL, stacks_path
+from rlboost_jax.platform.stalls import Patience, after_look, bound_seconds
+from rlboost_jax.trust.run_files import read_record
 
 FIRST_PAUSE_SECONDS: Final = 0.5  # before a restart; doubles with each start that came to nothing
 LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -44,52 +43,52 @@ PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a run has come; -1 where there is nothing of the kind."""
+class RunProgress:
+    """Steps a run has reached; -1 where there are none."""
 
     step: int = -1  # of the newest row
     checkpoint: int = -1  # the newest complete one
     complete: tuple[int, ...] = ()  # all complete ones
     broken: frozenset[int] = frozenset()  # those that a start has put aside
 
-    def beyond(self, other: "Progress") -> bool:
+    def beyond(self, other: "RunProgress") -> bool:
         return self.step > other.step or self.checkpoint > other.checkpoint
 
-    def joined(self, other: "Progress") -> "Progress":
-        """The farther of each: a restart takes rows out that it then writes again."""
+    def joined(self, other: "RunProgress") -> "RunProgress":
+        """The farther of each: a restart removes rows that it then writes again."""
         return replace(
             self,
             step=max(self.step, other.step),
             checkpoint=max(self.checkpoint, other.checkpoint),
         )
 
-    def went_back_from(self, before: "Progress") -> "Progress":
-        """Where the last start went on from, if it put checkpoints aside that counted before; else
-        `before`. The same checkpoint broken once more is no new start for a run."""
+    def went_back_from(self, before: "RunProgress") -> "RunProgress":
+        """Progress to which the last start went back by putting checkpoints aside; else `before`,
+        since the same checkpoint broken once more is no new start for a run."""
         fresh = self.broken - before.broken
         if not fresh:
             return before
         base = max((step for step in self.complete if step < min(fresh)), default=-1)
-        return Progress(step=base - 1, checkpoint=base)
+        return RunProgress(step=base - 1, checkpoint=base)
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What the starts so far came to."""
+    """Outcome of the starts so far."""
 
-    reached: Progress
+    reached: RunProgress
     fruitless: int = 0  # failures in a row after which the run was no further
 
 
 def after_end(
     history: History,
     code: int,
-    reached: Progress,
+    reached: RunProgress,
     *,
     max_restarts: int,
     first_pause_seconds: float = FIRST_PAUSE_SECONDS,
 ) -> tuple[History, float | None]:
-    """What to do about a trainer that has ended.
+    """Decide what to do about a trainer that has ended.
 
     Args:
         code: one of `exits`.
@@ -112,11 +111,11 @@ def after_end(
     )
 
 
-def progress_of(workdir: Path) -> Progress:
-    """Of the run in a folder, which may not be there yet."""
+def progress_of(workdir: Path) -> RunProgress:
+    """Progress of the run in a folder, which may not exist yet."""
     rows = [row["step"] for row in read_metrics(workdir) if isinstance(row.get("step"), int)]
     saved = steps_in(workdir / "checkpoints")
-    return Progress(
+    return RunProgress(
         step=max(rows, default=-1),
         checkpoint=max(saved, default=-1),
         complete=tuple(saved),
@@ -125,7 +124,7 @@ def progress_of(workdir: Path) -> Progress:
 
 
 class Supervisor:
-    """Starts a trainer, and again each time that it breaks.
+    """Starts a trainer, and restarts it each time that it fails.
 
     Args:
         command: of the trainer, which works in `workdir`.
@@ -166,7 +165,7 @@ class Supervisor:
         self._trainer: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        """Returns the exit code: that of the last trainer. To be called in the main thread."""
+        """Run trainers until no restart is due; returns the last exit code. Main thread only."""
         before = {number: signal.getsignal(number) for number in PASSED_ON}
         for number in PASSED_ON:
             if before[number] is not signal.SIG_IGN:  # nohup wants it ignored
@@ -200,7 +199,7 @@ class Supervisor:
                 return exits.by_signal(self._asked)
 
     def _train(self) -> int:
-        """One trainer from start to end; returns its exit code.
+        """Run one trainer from start to end; returns its exit code.
 
         In a group of its own: an interrupt in the terminal reaches it once, through us.
         """
@@ -223,7 +222,7 @@ class Supervisor:
             os.close(memory)
 
     def _watched(self, trainer: "subprocess.Popen[bytes]", memory: int) -> int:
-        """The exit code of a trainer, which is ended where it stands still."""
+        """Wait for a trainer, ending it if it stalls; returns its exit code."""
         patience, looked = self._patience.of_next_start(), time.monotonic()
         while (code := _code(trainer, self._watch_seconds)) is None:
             now = time.monotonic()
@@ -231,7 +230,7 @@ class Supervisor:
                 patience,
                 pulse.read_sign(memory),
                 now - looked,
-                stopped=processes.is_stopped(trainer.pid),
+                stopped=process_liveness.is_stopped(trainer.pid),
             )
             looked, bound = now, bound_seconds(patience, self._stall_seconds)
             if bound is not None and patience.still >= bound and not self._asked:
@@ -241,7 +240,7 @@ class Supervisor:
         return code
 
     def _end_standing(self, trainer: "subprocess.Popen[bytes]", patience: Patience) -> int:
-        """End a trainer that stands still; returns its exit code, that of a killed one."""
+        """End a stalled trainer; returns its exit code, that of a killed process."""
         self._note(
             f"the trainer shows no progress for {patience.still:.0f} s "
             f"({patience.phase or 'starting'}): it is ended; where its threads are is in "
@@ -261,7 +260,7 @@ class Supervisor:
         return code if over else exits.by_signal(signal.SIGKILL)
 
     def _gone(self, trainer: "subprocess.Popen[bytes]") -> int:
-        """The exit code of a trainer that was killed. The kernel may wait for a disk before."""
+        """Wait for a killed trainer, perhaps held by a disk; returns its exit code."""
         if _code(trainer, GONE_SECONDS) is None:
             self._note(
                 f"the trainer (process {trainer.pid}) was killed and is not gone: the system waits "
@@ -270,7 +269,7 @@ class Supervisor:
         return exits.of_process(trainer.wait())
 
     def _dumped(self, trainer: "subprocess.Popen[bytes]", before: int) -> int | None:
-        """Wait until it has written where it stands; its exit code if it has ended instead.
+        """Wait until it has written its stack traces; its exit code if it ended instead.
 
         Args:
             before: bytes that had been written.
@@ -289,7 +288,7 @@ class Supervisor:
             self._trainer.send_signal(number)  # nothing where it has ended
 
     def _wait(self, seconds: float) -> bool:
-        """See to the manager meanwhile; False as soon as this process is asked to end."""
+        """Wait, reviving the manager meanwhile; False as soon as this process is asked to end."""
         until, reviving = time.monotonic() + seconds, self._leads
         while not self._asked and time.monotonic() < until:
             reviving = reviving and self._revive_manager()
@@ -326,7 +325,7 @@ class Supervisor:
             self._dismiss_manager()
 
     def _dismiss_manager(self) -> None:
-        """Nobody comes back soon: the fleet need not be paid for until it sees that itself."""
+        """End the manager and its fleet, since no trainer will start soon."""
         record = read_record(self._workdir)
         if (
             self._leads and record is not None and not is_held(self._workdir)
@@ -335,7 +334,7 @@ class Supervisor:
 
 
 def _size(path: Path) -> int:
-    """In bytes; 0 of a file that cannot be looked at."""
+    """Bytes of a file; 0 if it cannot be read."""
     try:
         return path.stat().st_size
     except OSError:
@@ -343,7 +342,7 @@ def _size(path: Path) -> int:
 
 
 def _code(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
-    """Its exit code; None if it still runs after so long."""
+    """Exit code of a process; None if it still runs after `seconds`."""
     try:
         return exits.of_process(process.wait(seconds))
     except subprocess.TimeoutExpired:

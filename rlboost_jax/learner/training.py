@@ -1,36 +1,34 @@
-"""Set a run up, let its loop run, and take everything down again."""
+"""Set-up of a run, its loop, and its take-down."""
 
 import contextlib
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from rlboost_jax import compile_cache
-from rlboost_jax.environments.journal import FOLDER as FOLDER_OF_EPISODES
-from rlboost_jax.environments.journal import forget
-from rlboost_jax.host.garbage import seldom_collected
+from rlboost_jax.environments.environment_journal import FOLDER as FOLDER_OF_EPISODES
+from rlboost_jax.environments.environment_journal import forget
 from rlboost_jax.learner.checkpoints.forking import origin_to_begin_with
 from rlboost_jax.learner.compiling import show_compiles
-from rlboost_jax.learner.evaluation.measurement import Score
 from rlboost_jax.learner.loop import TrainingLoop
-from rlboost_jax.learner.processes.world import ALONE, World
+from rlboost_jax.learner.processes.process_group import ALONE, ProcessGroup
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.setup.complete import complete
 from rlboost_jax.learner.setup.makers import Makers, plan_of
-from rlboost_jax.learner.setup.opening import Opening
+from rlboost_jax.learner.setup.session_setup import SessionSetup
+from rlboost_jax.learner.step_metrics import final_metrics
 from rlboost_jax.models.collectives import add_in_order
 from rlboost_jax.observe.alert_process import check_alerts, start_alerts
-from rlboost_jax.observe.cost import Forecast
+from rlboost_jax.observe.cost import CostForecast
 from rlboost_jax.observe.diagnostics import Diagnostics
-from rlboost_jax.observe.metrics import read_metrics
-from rlboost_jax.observe.report import write_report
+from rlboost_jax.observe.html_report import write_report
+from rlboost_jax.observe.metrics import read_metrics, read_rows
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
-from rlboost_jax.settings.load import Origin, read_run_id
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.storage.disk_thread import DiskThread
-from rlboost_jax.supervision.pulse import PULSE
+from rlboost_jax.platform import compile_cache
+from rlboost_jax.platform.disk_thread import DiskThread
+from rlboost_jax.platform.garbage_collection import seldom_collected
+from rlboost_jax.platform.pulse import PULSE
+from rlboost_jax.settings.config_loading import Origin, read_run_id
+from rlboost_jax.settings.run_config import RunConfig
 
 T = TypeVar("T")
 
@@ -38,14 +36,15 @@ T = TypeVar("T")
 def run_training(
     run: RunConfig,
     path: str | Path,
-    world: World = ALONE,
+    world: ProcessGroup = ALONE,
     *,
     fork: str = "",
     makers: Makers | None = None,
     loop: Callable[[Session], TrainingLoop] = TrainingLoop,
 ) -> Summary:
-    """Train `run` in the folder `path`, going on where an earlier start ended. Of a complete run
-    nothing is started.
+    """Train `run` in the folder `path`, resuming an earlier start if there is one.
+
+    Returns at once if the run is complete.
 
     Args:
         world: the processes of this trainer; this one is number 0.
@@ -86,20 +85,20 @@ def run_training(
 def _session(
     run: RunConfig,
     path: Path,
-    world: World,
+    world: ProcessGroup,
     origin: Origin | None,
     makers: Makers,
     loop: Callable[[Session], TrainingLoop],
 ) -> Summary | None:
-    """Steps with the same settings, to the end of the run; None: there are others to do."""
+    """Run the steps that have the same settings; None if steps with other settings follow."""
     plan = plan_of(run, path, world, makers, origin)  # before the first device is touched
     with contextlib.ExitStack() as stack:
         with seldom_collected():
-            opened = Opening(plan, path, world, stack, makers).open()
+            opened = SessionSetup(plan, path, world, stack, makers).open()
         start_alerts(run.observe.alerts, opened.workdir.path)
         steps = loop(opened.session)
         before = read_metrics(path)
-        forecast, looked = Forecast(plan.run.num_steps, before), Diagnostics(plan.run, before)
+        forecast, looked = CostForecast(plan.run.num_steps, before), Diagnostics(plan.run, before)
         until = opened.session.until
         for step in range(opened.first, until or plan.run.num_steps):
             opened.profile.at(step)
@@ -114,10 +113,13 @@ def _session(
             opened.session.followers.again()
             opened.session.checkpoints.wait()
             return None
-        score = steps.final_score()
-        opened.session.checkpoints.wait()  # only then is nothing left to go on with
         place, done = opened.workdir.path, plan.run
-        summary = _on_disk(lambda: _summary(done, place, score), "summary", place, done)
+        if (found := steps.final_score()) is not None:
+            score, report = found
+            opened.trackers.evaluated(final_metrics(score, report, num_steps=done.num_steps))
+        opened.rows.written()
+        opened.session.checkpoints.wait()  # only then is nothing left to go on with
+        summary = _on_disk(lambda: _summary(done, place), "summary", place, done)
         opened.trackers.finish(summary)
         episodes = place / FOLDER_OF_EPISODES
         _on_disk(lambda: forget(episodes, done.num_steps), "answers", episodes, done)
@@ -125,21 +127,15 @@ def _session(
 
 
 def _on_disk(call: Callable[[], T], what: str, folder: Path, run: RunConfig) -> T:
-    """What is done at the end, on a disk that may hang as at any other time. Raises DiskStalled."""
+    """Do the final work on a disk that may hang, with a bound. Raises DiskStalled."""
     with DiskThread("the end", stall_seconds=run.checkpoint.disk_seconds) as disk:
         return disk.submit(call, what, folder).result()
 
 
-def _summary(run: RunConfig, path: Path, score: Score | None) -> Summary:
-    """Write `summary.json` from the rows of the run.
-
-    Args:
-        score: after the last update; the rows have it of the policies before.
-    """
+def _summary(run: RunConfig, path: Path) -> Summary:
+    """Write `summary.json` from the rows of the run."""
     summary = summarize(
-        read_metrics(path), reserved_price_per_hour=run.fleet.reserved_price_per_hour
+        read_rows(path), reserved_price_per_hour=run.fleet.as_billed().reserved_price_per_hour
     )
-    if score is not None and not math.isnan(score.accuracy):
-        summary = replace(summary, last_accuracy=score.accuracy)
     write_summary(path, summary)
     return summary

@@ -20,43 +20,49 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 from aiohttp import web
 
-from rlboost_jax import usage
-from rlboost_jax.host import processes
-from rlboost_jax.host.exhaustion import exhausted
-from rlboost_jax.host.private_paths import own_folder
 from rlboost_jax.manager.events import (
     Record,
     Shutdown,
 )
-from rlboost_jax.manager.limits import server_frame_bytes
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.service import authority
-from rlboost_jax.manager.service.addresses import (
-    for_other_hosts,
-    for_this_host,
-    names,
-    public,
-    settings_of,
-)
-from rlboost_jax.manager.service.app import make_app, manager_limits
 from rlboost_jax.manager.service.disk_writer import DiskWriter
-from rlboost_jax.manager.service.driver import Driver
-from rlboost_jax.manager.service.file_server.orders import Setup
-from rlboost_jax.manager.service.file_server.process import FileServer, listening_socket
-from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
-from rlboost_jax.manager.service.journal_files import Journal
-from rlboost_jax.manager.service.malloc import keep_small
-from rlboost_jax.manager.service.market import market, priced
+from rlboost_jax.manager.service.journal_files import JournalFiles
+from rlboost_jax.manager.service.manager_app import make_app, manager_limits
+from rlboost_jax.manager.service.manager_driver import Driver
+from rlboost_jax.manager.service.market_feed import market, priced
 from rlboost_jax.manager.service.observers import watches_of
-from rlboost_jax.manager.service.page.process import page_of
+from rlboost_jax.manager.service.page.page_process import page_of
 from rlboost_jax.manager.service.replay import parts_of
-from rlboost_jax.manager.service.run_files import (
+from rlboost_jax.manager.service.wall_clock import WallClock
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.observe.events_file import EventsWriter
+from rlboost_jax.platform import command_parser, process_liveness
+from rlboost_jax.platform.exhaustion import exhausted
+from rlboost_jax.platform.malloc import keep_small
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.platform.output_relay import speak_through_relay
+from rlboost_jax.platform.private_paths import own_folder
+from rlboost_jax.platform.shortage import meet_shortages
+from rlboost_jax.providers.base import Rendezvous
+from rlboost_jax.providers.log_files import remove_old_logs
+from rlboost_jax.providers.market import initial_capacity, market_events
+from rlboost_jax.providers.price_command import prices
+from rlboost_jax.providers.provider_choice import open_provider
+from rlboost_jax.settings.config_loading import read_run_config, read_run_id
+from rlboost_jax.settings.for_servers import sent_to_servers
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.trust import authority
+from rlboost_jax.trust.addresses import for_other_hosts, for_this_host, names, public, settings_of
+from rlboost_jax.trust.gate import RUNNER_OPTIONS, Gate
+from rlboost_jax.trust.peer_limits import server_frame_bytes
+from rlboost_jax.trust.run_files import (
     ALREADY_MANAGED,
     AlreadyManaged,
     ManagerRecord,
@@ -69,22 +75,11 @@ from rlboost_jax.manager.service.run_files import (
     recorded,
     trainer_folder,
 )
-from rlboost_jax.manager.service.shortage import meet_shortages
-from rlboost_jax.manager.service.wall_clock import WallClock
-from rlboost_jax.manager.settings import Settings
-from rlboost_jax.observe.events import EventsWriter
-from rlboost_jax.providers.base import Rendezvous
-from rlboost_jax.providers.choice import open_provider
-from rlboost_jax.providers.logs import remove_old_logs
-from rlboost_jax.providers.market import initial_capacity, market_events
-from rlboost_jax.providers.prices import prices
-from rlboost_jax.relay.start import speak_through_relay
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.settings.for_servers import sent_to_servers
-from rlboost_jax.settings.load import read_run_config, read_run_id
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.trust.seal import prepare_seal
 from rlboost_jax.weights.compiled import FOLDER as COMPILED
-from rlboost_jax.weights.seal import prepare_seal
+from rlboost_jax.weights.connections import connections_each
+from rlboost_jax.weights.file_server.file_server_orders import FileServerSetup
+from rlboost_jax.weights.file_server.file_server_process import FileServer, listening_socket
 from rlboost_jax.weights.wheels import check_place
 
 BROKEN, MISTAKE = 1, 2  # exit codes
@@ -95,7 +90,7 @@ log = logging.getLogger("rlboost_jax.manager")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = usage.parser("manager", __doc__)
+    parser = command_parser.parser("manager", __doc__)
     parser.add_argument("--workdir", type=Path, required=True, help="of the run; has config.json")
     workdir = parser.parse_args(arguments).workdir.absolute()
     keep_small()
@@ -104,6 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         own_folder(workdir, "--workdir")
         run, run_id = read_run_config(workdir), read_run_id(workdir)
+        run = replace(run, fleet=run.fleet.as_billed())
         check_place(run.fleet.wheelhouse)
         with only_manager(workdir):
             return asyncio.run(serve(workdir, run, run_id))
@@ -138,7 +134,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             )
 
         aside = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="journal"))
-        journal = Journal(workdir / "journal", run_id, later=aside.submit)
+        journal = JournalFiles(workdir / "journal", run_id, later=aside.submit)
         stack.callback(journal.close)
         journal.check()
         to_read = journal.size()
@@ -181,6 +177,7 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
             config=msgspec.json.encode(sent_to_servers(run)),
             snapshots=workdir / "snapshots",
             weights_port=settings.weights_port,
+            weights_connections=connections_each(run.fleet.most_instances),
             progress=lambda: f" ({journal.read_bytes:,} of {to_read:,} bytes)",
         )
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **RUNNER_OPTIONS)
@@ -221,13 +218,13 @@ async def serve(workdir: Path, run: RunConfig, run_id: str) -> int:
 
 
 def _former(workdir: Path, run_id: str) -> ManagerRecord | None:
-    """Of a manager of this run that died."""
+    """Record of an earlier manager of this run that died; None if there is none."""
     before = read_record(workdir)
     return before if before is not None and before.run_id == run_id else None
 
 
 def _weights_listener(run: RunConfig, former: ManagerRecord | None) -> socket.socket:
-    """On the port of the settings; where any will do, on the former one if it is free."""
+    """Listen on the configured port; if any will do, on the former manager's one if it is free."""
     wanted = run.manager.weights_port
     if wanted == 0 and former is not None and former.weights_port:
         with contextlib.suppress(OSError):
@@ -245,7 +242,7 @@ def _file_server(
     fail: Callable[[BaseException], None],
     date: Callable[[], float],
 ) -> FileServer:
-    setup = Setup(
+    setup = FileServerSetup(
         server_token=tokens.server,
         trainer_token=tokens.trainer,
         authority=str(authority_folder(workdir)),
@@ -260,8 +257,11 @@ def _file_server(
 
 
 def _tls(workdir: Path, host: str) -> ssl.SSLContext:
-    """What to listen with. The others find what they need where they look for it: certificates,
-    and the seal of the weights."""
+    """TLS context to listen with.
+
+    Certificates and the public key of the weights' seal are written where their users look for
+    them.
+    """
     folder, servers, trainer = (
         of(workdir) for of in (authority_folder, join_folder, trainer_folder)
     )
@@ -277,13 +277,13 @@ def _tls(workdir: Path, host: str) -> ssl.SSLContext:
 
 
 def _record(workdir: Path, run_id: str, host: str, port: int, weights_port: int) -> ManagerRecord:
-    """Of this process, which listens there."""
+    """Record of this process and of the ports it listens on."""
     return ManagerRecord(
         address=for_other_hosts(host, port),
         local_address=for_this_host(host, port),
         join=str(join_folder(workdir)),
         pid=os.getpid(),
-        started=processes.start_time(os.getpid()),
+        started=process_liveness.start_time(os.getpid()),
         run_id=run_id,
         weights_port=weights_port,
     )
@@ -296,7 +296,7 @@ async def _manage(
     record: ManagerRecord,
     former: ManagerRecord | None,
 ) -> int:
-    """From the moment when all is known that an earlier manager knew to the end of the run.
+    """Manage the run from the end of recovery to the end of the run; return the exit code.
 
     Args:
         record: of this manager.
@@ -323,7 +323,7 @@ async def _manage(
 async def _listening(
     listen: Callable[[int], Awaitable[asyncio.Server]], port: int, former: int
 ) -> asyncio.Server:
-    """On the port of the settings; where any will do, on the former one if it is free."""
+    """Listen on the configured port; if any will do, on the former manager's one if it is free."""
     if port == 0 and former:
         with contextlib.suppress(OSError):
             return await listen(former)

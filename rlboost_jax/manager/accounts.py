@@ -4,7 +4,7 @@ import msgspec
 
 
 class Integral:
-    """Of a level that changes in steps: instance-seconds, dollars."""
+    """Time integral of a level that changes in steps, such as instance-seconds or dollars."""
 
     __slots__ = ("_at", "_sum", "level", "lumps")
 
@@ -15,7 +15,7 @@ class Integral:
         self._at = now
 
     def resume(self, total: float, now: float) -> None:
-        """Go on from a sum that another began."""
+        """Continue from a sum that an earlier manager began."""
         self._sum, self._at = total, now
 
     def set(self, level: float, now: float) -> None:
@@ -25,7 +25,7 @@ class Integral:
         self.level = level
 
     def add(self, amount: float) -> None:
-        """What does not depend on time: dollars for bytes."""
+        """Add an amount that does not depend on time, such as dollars per byte sent."""
         self._sum += amount
         self.lumps += amount
 
@@ -45,8 +45,6 @@ class Books(msgspec.Struct, kw_only=True):
     lost: int = 0
     prefilled_again: int = 0
     migrated: int = 0
-    joined: int = 0
-    gone: int = 0  # instances lost
     resumed: int = 0  # responses placed after an answer
     returned: int = 0  # of these, where they had been
     victims: int = 0  # rollouts that servers gave back to others on their device
@@ -62,12 +60,12 @@ class Books(msgspec.Struct, kw_only=True):
             self.preemptible += tokens
 
     def wasted(self, tokens: int, *, reserved: bool) -> None:
-        """Sampled, and lost at once."""
+        """Count tokens that were sampled and are lost at once."""
         self.sampled(tokens, reserved=reserved)
         self.lost += tokens
 
     def lose(self, tokens: int) -> None:
-        """Sampled before, and lost now."""
+        """Count tokens as lost that were counted as sampled before."""
         self.lost += tokens
 
     def prefill_again(self, tokens: int) -> None:
@@ -77,23 +75,17 @@ class Books(msgspec.Struct, kw_only=True):
         self.migrated += rollouts
 
     def resume(self, *, returned: bool) -> None:
-        """A response goes on after an answer.
+        """Count a response that was placed again after an answer.
 
         Args:
-            returned: where it was before.
+            returned: whether to the instance it was at before.
         """
         self.resumed += 1
         self.returned += returned
 
     def hand_back(self, rollouts: int) -> None:
-        """A server has room for fewer."""
+        """Count rollouts that a server returned because it lost slots or memory."""
         self.victims += rollouts
-
-    def instance_joined(self) -> None:
-        self.joined += 1
-
-    def instance_gone(self) -> None:
-        self.gone += 1
 
     def copy(self) -> "Books":
         return msgspec.structs.replace(self)
@@ -102,7 +94,7 @@ class Books(msgspec.Struct, kw_only=True):
         return msgspec.structs.astuple(self)
 
     def settle(self, kept: int) -> None:
-        """Make the counts agree with the tokens that are there, after a part of both was lost."""
+        """Correct the counts to `kept` tokens, after part of the journal was lost."""
         missing = self.generated - self.lost - kept
         if missing > 0:
             self.lost += missing
@@ -110,10 +102,10 @@ class Books(msgspec.Struct, kw_only=True):
             self.preemptible -= missing
 
     def write_off(self) -> None:
-        """All is lost that was sampled."""
+        """Count every sampled token as lost."""
         self.lost = self.generated
 
     def merge(self, other: "Books") -> None:
-        """What another has is counted here too."""
+        """Add the counts of another."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -1,4 +1,4 @@
-"""What the manager hears (events) and what it wants done (actions).
+"""Inputs of the manager (events) and what it wants done (actions).
 
 A stream is one connection of a server or of the trainer, named by a number that is never
 used twice. The driver turns sockets, the provider's words and clocks into events, and actions back.
@@ -7,7 +7,7 @@ used twice. The driver turns sockets, the provider's words and clocks into event
 from dataclasses import dataclass
 from typing import Any
 
-from rlboost_jax.manager.journal import Entry
+from rlboost_jax.manager.journal_entries import Entry
 from rlboost_jax.messages import ServerMessage, ToServer, ToTrainer, TrainerMessage
 from rlboost_jax.providers.base import Listed, ProviderEvent
 
@@ -24,7 +24,7 @@ class FromServer:
 
 @dataclass(frozen=True, slots=True)
 class ServerGone:
-    """The stream ended, or had to be abandoned (malformed frame, full send queue)."""
+    """A server's stream ended, or had to be abandoned (malformed frame, full send queue)."""
 
     stream: int
     reason: str
@@ -46,7 +46,7 @@ class TrainerGone:
 
 @dataclass(frozen=True, slots=True)
 class MachineAdded:
-    """The market lends one more machine. "" returns one that was taken namelessly."""
+    """The market lends one more machine. "" returns one that was taken without a name."""
 
     machine: str
 
@@ -66,7 +66,7 @@ class MachineRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """What an instance of one of several pools costs from now on, in dollars."""
+    """New price of an instance of one of several pools, in dollars per hour."""
 
     pool: str
     price_per_hour: float
@@ -74,22 +74,24 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The driver itself did not run for so long: nobody's silence in that time counts."""
+    """The driver itself did not run for this long: silence of peers in that time does not count."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class DiskWaited:
-    """The disk has kept back what follows from the journal for so long: nobody has heard of it, so
-    nobody owes progress in that time."""
+    """The disk delayed journal entries, and all messages that depend on them, for this long.
+
+    Peers have not received those messages, so none owes progress in that time.
+    """
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The manager process was asked to go."""
+    """The manager process was asked to end."""
 
     reason: str
 
@@ -120,7 +122,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Write these to the journal. First of all actions: nothing is said that is not kept."""
+    """Write entries to the journal. It precedes all other actions: what is sent must be durable."""
 
     entries: tuple[Entry, ...]
 
@@ -133,7 +135,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a stream once all that was sent before is out. No `…Gone` event is expected."""
+    """End a stream once everything queued has been sent. No `…Gone` event is expected."""
 
     stream: int
     reason: str
@@ -141,7 +143,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Ask the provider for an instance. What comes of it is a `ProviderEvent`."""
+    """Ask the provider for an instance. The outcome is a `ProviderEvent`."""
 
     instance: str
     nonce: str  # its `Hello` will echo it

@@ -1,4 +1,4 @@
-"""Where the parts of the manager leave what they want done."""
+"""Queue of the actions that the parts of the manager ask for."""
 
 from collections.abc import Collection, Set
 from typing import Any
@@ -13,19 +13,19 @@ from rlboost_jax.manager.events import (
     Send,
     Terminate,
 )
-from rlboost_jax.manager.journal import Entry
+from rlboost_jax.manager.journal_entries import Entry
 from rlboost_jax.messages import (
     FinishedRollout,
     Parked,
+    ResponsesWithdrawn,
     ToServer,
     ToTrainer,
     WindowClosed,
-    Withdrawn,
 )
 
 
 class Outbox:
-    """Actions in the order in which they were decided, behind what must be durable first."""
+    """Actions in the order in which they were decided, after the journal entries they need."""
 
     def __init__(self) -> None:
         self._actions: list[Action] = []
@@ -36,19 +36,19 @@ class Outbox:
         self.step = -1  # that records are filed under
 
     def attach(self, stream: int) -> None:
-        """A trainer is there, and has asked for nothing yet."""
+        """Register a trainer's stream; it has asked for nothing yet."""
         self.trainer, self.wanted = stream, None
 
     def detach(self) -> None:
-        """The trainer is gone."""
+        """Unregister the trainer's stream."""
         self.trainer, self.wanted = None, None
 
     def file_under(self, step: int) -> None:
-        """Records are of that step from now on."""
+        """File records under this step from now on."""
         self.step = step
 
     def begin(self, batch: int, still_open: Collection[int]) -> None:
-        """The trainer is about to say what it wants of that batch.
+        """Prepare for the trainer's requests for samples of a batch.
 
         Args:
             still_open: batches whose requested responses it still wants.
@@ -57,7 +57,7 @@ class Outbox:
         self.wanted = {number: known.get(number, set()) for number in still_open} | {batch: set()}
 
     def want(self, batch: int, samples: Set[int]) -> Set[int]:
-        """The trainer asks for these of a batch. Returns those that are new."""
+        """Add samples of a batch that the trainer asks for. Returns the new ones."""
         assert self.wanted is not None
         new = samples - self.wanted[batch]
         self.wanted[batch] |= new
@@ -71,7 +71,7 @@ class Outbox:
         return actions
 
     def keep(self, entry: Entry) -> None:
-        """Have an entry written to the journal before anything of this event is said."""
+        """Queue a journal entry, written before any other action of this event."""
         self._entries.append(entry)
 
     def send(self, stream: int, message: ToServer | ToTrainer) -> None:
@@ -82,14 +82,17 @@ class Outbox:
             self._actions.append(Send(self.trainer, message))
 
     def of_sample(self, message: FinishedRollout | Parked) -> None:
-        """For a trainer that has asked for this response. One that is back but has not yet said
-        what it wants may want other tokens; what it is owed is sent when it does."""
+        """Send a message about a response, if the trainer has asked for that response.
+
+        A trainer that has reconnected but not yet asked may want other tokens; it gets what it is
+        owed when it asks.
+        """
         work = message.work
         if self.wanted is not None and work.sample in self.wanted.get(work.batch, ()):
             self.to_trainer(message)
 
-    def of_batch(self, message: WindowClosed | Withdrawn) -> None:
-        """The same, for one that has asked for anything of the batch."""
+    def of_batch(self, message: WindowClosed | ResponsesWithdrawn) -> None:
+        """Send a message about a batch, if the trainer has asked for any of its responses."""
         if self.wanted is not None and message.batch in self.wanted:
             self.to_trainer(message)
 

@@ -1,13 +1,13 @@
-"""What the manager's decisions depend on, out of a run's configuration."""
+"""Part of a run's configuration that the manager's decisions depend on."""
 
 from dataclasses import dataclass
 
-from rlboost_jax.manager.limits import MAX_INSTANCES
-from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.manager import ManagerConfig
+from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.settings.manager_config import ManagerConfig
 from rlboost_jax.settings.pool_fleets import mixed
 from rlboost_jax.settings.routing import Routing, routing_of
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.trust.peer_limits import MAX_INSTANCES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Settings:
 
     @property
     def models(self) -> bool:
-        """Whether any policy asks what a step will take."""
+        """Whether any policy needs a prediction of a step."""
         manager, fleet = self.manager, self.fleet
         by_lengths = manager.longest_first or self.routes_by_speed
         by_price = fleet.sizing == "marginal" or fleet.merge_tail or bool(fleet.pools)
@@ -38,15 +38,18 @@ class Settings:
 
     @property
     def predicts_sizes(self) -> bool:
-        """Whether fleets of several sizes are predicted: where that decides how many there are, or
-        how pools rank, since what weights cost goes by the seconds of a step."""
+        """Whether fleets of several sizes are predicted.
+
+        They are where that decides the size of the fleet, or how pools rank, since the cost of
+        sending weights depends on the seconds of a step.
+        """
         fleet = self.fleet
         ranks = bool(fleet.pools) and fleet.egress_dollars_per_gb > 0
         return self.informs or fleet.sizing == "marginal" or ranks
 
     @property
     def routes_by_speed(self) -> bool:
-        """Whether work goes to where it would end first."""
+        """Whether rollouts are placed where they would end first."""
         routing = self.manager.routing
         return routing == "speed" or (routing == "auto" and mixed(self.fleet))
 

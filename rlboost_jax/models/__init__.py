@@ -2,6 +2,6 @@
 
 `decoder`: the Flax NNX modules. `forward`: how they run on plain `params`. `attention`, `experts`,
 `rope` and `products` are their parts; `lora` and `adapters` what is trained of a frozen model.
-`checkpoint_reader` and `checkpoint_writer`: Hugging Face's files. `sharding` and `tensor_parallel`:
-several devices.
+`checkpoint_reader` and `checkpoint_writer`: Hugging Face's files. `parameter_sharding` and
+`tensor_parallel`: several devices.
 """

@@ -17,13 +17,13 @@ from jaxtyping import Array
 from rlboost_jax.models.compiler_options import same_bits
 from rlboost_jax.models.lora import merged
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
-from rlboost_jax.settings.model import LoraConfig, ModelConfig
+from rlboost_jax.settings.model_config import LoraConfig, ModelConfig
 
 NAMES: Final = ("lora_a", "lora_b")
 
 
 def base_model(model: ModelConfig) -> ModelConfig:
-    """The same model without adapters."""
+    """Configuration of the same model without adapters."""
     return dataclasses.replace(model, lora=LoraConfig())
 
 
@@ -33,7 +33,7 @@ def is_adapter(name: str) -> bool:
 
 
 def trained_part(model: ModelConfig, params: Params) -> Params:
-    """Of a whole tree, arrays or not."""
+    """Trained leaves of a whole tree of arrays or anything else: the adapters, or all."""
     if not model.lora.rank:
         return params
     leaves = flatten_params(params)
@@ -41,14 +41,14 @@ def trained_part(model: ModelConfig, params: Params) -> Params:
 
 
 def joined(base: Params | None, trained: Params) -> Params:
-    """The whole tree; None is the base of a model without adapters."""
+    """Join base and trained part to a whole tree; None is the base of a model without adapters."""
     if base is None:
         return trained
     return unflatten_params({**flatten_params(base), **flatten_params(trained)})
 
 
 def merged_layer(model: ModelConfig, layer: Params, dtype: Any) -> Params:
-    """A layer without adapters, of one with them. On the device of its arrays.
+    """Merge a layer's adapters into its matrices, on the device of its arrays.
 
     The one program that engines and exports make merged matrices with, in the engine's order of
     sums.
@@ -61,7 +61,7 @@ def merged_layer(model: ModelConfig, layer: Params, dtype: Any) -> Params:
 
 
 def merged_params(model: ModelConfig, params: Params, dtype: Any) -> Params:
-    """A whole tree without adapters, layers stacked, of one with them; merged ones on the host."""
+    """Merge a whole tree's adapters, layers stacked; merged matrices are on the host."""
 
     def merge(*factors: Any) -> np.ndarray:
         scale, dtypes = model.lora.scale, (model.dtype, dtype)
@@ -72,7 +72,7 @@ def merged_params(model: ModelConfig, params: Params, dtype: Any) -> Params:
 
 
 def _merge(node: Params, merge: Callable[..., Any]) -> Params:
-    """The tree with each kernel and its adapters replaced by one kernel, which `merge` makes.
+    """Replace each kernel and its adapters in the tree by one kernel, which `merge` makes.
 
     Args:
         merge: of kernel, `lora_a` and `lora_b`.
@@ -95,7 +95,7 @@ def _merged(kernel: Array, a: Array, b: Array, scale: float, rounded_to: str, dt
 
 @cache
 def _program(device: jax.Device) -> Any:
-    """That every engine makes the same matrices with."""
+    """Compiled merge, the same in every engine."""
 
     def merge(kernel: Array, a: Array, b: Array, scale: float, to: str, dtype: Any) -> Array:
         return merged(kernel, a, b, scale=scale, dtype=jnp.dtype(to), by_row=True).astype(dtype)

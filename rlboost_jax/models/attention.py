@@ -25,8 +25,8 @@ from rlboost_kernels import product_precision, ragged_paged_attention
 from rlboost_jax.models.chunked_attention import Form, attend_chunked
 from rlboost_jax.models.decoder import Attend, Local
 from rlboost_jax.models.packed_attention import EQUAL_BITS, KERNELS, fused_attention, why_not
-from rlboost_jax.settings.memory import MOST_DENSE_TOKENS
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.memory_estimates import MOST_DENSE_TOKENS
+from rlboost_jax.settings.model_config import ModelConfig
 
 MOST_PAGED_TOKENS: Final = 4096  # per batch; beyond it the kernel's own bookkeeping costs more
 _MASKED = -1e30  # a score that weighs exactly 0 after the softmax and never makes a NaN
@@ -40,7 +40,7 @@ def row_attention(
     *,
     block: int | None = None,
 ) -> Callable[[Local], Attend]:
-    """For each kind of layer, an attention function for tokens of packed rows.
+    """Build, for each kind of layer, an attention function for tokens of packed rows.
 
     A token sees those of its own segment up to its own place and, in a local layer, no more than
     `config.sliding_window` of them.
@@ -88,7 +88,7 @@ def chosen(
     mesh: Mesh | AbstractMesh | None,
     platform: str | None = None,
 ) -> str:
-    """The way that "auto" takes in rows of so many tokens, or the one that is named.
+    """Implementation that "auto" selects for rows of this length, or the one that is named.
 
     Args:
         platform: that it is for; None: JAX's own.
@@ -112,7 +112,7 @@ def attend_dense(
     segments: Int[Array, "B T"],
     local: Bool[Array, ""] | None,
 ) -> Float[Array, "N H D"]:
-    """With float32 scores. Without `local`, a window of `form` is for this layer."""
+    """Attend by dense masked products, with float32 scores."""
     (N, H, D), K, (B, T) = q.shape, k.shape[1], segments.shape
     q_BKGTD = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4)
     k_BKSD = k.reshape(B, T, K, D).transpose(0, 2, 1, 3)
@@ -133,7 +133,7 @@ def attend_dense(
 
 
 def _visible(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Entry [b, t, s]: may token t of row b look at token s?"""
+    """Entry [b, t, s]: whether token t of row b may attend to token s."""
     T = segments.shape[1]
     causal = jnp.tril(jnp.ones((1, T, T), bool))
     return causal & (segments[:, :, None] == segments[:, None, :])
@@ -148,7 +148,7 @@ def _attend_paged(
     segments: Int[Array, "B T"],
     local: Bool[Array, ""] | None,
 ) -> Float[Array, "N H D"]:
-    """Every token as a sequence of its own that reads its segment from pages of one token."""
+    """Attend with each token as a sequence that reads its segment from one-token pages."""
     (N, _, D), (B, T) = q.shape, segments.shape
     place_T = jnp.arange(T, dtype=jnp.int32)
     begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)

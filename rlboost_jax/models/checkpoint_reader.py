@@ -1,14 +1,17 @@
-"""Parameters from the safetensors files, or the GGUF file, of a checkpoint.
+"""Reading of parameters from a checkpoint's safetensors files, or its GGUF file.
 
 Reading goes leaf by leaf: a device is given its own slice of a leaf, which is put together from
-the slices of the tensors in it, in one dtype. The files are mapped, not loaded, so that the host
-holds what one leaf has on its devices, and no device holds anything twice.
+the slices of the tensors in it, in one dtype, by a thread for each core. The files are mapped, not
+loaded, so that the host holds what one leaf has on its devices, and no device holds anything twice.
 """
 
 import hashlib
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -24,8 +27,10 @@ from rlboost_jax.settings.huggingface.tensor_files import (
     CheckpointUnusable,
     TensorFiles,
 )
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
+_AT_ONCE: Final = 2**20  # numbers that a thread reads and casts
+_ALIGNMENT: Final = 64  # bytes; JAX copies arrays that begin elsewhere
 _UNUSED: Final = (
     "rotary_emb.inv_freq",
 )  # ends of names that older files have; rope.py knows better
@@ -39,7 +44,7 @@ def read_checkpoint(
     shardings: Params | None = None,
     dtype: str = "float32",
 ) -> Params:
-    """The parameters of a checkpoint.
+    """Read the parameters of a checkpoint.
 
     Args:
         model: its architecture, as `settings/huggingface/config.py` reads it from config.json.
@@ -94,7 +99,7 @@ def _check(
     plan: Mapping[str, tuple[Stored, tuple[int, ...]]],
     prefix: str,
 ) -> None:
-    """Raise CheckpointUnusable unless there is each tensor of the model, and no other."""
+    """Raise CheckpointUnusable unless the checkpoint has exactly the tensors of the model."""
     wanted = check_tensors(tensors, plan)
     head = tensors.head()
     for name in sorted(tensors.files.keys() - wanted):
@@ -116,7 +121,7 @@ def _check(
 
 
 def _compare_frequencies(tensors: TensorFiles, model: ModelConfig, name: str) -> None:
-    """Warn where a file of old has other rotary frequencies than follow from config.json."""
+    """Warn if an old file has other rotary frequencies than follow from config.json."""
     tensor = tensors.slice_of(name)
     shape = tuple(tensor.get_shape())
     some = tensor.get_dtype() in TYPES and shape and 0 not in shape  # others cannot be cut
@@ -137,7 +142,7 @@ def check_tensors(
     plan: Mapping[str, tuple[Stored, tuple[int, ...]]],
     said_by: str = "config.json",
 ) -> set[str]:
-    """The names of all tensors of a plan: each leaf's, with its shape.
+    """Check the tensors of a plan, each leaf's with its shape; returns their names.
 
     Args:
         said_by: the file that the shapes follow from, for messages.
@@ -177,17 +182,50 @@ def read_leaf(
     sharding: jax.sharding.Sharding,
     dtype: np.dtype,
 ) -> jax.Array:
+    """Read one leaf onto its devices, cast on all cores that this process may use."""
     stacked = len(next(iter(how.tensors)))
 
     def read(index: tuple[slice, ...] | None) -> np.ndarray:
         cuts = [slice(*cut.indices(n)) for cut, n in zip(index or (), shape, strict=True)]
-        out = np.empty([cut.stop - cut.start for cut in cuts], dtype)
+        out = _aligned([cut.stop - cut.start for cut in cuts], dtype)
         inner = tuple(cuts[stacked:])
+        stored_cuts = inner[::-1] if how.transposed else inner
+        parts = []
         for place in np.ndindex(*out.shape[:stacked]):
             at = tuple(i + cut.start for i, cut in zip(place, cuts, strict=False))
             tensor = tensors.slice_of(how.tensors[at])
-            out[place] = tensor[inner[::-1]].T if how.transposed else tensor[inner]
+            whole = out[(*place, ...)]  # a view, of a single number as well
+            target = whole.T if how.transposed else whole
+            parts += [(target, tensor, stored_cuts, rows) for rows in _row_ranges(target)]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            for _ in threads.map(_read_rows, parts):
+                pass  # an error is raised here
         return out
 
     leaf = jax.make_array_from_callback(shape, sharding, read)
-    return jax.block_until_ready(leaf)  # the host's copy goes before the next leaf is read
+    return jax.block_until_ready(leaf)  # a copy on the host goes before the next leaf is read
+
+
+def _read_rows(part: tuple[np.ndarray, Any, tuple[slice, ...], range]) -> None:
+    """Fill some rows of an array from the same rows of a stored tensor's cut."""
+    target, tensor, cuts, rows = part
+    if not cuts:
+        target[...] = tensor[cuts]
+        return
+    first = slice(cuts[0].start + rows.start, cuts[0].start + rows.stop)
+    target[rows.start : rows.stop] = tensor[(first, *cuts[1:])]
+
+
+def _row_ranges(array: np.ndarray) -> list[range]:
+    """Ranges of rows that partition the array; each has about `_AT_ONCE` numbers."""
+    count = array.shape[0] if array.ndim else 1
+    step = max(1, _AT_ONCE * count // max(1, array.size))
+    return [range(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Allocate an array that JAX on CPU takes over without a copy."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + num_bytes].view(dtype).reshape(shape)

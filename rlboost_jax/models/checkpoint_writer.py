@@ -1,4 +1,4 @@
-"""Parameters into the safetensors files of a Hugging Face checkpoint."""
+"""Writing of parameters to the safetensors files of a Hugging Face checkpoint."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from rlboost_jax.models.params import Params, flatten_params
 from rlboost_jax.models.tensor_names import stored
 from rlboost_jax.settings.huggingface.tensor_files import INDEX, SINGLE
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 MOST_FILE_BYTES: Final = 5 * 10**9  # as transformers cuts them
 
@@ -36,11 +36,13 @@ def write_checkpoint(
         dtype: of the tensors: "float32", "bfloat16" or "float16".
     """
     folder, item_bytes = Path(folder), np.dtype(dtype).itemsize
-    pieces: list[_Piece] = []
+    pieces: list[_TensorPiece] = []
     for leaf, array in flatten_params(params).items():
         how = stored(model, leaf, array.shape)
-        pieces += [_Piece(n, array, index, how.transposed) for index, n in how.tensors.items()]
-    files: list[list[_Piece]] = [[]]
+        pieces += [
+            _TensorPiece(n, array, index, how.transposed) for index, n in how.tensors.items()
+        ]
+    files: list[list[_TensorPiece]] = [[]]
     held = 0
     for piece in sorted(pieces, key=lambda piece: _natural(piece.name)):
         num_bytes = item_bytes * piece.size
@@ -69,7 +71,7 @@ def write_checkpoint(
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _TensorPiece:
     """A tensor to be written: an entry of a leaf's stacked axes."""
 
     name: str
@@ -87,5 +89,5 @@ class _Piece:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Layer 10 comes after layer 9."""
+    """Sort key by which layer 10 comes after layer 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 from rlboost_kernels import product_precision
 
-from rlboost_jax.settings.memory import ATTENTION_BLOCKS, MOST_BLOCK
+from rlboost_jax.settings.memory_estimates import ATTENTION_BLOCKS, MOST_BLOCK
 
 _LEAST = -1e30  # the running maximum before the first score
 
 
 class Form(NamedTuple):
-    """What all layers of a model have in common."""
+    """Attention parameters common to all layers of a model."""
 
     scale: float  # of the scores
     soft_cap: float | None
@@ -41,7 +41,7 @@ def attend_chunked(
     segments: Int[Array, "B T"],
     local: Bool[Array, ""] | None,
 ) -> Float[Array, "N H D"]:
-    """The values of `attention.attend_dense`, with float32 scores, up to the order of sums.
+    """Attend block by block: the values of `attention.attend_dense`, up to the order of sums.
 
     Args:
         segments: N = B × T tokens; those of one sequence are neighbours in a row.
@@ -78,7 +78,7 @@ def _rows(form: Form, segments: Int[Array, "B T"], local: Bool[Array, ""] | None
 
 
 def _blocks(x: Float[Array, "N _ D"], rows: _Rows, T: int, K: int) -> Float[Array, "L B K _ b D"]:
-    """Block by block; heads by the key head that they look at."""
+    """Split tokens into blocks, and heads by the key head that they attend with."""
     (L, B, size), (_, heads, D) = rows.segments.shape, x.shape
     x = jnp.pad(x.reshape(B, T, heads, D), ((0, 0), (0, L * size - T), (0, 0), (0, 0)))
     return x.reshape(B, L, size, K, heads // K, D).transpose(1, 0, 3, 4, 2, 5)
@@ -100,7 +100,7 @@ def _scores(
     i: Int[Array, ""],
     j: Int[Array, ""],
 ) -> tuple[Float[Array, "B K G b b"], Bool[Array, "B 1 1 b b"]]:
-    """Of the queries of block i and the keys of block j, and which of them count."""
+    """Scores between queries of block i and keys of block j, and which of them count."""
     scores = _product("bkgqd,bksd->bkgqs", q_BKGbD, k_BKbD)
     scores *= form.scale
     if form.soft_cap is not None:
@@ -115,12 +115,12 @@ def _scores(
 
 
 def _sum(x: Array) -> Any:
-    """The type in which products of x add up."""
+    """Dtype in which products of x are summed."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _product(axes: str, left: Array, right: Array) -> Array:
-    """Rounded neither before nor after."""
+    """Product with operands and result unrounded."""
     precision = product_precision(left.dtype)
     product: Array = jnp.einsum(
         axes, left, right, precision=precision, preferred_element_type=_sum(left)

@@ -1,4 +1,4 @@
-"""In which order GPUs add up what they send each other.
+"""Order in which GPUs sum what they send each other.
 
 NCCL may leave the sums to switches: those of NVLink where there are some ("NVLS"), and those of
 InfiniBand where a variable asks for them ("CollNet"). Their order is not the program's: NVLink's
@@ -14,7 +14,7 @@ IN_SWITCHES: Final = ("NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE")
 
 
 def add_in_order(deterministic: bool, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let no switch add up in a deterministic run, whatever the environment says.
+    """Keep switches from summing in a deterministic run, whatever the environment says.
 
     To be called before the first collective of this process: NCCL reads its variables once.
     Engines need none of this: they gather, and add by themselves (`tensor_parallel.py`).

@@ -1,8 +1,8 @@
 """NVIDIA's own attention kernels over packed rows, by way of a private module of jax.
 
 `jax.nn.dot_product_attention(implementation="cudnn")` calls the same kernels but hides what tells
-them where sequences begin. Nothing of this can be run without a GPU and cuDNN; what is tested here
-is what they are given, and that programs compile.
+them where sequences begin. None of it runs without a GPU and cuDNN; tests cover the arguments, and
+that programs compile.
 
 cuDNN takes a table of sequences whose size is part of the program. Its backward pass adds up the
 gradients of queries in any order, unless XLA is asked for equal bits
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rlboost_jax.models.chunked_attention import Form, attend_chunked
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 # Sequences that the table of a row has room for. The forward pass leaves a float32 for each of
 # them, each head and each token.
@@ -30,14 +30,14 @@ _GROUPED_SINCE = (0, 12)
 
 
 class Table(NamedTuple):
-    """Of M sequences in each of B rows, in order, and -1 where there is none."""
+    """Lengths and starts of M sequences in each of B rows, in order, and -1 where there is none."""
 
     lengths: Int[Array, "B M"]
     starts: Int[Array, "B M+1"]  # places in the row
 
 
 def why_not(config: ModelConfig) -> str:
-    """Why a model's heads cannot be run, or "" if they can."""
+    """Why the kernels cannot run a model's heads; "" if they can."""
     if config.dtype not in ("bfloat16", "float16"):
         return f"cudnn takes bfloat16 and float16 and model.dtype is {config.dtype}"
     if config.head_dim % 8 or config.head_dim > MOST_HEAD_DIM:
@@ -56,7 +56,7 @@ def attend(
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
 ) -> tuple[Float[Array, "B T H D"]]:
-    """With the blocks of `attend_chunked` where a row has more sequences than the table."""
+    """Attend with cuDNN, or with `attend_chunked` if a row has more sequences than the table."""
     B, T = segments.shape
 
     def in_blocks(q: Array, k: Array, v: Array) -> Array:
@@ -71,7 +71,7 @@ def attend(
 
 
 def table_of(segments: Int[Array, "B T"], most: int) -> Table:
-    """Of rows that have at most so many."""
+    """Table of rows that have at most `most` sequences."""
     T = segments.shape[1]
     changes = segments[:, 1:] != segments[:, :-1]
     begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)

@@ -5,7 +5,7 @@ One decoder, described by its configuration, is Qwen, Llama, Mistral or Gemma;
 
 Activations are flat, [N, E] over N tokens, whatever sequences the tokens belong to: dense
 layers on [N, E] are twice as fast on CPU as on [B, T, E], and the engine has no sequences
-to speak of. What a token may look at is the caller's business: attention arrives as a
+to speak of. The caller decides what a token may attend to: attention arrives as a
 function of queries, keys and values.
 
 Products and sums over a row come in two forms, see `products.py`; matrices may have adapters, see
@@ -30,7 +30,7 @@ from rlboost_jax.models.lora import linear
 from rlboost_jax.models.products import normal, row_mean
 from rlboost_jax.models.rope import cos_sin, ropes, turn
 from rlboost_jax.models.tensor_parallel import gathered_columns, looked_up
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 Attend = Callable[
     [Float[Array, "N H D"], Float[Array, "N K D"], Float[Array, "N K D"]], Float[Array, "N H D"]
@@ -183,7 +183,7 @@ class DecoderLayer(nnx.Module):
         mesh: Mesh | None,
         grouped: str | None,
     ) -> tuple[Float[Array, "N E"], Int[Array, "N A"] | None]:
-        """See `forward.apply_layer`."""
+        """Run the layer, see `forward.apply_layer`."""
         added = self.attention(self.attention_norm(x), positions, attend, local)
         x = x + (self.attention_post_norm(added) if self.config.post_norms else added)
         if isinstance(self.mlp, RoutedMLP):
@@ -194,7 +194,7 @@ class DecoderLayer(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A row per vocabulary entry."""
+    """Table with a row per vocabulary entry."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, split: bool = False) -> None:
         shape = (config.vocab_size, config.embed_dim)
@@ -229,10 +229,10 @@ class Head(nnx.Module):
         x: Float[Array, "N E"],
         table: Float[Array, "V E"] | Float[Array, "_ E 32"] | Float[Array, "_ _ 64"],
     ) -> Float[Array, "N V"]:
-        """With the product by row.
+        """Compute the logits, by row.
 
         Args:
-            table: the embedding's, or its panels (`engine/panels.py`).
+            table: the embedding's, or its panels (`engine/weight_panels.py`).
         """
         kernel, by_rows = (table, table.ndim == 2) if self.tied else (self.kernel[...], False)
         x = self.norm(x)
@@ -241,12 +241,16 @@ class Head(nnx.Module):
         return self.soft_cap * jnp.tanh(logits / self.soft_cap) if self.soft_cap else logits
 
     def factors(
-        self, x: Float[Array, "N E"], table: Float[Array, "V E"]
-    ) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
-        """Whose product the logits are before the soft cap."""
+        self, x: Float[Array, "N E"], table: Float[Array, "V E"], *, as_stored: bool = False
+    ) -> tuple[Float[Array, "N E"], Float[Array, "E V"] | Float[Array, "V E"]]:
+        """Return the two matrices whose product the logits are before the soft cap.
+
+        Args:
+            as_stored: a tied matrix is the table itself; transposed it may be copied.
+        """
         x = self.norm(x)
-        kernel = table.T if self.tied else self.kernel[...]
-        return x, kernel.astype(x.dtype)
+        tied = table if as_stored else table.T
+        return x, (tied if self.tied else self.kernel[...]).astype(x.dtype)
 
 
 class Decoder(nnx.Module):
@@ -275,7 +279,7 @@ def _norm(config: ModelConfig, width: int, by_row: bool) -> RMSNorm:
 
 
 def activation_of(name: str) -> Activation:
-    """Source of GELU's approximation by tanh: Hendrycks and Gimpel 2016, arXiv:1606.08415."""
+    """Activation function of a name."""
     return jax.nn.silu if name == "silu" else _gelu_tanh
 
 

@@ -27,16 +27,16 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 from rlboost_kernels import matmul, product_precision
-from rlboost_kernels.grouped.api import choose_grouped
+from rlboost_kernels.grouped.grouped_api import choose_grouped
 
 from rlboost_jax.models.grouped_experts import Activation, How, Matrices, added_by_experts
 from rlboost_jax.models.products import float32_product, normal, row_mean
 from rlboost_jax.models.tensor_parallel import added_up, first_of
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 
 class Router(nnx.Module):
-    """Which experts a token goes to, and how much each of them counts."""
+    """Router that chooses each token's experts and their weights."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, by_row: bool) -> None:
         shape = (config.embed_dim, config.num_experts)
@@ -69,17 +69,20 @@ class Router(nnx.Module):
 
 
 def _taken(logits: Float[Array, " X"], chosen: Int[Array, " A"]) -> Float[Array, " A"]:
-    """No expert is chosen twice: the gradient has one order, and XLA need not make one."""
+    """Logits of the chosen experts.
+
+    No expert is chosen twice, so the gradient has one order without XLA enforcing it.
+    """
     return logits.at[chosen].get(unique_indices=True, mode="promise_in_bounds")
 
 
 def _highest(logits: Float[Array, "N _"]) -> Float[Array, "N 1"]:
-    """To be subtracted: the softmax is the same, and no exponential too large."""
+    """Maximum of each row, to be subtracted so that no exponential of the softmax overflows."""
     return jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
 
 
 class Experts(nnx.Module):
-    """The gated layers, stacked; X of them, of width F."""
+    """Stacked matrices of X gated layers of width F."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         X, E, F = config.num_experts, config.embed_dim, config.expert_dim
@@ -92,7 +95,7 @@ class Experts(nnx.Module):
 
 
 class RoutedMLP(nnx.Module):
-    """Router and experts in place of one gated layer."""
+    """Mixture of experts: a router and experts in place of one gated layer."""
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class RoutedMLP(nnx.Module):
         mesh: Mesh | None,
         grouped: str | None,
     ) -> tuple[Float[Array, "N E"], Int[Array, "N A"]]:
-        """The layer's output and the experts that each token went to.
+        """Run the layer; also returns the experts of each token.
 
         Args:
             chosen: experts to go to; None asks the router.
@@ -148,7 +151,7 @@ def _by_row(
     activation: Activation,
     first: int | Int[Array, ""] = 0,
 ) -> Float[Array, "N E"]:
-    """What the experts from `first` on add to each token."""
+    """Sum of the outputs of the experts from `first` on, for each token."""
 
     @jax.checkpoint  # backwards, one expert's activations at a time
     def add(
@@ -176,7 +179,7 @@ def _sorted(
     activation: Activation,
     first: int | Int[Array, ""] = 0,
 ) -> Float[Array, "N E"]:
-    """What the experts from `first` on add to each token; choices of others add 0.
+    """Sum of the outputs of the experts from `first` on, for each token; other choices add 0.
 
     Rows are repeated and then permuted, rather than gathered, so that the gradient is a sum over
     a token's choices in their order, where a scatter might add them in any.

@@ -1,4 +1,4 @@
-"""Running the decoder on plain parameters: one code path for learner and engine.
+"""Application of the decoder to plain parameters: one code path for learner and engine.
 
 The modules' graph (everything but the arrays) is built once per configuration from shapes
 alone and joined with whatever dict of arrays is passed, so that jitted functions see
@@ -26,10 +26,10 @@ from rlboost_jax.models.decoder import (
     Local,
 )
 from rlboost_jax.models.packed_attention import SAVED
+from rlboost_jax.models.parameter_sharding import BATCH, batch_sharding, table_spec
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import BATCH, batch_sharding, table_spec
 from rlboost_jax.models.tensor_parallel import first_of
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 # What the backward pass of a layer finds in memory besides the residual stream; `learner.remat`.
 REMAT_POLICIES: Final = {
@@ -65,7 +65,7 @@ def apply_layer(
     mesh: Mesh | None = None,
     grouped: str | None = None,
 ) -> tuple[Float[Array, "N E"], Int[Array, "N A"] | None]:
-    """One layer over N tokens.
+    """Apply one layer to N tokens.
 
     Args:
         layer_params: of one layer, without the layer axis; matrices may be joined.
@@ -107,14 +107,23 @@ def head(
 
 
 def head_factors(
-    config: ModelConfig, params: Params, x: Float[Array, "N E"], *, by_row: bool = False
-) -> tuple[Float[Array, "N E"], Float[Array, "E V"]]:
-    """The two factors whose product `head` is, for who needs no logits all at once.
+    config: ModelConfig,
+    params: Params,
+    x: Float[Array, "N E"],
+    *,
+    by_row: bool = False,
+    as_stored: bool = False,
+) -> tuple[Float[Array, "N E"], Float[Array, "E V"] | Float[Array, "V E"]]:
+    """The two factors whose product `head` is, for callers that need no full logits.
 
     A model with `final_soft_cap` has logits of cap · tanh(product / cap).
+
+    Args:
+        as_stored: the matrix of a tied head is the table [V, E] itself.
     """
     graph = _graph(Head, config, by_row=by_row)
-    return nnx.merge(graph, params["head"]).factors(x, params["embedding"]["table"])
+    table = params["embedding"]["table"]
+    return nnx.merge(graph, params["head"]).factors(x, table, as_stored=as_stored)
 
 
 def hidden_states_and_experts(
@@ -130,7 +139,7 @@ def hidden_states_and_experts(
     experts: Int[Array, "L B*T A"] | None = None,
     grouped: str | None = None,
 ) -> tuple[Float[Array, "B*T E"], Int[Array, "L B*T A"] | None]:
-    """The residual stream after the last layer, before its norm, for packed rows.
+    """Residual stream after the last layer, before its norm, for packed rows.
 
     A token sees the tokens of its own segment at or before its own place in the row.
 
@@ -190,10 +199,10 @@ def hidden_states_and_experts(
 def _embedded(
     config: ModelConfig, params: Params, tokens: Int[Array, " N"], mesh: Mesh | None
 ) -> Float[Array, "N E"]:
-    """`embed`, of tokens and a table that are split over a mesh.
+    """Embed tokens, both tokens and table being split over a mesh.
 
-    A device looks up the tokens of all, in the columns that it has, and columns change places with
-    rows: a fraction of the bytes of a gathered table, which nobody holds. The gradient of an entry
+    A device looks up all tokens in its own columns, then columns are exchanged for rows: a
+    fraction of the bytes of a gathered table, which no device holds. The gradient of an entry
     is the float32 sum over the tokens of all devices, in one order (`lookup.py`).
     """
     table = params["embedding"]["table"]

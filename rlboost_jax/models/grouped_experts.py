@@ -1,4 +1,4 @@
-"""What experts add to each token, by products of groups of rows, with a gradient written by hand.
+"""Outputs of experts by grouped matrix products, with a hand-written gradient.
 
 The choices of all tokens are laid out expert by expert, each expert's from a multiple of 128 rows
 on, and choices of experts that other devices hold are left out. No choice is dropped, so that
@@ -20,16 +20,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
-from rlboost_kernels.grouped.api import Implementation, Products, products
+from rlboost_kernels.grouped.grouped_api import Implementation, Products, products
 from rlboost_kernels.grouped.layout import Layout, room, rows_by_group, taken
 
-from rlboost_jax.settings.memory import expert_rows
+from rlboost_jax.settings.memory_estimates import expert_rows
 
 Activation = Callable[[Array], Array]
 
 
 class How(NamedTuple):
-    """What is known of the layer before it runs."""
+    """Static parameters of the layer."""
 
     mesh: Mesh | None  # over which rows and experts are split; None: all is on one device
     activation: Activation
@@ -42,7 +42,7 @@ class How(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """Of X experts of width F."""
+    """Matrices of X experts of width F."""
 
     gate: Float[Array, "X E F"]
     up: Float[Array, "X E F"]
@@ -57,7 +57,7 @@ def added_by_experts(
     weights: Float[Array, "N A"],
     matrices: Matrices,
 ) -> Float[Array, "N E"]:
-    """Float32 sums over each token's choices, in their order."""
+    """Float32 sums of expert outputs over each token's choices, in their order."""
     return _on_devices(how, _outputs, "rows")(x, chosen, weights, matrices)
 
 
@@ -76,7 +76,7 @@ added_by_experts.defvjp(_forward, _backward)
 
 
 def _on_devices(how: How, run: Callable[..., Any], results: Any) -> Callable[..., Any]:
-    """`run` for each device's rows and experts, whose matrices it has whole meanwhile.
+    """Run on each device's rows and experts, whose matrices it holds whole meanwhile.
 
     Where the `tensor` axis does not divide the experts, every device has all of them.
 
@@ -112,12 +112,14 @@ def _on_devices(how: How, run: Callable[..., Any], results: Any) -> Callable[...
     return call
 
 
-# Axis of each matrix that lies along `fsdp`, see `sharding.py`.
+# Axis of each matrix that lies along `fsdp`, see `parameter_sharding.py`.
 _SPLIT: Final = (1, 1, 2)
 
 
 def _spec(mesh: Mesh, matrices: Array, axis: int) -> PartitionSpec:
-    """As `sharding.py` has it: a mesh axis that does not divide leaves the array whole."""
+    """Partition spec as in `parameter_sharding.py`: mesh axes that do not divide leave arrays
+    whole.
+    """
     over: list[str | None] = [None, None, None]
     for name, place in (("tensor", 0), ("fsdp", axis)):
         if matrices.shape[place] % mesh.shape[name] == 0:
@@ -126,7 +128,7 @@ def _spec(mesh: Mesh, matrices: Array, axis: int) -> PartitionSpec:
 
 
 def _gathered(shard: Array, spec: PartitionSpec) -> Array:
-    """Whole over `fsdp`. Parts arrive one after the other, and are put side by side then."""
+    """Gather an array over `fsdp`, part by part, then concatenate."""
     if "fsdp" not in spec:
         return shard
     axis = tuple(spec).index("fsdp")
@@ -135,7 +137,7 @@ def _gathered(shard: Array, spec: PartitionSpec) -> Array:
 
 
 def _reduced(specs: tuple[PartitionSpec, ...], result: str, found: Any) -> Any:
-    """The sum of the gradients that all devices found; each device gets its part of it."""
+    """Sum the gradients of all devices; each device gets its part of the sum."""
     if result == "rows":
         return found
     return Matrices(
@@ -152,7 +154,7 @@ def _scattered(whole: Array, spec: PartitionSpec) -> Array:
 
 
 class _Share(NamedTuple):
-    """Some of the places that choices lie at."""
+    """Some of the places of choices."""
 
     sizes: Int[Array, " X"]  # rows of each expert
     token: Int[Array, " C"]  # of each place; N where there is none
@@ -219,13 +221,13 @@ def _gradients(
 def _hidden(
     how: How, gate: Float[Array, "C F"], up: Float[Array, "C F"], weight: Float[Array, "C 1"]
 ) -> Float[Array, "C F"]:
-    """In float32, rounded once."""
+    """Hidden layer, computed in float32 and rounded once."""
     wide = how.activation(gate.astype(jnp.float32)) * up.astype(jnp.float32)
     return (wide * weight).astype(gate.dtype)
 
 
 def _added_up(rows: Float[Array, "C E"], share: _Share) -> Float[Array, "N E"]:
-    """One choice after the other, where a scatter might add them in any order."""
+    """Add rows one choice after the other, where a scatter might add them in any order."""
     parts = [taken(rows, place).astype(jnp.float32) for place in share.place.T]
     return sum(parts[1:], start=parts[0])
 
@@ -238,7 +240,7 @@ def _over_shares(
     first: int | Int[Array, ""],
     parts: int,
 ) -> Any:
-    """The sum over all shares that have something in them.
+    """Sum over all shares that are not empty.
 
     Args:
         held: experts of this device.
@@ -280,7 +282,7 @@ def _share(
     C: int,
     most: int,
 ) -> _Share:
-    """Places from `start` on, C of them.
+    """Share of C places from `start` on.
 
     Args:
         ends: place after each expert's last one.

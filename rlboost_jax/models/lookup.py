@@ -1,4 +1,4 @@
-"""Rows of a table, with a gradient that is added up in one order.
+"""Look-up of a table's rows, with a gradient that is summed in a fixed order.
 
 The gradient of a look-up adds rows to the entries of their tokens. A GPU does that in any order;
 where one is required (`compiler_options.py`) XLA sorts every number by its entry: of 14,848 tokens
@@ -15,19 +15,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def rows_of(table: Float[Array, "V E"], tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
-    """`table[tokens]`."""
+    """Look up `table[tokens]`."""
     return table[tokens] if jax.default_backend() == "cpu" else rows_in_order(table, tokens)
 
 
 def rows_in_order(table: Float[Array, "V E"], tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
-    """The same, as GPUs do it. Within `jax.shard_map` the table has to vary where tokens do."""
+    """Look up rows as GPUs do. Within `jax.shard_map` the table has to vary where tokens do."""
     return _rows(len(table), table, tokens.astype(jnp.int32))
 
 
 def added_up(
     tokens: Int[Array, " N"], rows: Float[Array, "N E"], count: int
 ) -> Float[Array, "V E"]:
-    """The sum of each token's rows, of `count` tokens: equal bits for equal arguments.
+    """Sum of each token's rows, of `count` tokens: equal bits for equal arguments.
 
     Sums of neighbours, of those sums, and so on, within the rows of a token (a segmented scan,
     Blelloch 1990, "Prefix sums and their applications", section 1.5).
@@ -49,7 +49,7 @@ _Part = tuple[Bool[Array, " N"], Float[Array, "N E"]]
 
 
 def _join(left: _Part, right: _Part) -> _Part:
-    """Sums up to the end of a range, from its last beginning of a token, if it has one."""
+    """Combine sums up to the end of a range, from its last beginning of a token if it has one."""
     (begins, sums), (begins_right, sums_right) = left, right
     whole = jnp.where(begins_right[:, None], sums_right, sums + sums_right)
     return begins | begins_right, whole

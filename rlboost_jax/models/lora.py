@@ -20,7 +20,7 @@ from rlboost_kernels import matmul, product_precision
 
 from rlboost_jax.models import products
 from rlboost_jax.models.products import float32_product, normal
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 Kept = tuple[Array, Array, Array, Array]
 
@@ -37,7 +37,7 @@ def linear(
     split_inputs: bool = False,
     split_rows: bool = False,
 ) -> nnx.Module:
-    """`products.linear`, with an adapter where the configuration adds one to matrices so named."""
+    """`products.linear`, with an adapter if the configuration has one for matrices of this name."""
     if not config.adapts(target):
         return products.linear(
             config,
@@ -87,7 +87,7 @@ def merged(
     dtype: Any,
     by_row: bool,
 ) -> Float[Array, "I O"]:
-    """The matrix that products are with.
+    """Matrix with its adapter merged, which products use.
 
     Args:
         scale: `config.lora.scale`.
@@ -108,7 +108,7 @@ def adapted_product(
     scale: float,
     by_row: bool,
 ) -> Float[Array, "N O"]:
-    """Of rows with the merged matrix; with gradients to `x`, `a` and `b`, and none to `kernel`.
+    """Multiply rows by the merged matrix; gradients go to `x`, `a` and `b`, none to `kernel`.
 
     For G, the gradient of the product: scale · xᵀ (G Bᵀ) to A and scale · (x A)ᵀ G to B. The usual
     way, by the gradient of the matrix, comes to the same, and costs half as much again as the

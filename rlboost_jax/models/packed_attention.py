@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
-from rlboost_kernels.packed_attention import triton
-from rlboost_kernels.packed_attention.spans import Spans, spans_of
+from rlboost_kernels.packed_attention import packed_triton
+from rlboost_kernels.packed_attention.spans import RowSpans, spans_of
 
 from rlboost_jax.models import cudnn_attention
 from rlboost_jax.models.chunked_attention import Form
-from rlboost_jax.models.sharding import BATCH
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.models.parameter_sharding import BATCH
+from rlboost_jax.settings.model_config import ModelConfig
 
 Kernel = Literal["triton", "cudnn"]
 KERNELS: Final[tuple[Kernel, ...]] = ("triton", "cudnn")  # the most trusted first
@@ -43,7 +43,7 @@ Fused = Callable[
 def why_not(
     kernel: Kernel, config: ModelConfig, mesh: Mesh | AbstractMesh | None, platform: str
 ) -> str:
-    """Why a model cannot be run by a kernel, or "" if it can as far as its shapes tell."""
+    """Why a kernel cannot run a model; "" if it can as far as its shapes tell."""
     tensor = 1 if mesh is None else mesh.shape["tensor"]
     H, K = config.num_query_heads, config.num_key_heads
     if platform not in ("gpu", "cuda"):
@@ -55,7 +55,7 @@ def why_not(
         )
     match kernel:
         case "triton":
-            return triton.why_not(config.dtype, config.head_dim)
+            return packed_triton.why_not(config.dtype, config.head_dim)
         case "cudnn":
             return cudnn_attention.why_not(config)
         case _:
@@ -70,7 +70,7 @@ def fused_attention(
     *,
     interpret: bool = False,
 ) -> Fused:
-    """As `attention.attend_dense`, but that segments and mesh are given beforehand.
+    """Build a fused form of `attention.attend_dense` for given segments and mesh.
 
     Args:
         window: of layers that have one; 0: there are none.
@@ -85,7 +85,7 @@ def fused_attention(
         match kernel:
             case "triton":
                 spans = _chosen(form, near, far, local)
-                how = _Triton(triton.Scores(form.scale, form.soft_cap), divided, interpret)
+                how = _Triton(packed_triton.Scores(form.scale, form.soft_cap), divided, interpret)
                 return _attend_triton(how, q, k, v, spans)
             case "cudnn":
                 of_rows = partial(cudnn_attention.attend, form)
@@ -96,22 +96,22 @@ def fused_attention(
     return attend
 
 
-def _chosen(form: Form, near: Spans, far: Spans, local: Bool[Array, ""] | None) -> Spans:
+def _chosen(form: Form, near: RowSpans, far: RowSpans, local: Bool[Array, ""] | None) -> RowSpans:
     if not form.window:
         return far
     if local is None:
         return near
-    return Spans(*(jnp.where(local, one, other) for one, other in zip(near, far, strict=True)))
+    return RowSpans(*(jnp.where(local, one, other) for one, other in zip(near, far, strict=True)))
 
 
 class _Divided(NamedTuple):
-    """How heads of rows of T tokens lie on a mesh."""
+    """Layout on a mesh of the heads of rows of T tokens."""
 
     mesh: Mesh | None
     T: int
 
     def every_device_has_heads(self, x: Float[Array, "N K D"]) -> Float[Array, "N _ D"]:
-        """Keys or values; where there are more devices than heads, some have the same."""
+        """Repeat keys or values if there are more devices than heads, so that each has some."""
         tensor = 1 if self.mesh is None else self.mesh.shape["tensor"]
         return jnp.repeat(x, tensor // x.shape[1], axis=1) if x.shape[1] < tensor else x
 
@@ -123,7 +123,7 @@ class _Divided(NamedTuple):
         sums: tuple[Array, ...] = (),
         results: str,
     ) -> tuple[Array, ...]:
-        """A kernel of what a device has.
+        """Run a kernel on each device's part.
 
         Args:
             kernel: takes heads [B, T, H, D], arrays of rows [B, T], and sums [B, H, T].
@@ -153,21 +153,21 @@ class _Divided(NamedTuple):
 
 
 class _Triton(NamedTuple):
-    scores: triton.Scores
+    scores: packed_triton.Scores
     divided: _Divided
     interpret: bool
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend_triton(how: _Triton, q: Array, k: Array, v: Array, spans: Spans) -> Array:
+def _attend_triton(how: _Triton, q: Array, k: Array, v: Array, spans: RowSpans) -> Array:
     return _forward(how, q, k, v, spans)[0]
 
 
 def _forward(
-    how: _Triton, q: Array, k: Array, v: Array, spans: Spans
-) -> tuple[Array, tuple[Array, Array, Array, Spans, Array, Array]]:
+    how: _Triton, q: Array, k: Array, v: Array, spans: RowSpans
+) -> tuple[Array, tuple[Array, Array, Array, RowSpans, Array, Array]]:
     def kernel(q: Array, k: Array, v: Array, *spans: Array) -> tuple[Array, Array]:
-        return triton.forward(q, k, v, Spans(*spans), how.scores, interpret=how.interpret)
+        return packed_triton.forward(q, k, v, RowSpans(*spans), how.scores, interpret=how.interpret)
 
     found = how.divided.run(kernel, (q, k, v), *spans, results="xs")
     out, lse = (checkpoint_name(x, SAVED) for x in found)
@@ -176,15 +176,15 @@ def _forward(
 
 def _backward(
     how: _Triton,
-    kept: tuple[Array, Array, Array, Spans, Array, Array],
+    kept: tuple[Array, Array, Array, RowSpans, Array, Array],
     upstream: Float[Array, "N H D"],
 ) -> tuple[Array, Array, Array, None]:
     q, k, v, spans, out, lse = kept
 
     def kernel(*arguments: Array) -> tuple[Array, ...]:
         q, k, v, out, upstream, first, last, lse = arguments
-        return triton.backward(
-            *(q, k, v, Spans(first, last), out, lse, upstream, how.scores),
+        return packed_triton.backward(
+            *(q, k, v, RowSpans(first, last), out, lse, upstream, how.scores),
             interpret=how.interpret,
         )
 

@@ -1,4 +1,4 @@
-"""Parameters as a plain nested dict of arrays, and what can be asked of one.
+"""Parameters as a plain nested dict of arrays, and functions on them.
 
 `params["layers"]` holds the leaves of all layers stacked on axis 0. The dotted names of
 `flatten_params` ("layers.attention.query.kernel") are those of snapshots and digests.
@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from rlboost_jax.models.decoder import Decoder
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 Params = dict[str, Any]  # nested; leaves are arrays, or ShapeDtypeStructs of them
 

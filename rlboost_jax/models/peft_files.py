@@ -23,7 +23,7 @@ from rlboost_jax.settings.huggingface.tensor_files import (
     CheckpointUnusable,
     TensorFiles,
 )
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 _WRAPPED: Final = "base_model.model."  # what PEFT puts a model into
 
@@ -61,7 +61,7 @@ def write_peft(model: ModelConfig, params: Params, folder: Path, *, dtype: str) 
 
 
 def read_peft(model: ModelConfig, folder: str | Path, *, shardings: Params | None = None) -> Params:
-    """The adapters of a folder, float32; the tree has nothing else.
+    """Read the adapters of a folder, float32; the tree has nothing else.
 
     Args:
         model: with rank and targets of the adapter, as `adapter_config.py` reads them.

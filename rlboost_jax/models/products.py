@@ -14,14 +14,14 @@ from jaxtyping import Array, Float
 from rlboost_kernels import matmul, product_precision
 
 from rlboost_jax.models.tensor_parallel import added_up
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
-# As it is stored or, in an engine on CPU, in panels (`engine/panels.py`).
+# As it is stored or, in an engine on CPU, in panels (`engine/weight_panels.py`).
 Matrix = Float[Array, "I O"] | Float[Array, "_ I 32"] | Float[Array, "_ _ 64"]
 
 
 def normal(shape: tuple[int, ...], std: float, rngs: nnx.Rngs) -> nnx.Param:
-    """A parameter that starts random; `params.py` draws it anew from its `std`."""
+    """Parameter that starts random; `params.py` draws it anew from its `std`."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape), std=std)
 
 
@@ -36,7 +36,7 @@ def linear(
     split_inputs: bool = False,
     split_rows: bool = False,
 ) -> nnx.Linear:
-    """A matrix stored [in, out] and, where there is one, a bias that starts at 0.
+    """Linear layer with a matrix stored [in, out] and, optionally, a bias that starts at 0.
 
     Args:
         split_inputs: of rows and matrix each device has some inputs, see `tensor_parallel.py`.
@@ -66,7 +66,7 @@ def linear(
 
 
 def _matrix_as_it_is(arrays: tuple[Any, ...], *, dtype: Any, **_: Any) -> tuple[Any, ...]:
-    """Rows, matrix and bias as `nnx.Linear` promotes them, but for the matrix."""
+    """Promote rows and bias as `nnx.Linear` does, but leave the matrix as it is."""
     x, kernel, bias = arrays
     return x.astype(dtype), kernel, None if bias is None else bias.astype(dtype)
 
@@ -79,7 +79,7 @@ def _product_of_some_rows(
 
 @jax.custom_vjp
 def _cast_product(x: Float[Array, "N I"], kernel: Float[Array, "I O"]) -> Float[Array, "N O"]:
-    """Of rows with a float32 matrix in their own dtype, whose gradient stays float32.
+    """Multiply rows by a float32 matrix in their own dtype; its gradient stays float32.
 
     Cast before, the matrix would have a gradient in the dtype of rows, and so would the parts of
     it that the devices of a mesh add up.
@@ -107,17 +107,24 @@ def _cast_backward(
 _cast_product.defvjp(_cast_forward, _cast_backward)
 
 
-def float32_product(x: Float[Array, "N I"], kernel: Matrix, *, by_row: bool) -> Float[Array, "N O"]:
-    """Of rows with a matrix, which is cast to their dtype first."""
+def float32_product(
+    x: Float[Array, "N I"],
+    kernel: Matrix | Float[Array, "O I"],
+    *,
+    by_row: bool,
+    transposed: bool = False,
+) -> Float[Array, "N O"]:
+    """Multiply rows by a matrix, or by its transpose, after a cast to the dtype of the rows."""
     kernel = kernel.astype(x.dtype)
     if by_row:
-        return matmul(x, kernel, out_dtype=jnp.float32)
+        return matmul(x, kernel, transposed=transposed, out_dtype=jnp.float32)
     precision = product_precision(x.dtype)
+    kernel = kernel.T if transposed else kernel
     return jnp.matmul(x, kernel, precision=precision, preferred_element_type=jnp.float32)
 
 
 def row_mean(x: Float[Array, "*rows E"], *, by_row: bool) -> Float[Array, "*rows 1"]:
-    """The mean of every row."""
+    """Mean of every row."""
     return _mean_by_row(x) if by_row else _mean(x)
 
 
@@ -127,7 +134,10 @@ def _mean(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
 
 @jax.custom_vjp
 def _mean_by_row(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
-    """XLA on CPU adds up a row in an order that depends on how many rows there are."""
+    """Mean of every row, by row.
+
+    XLA on CPU sums a row in an order that depends on how many rows there are.
+    """
 
     def product(x: Float[Array, "*rows E"]) -> Float[Array, "*rows 1"]:
         E = x.shape[-1]
@@ -154,12 +164,12 @@ _mean_by_row.defvjp(_mean_forward, _mean_backward)
 def _product_by_row(
     x: Float[Array, "N I"], kernel: Matrix, *_: Any, **__: Any
 ) -> Float[Array, "N O"]:
-    """What `nnx.Linear` asks of a `dot_general`: activations are flat, so the axes are known."""
+    """`dot_general` for `nnx.Linear` by row: activations are flat, so the axes are known."""
     return matmul(x, kernel)
 
 
 def _product_of_parts(
     x: Float[Array, "N I"], kernel: Float[Array, "I O"], *_: Any, **__: Any
 ) -> Float[Array, "N O"]:
-    """Rounded once, as the whole product is."""
+    """Product of a matrix split by its inputs, summed over devices and rounded once."""
     return added_up(matmul(x, kernel, out_dtype=jnp.float32)).astype(x.dtype)

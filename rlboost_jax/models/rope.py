@@ -16,15 +16,15 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
-from rlboost_jax.settings.limits import MAX_POSITIONS
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.sequences.shared_limits import MAX_POSITIONS
+from rlboost_jax.settings.model_config import ModelConfig
 
 FINE = 1024  # positions in the fine table
 COARSE = MAX_POSITIONS // FINE  # multiples of FINE in the coarse table
 
 
 class Rope(NamedTuple):
-    """Which frequencies there are; the fields are those of `ModelConfig` that begin with rope_."""
+    """Parameters of rotary frequencies: the fields of `ModelConfig` that begin with rope_."""
 
     theta: float
     scaling: str = ""
@@ -36,7 +36,7 @@ class Rope(NamedTuple):
 
 
 def ropes(config: ModelConfig) -> tuple[Rope, Rope]:
-    """Of layers that see all before, and of layers that see a window."""
+    """Parameters for layers with full attention, and for layers with a window."""
     everywhere = Rope(
         theta=config.rope_theta,
         scaling=config.rope_scaling,
@@ -75,7 +75,7 @@ def _kept_by_yarn(rope: Rope, head_dim: int) -> NDArray[np.float64]:
     """Share of each pair's own frequency, [head_dim / 2]; bounds are whole pairs."""
 
     def pair(turns: float) -> float:
-        """That makes so many turns within the original context."""
+        """Index of the pair that makes `turns` turns within the original context."""
         longest = rope.original_positions / (2 * math.pi * turns)
         return head_dim / 2 * math.log(longest) / math.log(rope.theta)
 
@@ -88,7 +88,7 @@ def _kept_by_yarn(rope: Rope, head_dim: int) -> NDArray[np.float64]:
 def cos_sin(
     positions: Int[Array, " N"], head_dim: int, rope: Rope
 ) -> tuple[Float[Array, "N half"], Float[Array, "N half"]]:
-    """Of position · frequency, for every pair, times the attention factor.
+    """Cosine and sine of position · frequency for every pair, times the attention factor.
 
     Args:
         positions: absolute, in [0, MAX_POSITIONS).
@@ -106,7 +106,7 @@ def cos_sin(
 def turn(
     x: Float[Array, "N H D"], cos: Float[Array, "N half"], sin: Float[Array, "N half"]
 ) -> Float[Array, "N H D"]:
-    """Turn the pair (i, i + D/2) of every head, in float32.
+    """Rotate the pair (i, i + D/2) of every head, in float32.
 
     Source: Su et al. 2021, arXiv:2104.09864, equation 34, with the halves of a head paired
     as in GPT-NeoX, Llama and Qwen.

@@ -1,4 +1,4 @@
-"""What the leaves of the parameter tree, and the files, are called in a Hugging Face checkpoint.
+"""Names of the parameter tree's leaves, and of files, in a Hugging Face checkpoint.
 
 A leaf of `layers` holds a tensor of every layer (and every expert), stacked; matrices are stored
 [in, out] here and [out, in] there.
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from rlboost_jax.settings.huggingface.tensor_files import HEAD, PREFIX, TABLE
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 _PROJECTIONS: Final = {
     "attention.query": "self_attn.q_proj",
@@ -53,7 +53,7 @@ _REST: Final = {
 
 
 class Stored(NamedTuple):
-    """How a leaf is stored."""
+    """Storage of a leaf."""
 
     tensors: dict[tuple[int, ...], str]  # name of the tensor at each index of the stacked axes
     transposed: bool
@@ -66,7 +66,7 @@ def stored(
     prefix: str = PREFIX,
     head: str = HEAD,
 ) -> Stored:
-    """How the leaf of that dotted name and shape is stored.
+    """Storage of the leaf of this dotted name and shape.
 
     Args:
         prefix: of all tensors but the head's.

@@ -1,8 +1,8 @@
 """A decoder whose heads, hidden width or experts, and vocabulary lie on several devices.
 
-For the engine, inside `jax.shard_map` over the mesh axis `AXIS`. Every device has all rows. What a
-matrix split by its inputs makes of them is on each device a part of a sum: two sums a layer, and
-one of the look-up before the first. Logits are gathered, so all devices sample the same tokens.
+For the engine, inside `jax.shard_map` over the mesh axis `AXIS`. Every device has all rows. With a
+matrix split by its inputs each device has a part of a sum: two sums per layer, and one for the
+look-up before the first. Logits are gathered, so all devices sample the same tokens.
 
 Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
 """
@@ -18,7 +18,7 @@ AXIS: Final = "tensor"
 
 
 def added_up(part: Float[Array, "N E"]) -> Float[Array, "N E"]:
-    """The sum of all devices' parts, in the order of devices.
+    """Sum of all devices' parts, in the order of devices.
 
     An all-reduce may add up each piece of its buffer in another order, and so give a row other
     bits in another place. With two devices this moves as many bytes as one would.
@@ -27,7 +27,7 @@ def added_up(part: Float[Array, "N E"]) -> Float[Array, "N E"]:
 
 
 def looked_up(table: Float[Array, "V E"], tokens: Int[Array, " N"]) -> Float[Array, "N E"]:
-    """Rows of a table whose entries are shared out in order."""
+    """Look up rows of a table whose entries are divided in order among the devices."""
     mine = tokens - first_of(len(table))
     inside = (mine >= 0) & (mine < len(table))
     rows = table[jnp.clip(mine, 0, len(table) - 1)]
@@ -35,10 +35,10 @@ def looked_up(table: Float[Array, "V E"], tokens: Int[Array, " N"]) -> Float[Arr
 
 
 def gathered_columns(part: Float[Array, "N _"]) -> Float[Array, "N V"]:
-    """All columns of a matrix whose columns are shared out in order."""
+    """Gather all columns of a matrix whose columns are divided in order among the devices."""
     return jax.lax.all_gather(part, AXIS, axis=1, tiled=True)
 
 
 def first_of(count: int) -> Int[Array, ""]:
-    """Where this device's share begins of what is given out `count` to each."""
+    """First index of this device's share if each device gets `count`."""
     return jax.lax.axis_index(AXIS) * count

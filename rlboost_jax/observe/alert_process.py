@@ -20,18 +20,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.host import processes
 from rlboost_jax.observe.alerts import Alert, Watch, last_alert
-from rlboost_jax.observe.lines import read_lines
-from rlboost_jax.observe.page.view import RunView
-from rlboost_jax.settings.alerts import AlertsConfig
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import read_run_config
-from rlboost_jax.storage.bounded_files import read_text
+from rlboost_jax.observe.json_lines import read_lines
+from rlboost_jax.observe.page.run_view import RunView
+from rlboost_jax.platform import process_liveness
+from rlboost_jax.platform.bounded_files import read_text
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.alerts_config import AlertsConfig
+from rlboost_jax.settings.config_loading import read_run_config
 
 
 class _NoUrl(ValueError):
-    """A file holds something else than a URL."""
+    """A file holds something other than a URL."""
 
 
 FILE: Final = "alerts.jsonl"
@@ -42,7 +42,7 @@ WEBHOOK_SECONDS: Final = 10.0
 
 
 def check_alerts(settings: AlertsConfig) -> None:
-    """Raises ConfigError where nobody could be called, before an alert is what finds that out."""
+    """Raise ConfigError if an alert could not be delivered."""
     if settings.command and shutil.which(settings.command[0]) is None:
         raise ConfigError(
             f"observe.alerts.command is {settings.command[0]!r}: no such program; give its path, "
@@ -60,7 +60,7 @@ def check_alerts(settings: AlertsConfig) -> None:
 
 
 def start_alerts(settings: AlertsConfig, workdir: Path) -> "subprocess.Popen[bytes] | None":
-    """Start the process for this trainer, if anybody is to be called.
+    """Start the process for this trainer, if an alert target is configured.
 
     It is not waited for. Where it cannot be started, the run goes on without: None.
     """
@@ -87,8 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workdir", type=Path, required=True, help="folder of the run")
     parser.add_argument("--trainer", type=int, required=True, help="its process id")
     given = parser.parse_args(arguments)
-    started = processes.start_time(given.trainer)
-    watch_run(given.workdir, lives=lambda: processes.runs(given.trainer, started))
+    started = process_liveness.start_time(given.trainer)
+    watch_run(given.workdir, lives=lambda: process_liveness.runs(given.trainer, started))
     return 0
 
 
@@ -99,7 +99,7 @@ def watch_run(
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Give the alerts of a run until its trainer is gone.
+    """Deliver the alerts of a run until its trainer is gone.
 
     Args:
         lives: whether it is there.
@@ -120,7 +120,7 @@ def watch_run(
 
 
 def give(alert: Alert, settings: AlertsConfig, workdir: Path) -> None:
-    """Call the command and the webhook, once; what comes of it is one line of `alerts.jsonl`."""
+    """Call the command and the webhook, once; the outcome is one line of `alerts.jsonl`."""
     values = {"time": time.time(), "run": workdir.name, **asdict(alert)}
     failures = []
     if settings.command:
@@ -133,7 +133,7 @@ def give(alert: Alert, settings: AlertsConfig, workdir: Path) -> None:
 
 
 def _command(command: tuple[str, ...], values: Mapping[str, Any]) -> str:
-    """Why it failed; "" where it did not."""
+    """Run the command; returns why it failed, "" if it did not."""
     environment = {**os.environ, "RLBOOST_ALERT": str(values["kind"])}
     try:
         done = subprocess.run(
@@ -149,7 +149,7 @@ def _command(command: tuple[str, ...], values: Mapping[str, Any]) -> str:
 
 
 def _webhook(file: Path, values: Mapping[str, Any]) -> str:
-    """The same; the URL, being a secret, is in no message."""
+    """Call the webhook; returns why that failed. No message has the URL, which is a secret."""
     try:
         url = _url_of(file)
         body = json.dumps({**values, "text": f"{values['run']}: {values['text']}"}).encode()
@@ -165,7 +165,7 @@ def _webhook(file: Path, values: Mapping[str, Any]) -> str:
 
 
 def _url_of(file: Path) -> str:
-    """Raises OSError, ValueError; no message has the URL, which is a secret."""
+    """Read the URL. Raises OSError, ValueError; no message has the URL, which is a secret."""
     url = read_text(file, MOST_URL_BYTES, "a URL").strip()
     if not url.startswith(("https://", "http://")):
         raise _NoUrl("the file holds no URL of http")

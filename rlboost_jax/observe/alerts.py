@@ -1,4 +1,4 @@
-"""When somebody is to be called, decided from what the files of a run say.
+"""Alerts, decided from the files of a run.
 
 Each alert is given once a run, however often it is started; that no server is ready, or that the
 newest durable checkpoint is behind, once each time that it begins.
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from rlboost_jax.observe.diagnostics import is_behind, steps_behind
-from rlboost_jax.observe.page.view import RunView
-from rlboost_jax.settings.alerts import AlertsConfig
+from rlboost_jax.observe.page.run_view import RunView
+from rlboost_jax.settings.alerts_config import AlertsConfig
 
 Kind = Literal["end", "break", "reward", "servers", "spend", "checkpoint"]
 STEPS: Final = 10  # that a mean reward is of
@@ -18,7 +18,8 @@ STEPS: Final = 10  # that a mean reward is of
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """
+    """An alert about a run.
+
     Attributes:
         text: one line for a person.
         step: the newest that is done; -1: none.
@@ -30,7 +31,8 @@ class Alert:
 
 
 class Watch:
-    """
+    """Finds new alerts in the state of a run.
+
     Args:
         said: kinds of alerts that were given before.
     """
@@ -46,7 +48,7 @@ class Watch:
         self._behind = False  # the newest durable checkpoint was, when somebody last looked
 
     def look(self, view: RunView, now: float) -> list[Alert]:
-        """What is new; `now` in seconds, by a clock that only goes forward."""
+        """New alerts; `now` in seconds, by a clock that only goes forward."""
         step = step_of(view)
         return [Alert(kind=k, text=t, step=step) for k, t in self._found(view, now)]
 
@@ -90,7 +92,7 @@ class Watch:
         return line
 
     def _alone(self, view: RunView, now: float) -> float:
-        """Seconds for which no server is ready."""
+        """Seconds for which no server has been ready."""
         ready = any(
             life.ready is not None and not life.ending and not life.reserved
             for life in view.lives()
@@ -103,7 +105,7 @@ class Watch:
 
 
 def last_alert(view: RunView) -> Alert:
-    """Of a run whose trainer is gone."""
+    """Alert for a run whose trainer is gone."""
     step = step_of(view)
     total = view.config.num_steps if view.config is not None else 0
     if step + 1 >= total > 0:
@@ -113,5 +115,5 @@ def last_alert(view: RunView) -> Alert:
 
 
 def step_of(view: RunView) -> int:
-    """The newest that is done; -1: none."""
+    """The newest step that is done; -1 if none is."""
     return int(view.last.get("step", -1))

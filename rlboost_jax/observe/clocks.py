@@ -1,4 +1,4 @@
-"""The clock of another process, from its answers.
+"""Estimate of another process's clock from its answers.
 
 A question leaves at a of our clock, the answer bears the stamp m of the other's and is here
 at b. The other clock read m at some moment in between, so it is ahead of ours by
@@ -19,7 +19,7 @@ REMEMBERED: Final = 64  # answers: 20 s of lease renewals, in which clocks drift
 
 
 class Reading(NamedTuple):
-    """What one answer says, in seconds; of two, the smaller is the better."""
+    """Clock offset from one answer, in seconds; of two, the smaller is the better."""
 
     error: float  # by which `ahead` may be wrong
     ahead: float  # to be added to our clock for the other's
@@ -32,8 +32,8 @@ class Reading(NamedTuple):
 UNKNOWN: Final = Reading(0.0, 0.0)
 
 
-class Clock:
-    """The quickest of the newest answers counts. Answers come in the order of the questions."""
+class RemoteClock:
+    """Estimate by the quickest of the newest answers. Answers come in the order of the requests."""
 
     def __init__(self) -> None:
         self._asked: deque[float] = deque()
@@ -42,18 +42,18 @@ class Clock:
         self._used = UNKNOWN  # for the spans that were moved
 
     def asked(self, now: float) -> None:
-        """A question leaves."""
+        """Record that a request is sent."""
         self._asked.append(now)
 
     def answered(self, stamp: float, now: float) -> None:
-        """An answer is here; one that nobody asked for says nothing."""
+        """Record an answer; one without a request is ignored."""
         if self._asked:
             sent = self._asked.popleft()
             self._answers.append(Reading((now - sent) / 2, stamp - (sent + now) / 2))
             self._best = min(self._answers)
 
     def restart(self) -> None:
-        """Another stream, and maybe another process at its end: its answers alone will count.
+        """Start anew for another stream, whose end may be another process.
 
         Until the first of them, what was known stands: a manager that was started again on its
         host has the clock of the one before, and spans may be moved at any moment.
@@ -62,7 +62,7 @@ class Clock:
         self._answers.clear()
 
     def moved(self, spans: Iterable[Span]) -> tuple[tuple[Span, ...], float]:
-        """Spans of our clock on the other's, and the seconds by which they may be off there.
+        """Convert spans from our clock to the other's; also returns the possible error in seconds.
 
         All are moved by the same until that cannot be right: by a better one, later spans would
         begin before earlier ones end. Before the first answer of all, they stay where they are.

@@ -1,4 +1,4 @@
-"""What a person sees while a run lives: a view that is redrawn, or plain lines.
+"""Console of a run: a view that is redrawn, or plain lines.
 
 On a terminal the view (`live_view.py`) shows step, reward, loss, speed, fleet, cost and time left,
 four times a second.
@@ -16,20 +16,20 @@ from rich.console import ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rlboost_jax.closing import Closing
 from rlboost_jax.messages import FleetStatus
 from rlboost_jax.observe.cost import total
 from rlboost_jax.observe.live_view import Shown, number, rate, split, view_lines
 from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.summary import Summary
-from rlboost_jax.relay.start import Relayed
-from rlboost_jax.supervision.pulse import PULSE
+from rlboost_jax.platform.closing import Closing
+from rlboost_jax.platform.output_relay import Relayed
+from rlboost_jax.platform.pulse import PULSE
 
 SAMPLE_LETTERS = 70  # of a prompt and of a response
 
 
 class _Terminal(RichConsole):
-    """Knows its width through a relay, too."""
+    """Terminal that also knows its width through a relay."""
 
     @property
     def size(self) -> ConsoleDimensions:
@@ -78,12 +78,12 @@ class Console(Closing):
         return self
 
     def close(self) -> None:
-        """The view stays as it is; lines may follow."""
+        """End the view, which stays on the screen; lines may follow."""
         if self._live:
             self._live.stop()
 
     def finish(self, summary: Summary) -> None:
-        """What the run came to is said by its caller."""
+        """Do nothing: the caller prints the run's summary."""
 
     @contextmanager
     def phase(self, text: str) -> Iterator[None]:
@@ -100,17 +100,17 @@ class Console(Closing):
         self.note(f"{text}: {time.monotonic() - began:.1f} s")
 
     def note(self, text: str) -> None:
-        """A line of its own, above the view where there is one."""
+        """Print a line, above the view if there is one."""
         self._console.print(Text(text))
 
     def samples(self, rows: Sequence[SampleRow]) -> None:
-        """The first of them, as far as it fits a line."""
+        """Show the first sample, as far as it fits a line."""
         for row in rows[:1]:
             prompt, response = _one_line(row.prompt_text), _one_line(row.response_text)
             self.note(f"  sample: {prompt} → {response}  ({_facts(row)})")
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """A step is done; `row` is its row of metrics."""
+        """Show a finished step; `row` is its row of metrics."""
         self._rows.append(row)
         self._bill.step(row)
         if row.get("accuracy") is not None:
@@ -118,15 +118,26 @@ class Console(Closing):
         if not self._live:
             self.note(step_line(row, self._num_steps))
 
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        """Show the evaluation of the final parameters."""
+        self._bill.step(row)
+        if row.get("accuracy") is None:
+            return
+        self._accuracy = row["accuracy"]
+        self.note(f"evaluation of the final parameters: accuracy {row['accuracy']:.3f}")
+
     def fleet(self, status: FleetStatus) -> None:
-        """The fleet as it is now. Without a view, arrivals and losses come as lines."""
+        """Show the fleet's status. Without a view, arrivals and losses are printed as lines."""
         before, self._status = self._status, status
         self._bill.fleet(status.cost_dollars)
+        caught = status.quarantined - (before.quarantined if before else 0)
+        if caught > 0:
+            self.note(_quarantine(caught))
         if not self._live and (changes := _changes(before, status)):
             self.note(changes)
 
     def earlier(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Those of steps that were done before this start."""
+        """Add the rows of steps that were done before this start."""
         self._rows = [*rows, *self._rows]
         self._bill.earlier(rows)
         for row in rows:
@@ -134,7 +145,7 @@ class Console(Closing):
                 self._accuracy = row["accuracy"]
 
     def _view(self) -> RenderableType:
-        """Called before each drawing: the terminal may have another size by now."""
+        """Render the view. Called before each drawing: the terminal's size may have changed."""
         now, (width, height) = time.monotonic(), self._console.size
         if self._drawn and self._drawn[0] > width:
             self._console.file.write(_over(self._drawn[1], width))
@@ -182,13 +193,13 @@ class Bill:
 
 
 def _over(cells: Sequence[int], width: int) -> str:
-    """To the top of a view that a narrower terminal has wrapped, and all below erased."""
+    """Control sequence to erase a view that a narrower terminal has wrapped."""
     more = sum(max(1, -(-each // width)) for each in cells) - len(cells)
     return f"\x1b[{more}A\r\x1b[J" if more else ""
 
 
 def step_line(row: Mapping[str, Any], num_steps: int) -> str:
-    """A step in one line."""
+    """Summary of a step in one line."""
     accuracy = "" if row.get("accuracy") is None else f"  accuracy {row['accuracy']:.3f}"
     return (
         f"step {row['step']} ({row['step'] + 1}/{num_steps})  "
@@ -198,13 +209,18 @@ def step_line(row: Mapping[str, Any], num_steps: int) -> str:
         f"servers {number(row, 'instances_mean', 1)} "
         f"+{row.get('instances_joined') or 0} -{row.get('instances_lost') or 0}  "
         f"{row.get('tokens_lost') or 0} tokens lost  {_untrained(row)}{_episodes(row)}"
-        f"${row.get('cost_dollars') or 0:.4f}  "
+        f"{_paid(row)}"
         f"{number(row, 'step_seconds', 2)} s"
     )
 
 
+def _paid(row: Mapping[str, Any]) -> str:
+    """Return a step's dollars, or nothing where nothing is billed."""
+    return f"${row['cost_dollars']:.4f}  " if row.get("cost_dollars") else ""
+
+
 def _untrained(row: Mapping[str, Any]) -> str:
-    """What of a step has no part in its update, where anything has none."""
+    """Text on responses of a step that have no part in its update; "" if there are none."""
     said = ""
     if row.get("episodes_left_out"):
         said += f"{row['episodes_left_out']} left out  "
@@ -214,7 +230,7 @@ def _untrained(row: Mapping[str, Any]) -> str:
 
 
 def _episodes(row: Mapping[str, Any]) -> str:
-    """Of a step whose responses have an environment."""
+    """Text on the episodes of a step; "" without an environment."""
     if row.get("turns_mean") is None:
         return ""
     said = f"turns {number(row, 'turns_mean', 1)}  "
@@ -224,7 +240,7 @@ def _episodes(row: Mapping[str, Any]) -> str:
 
 
 def _facts(row: SampleRow) -> str:
-    """Of a sample, in a few words."""
+    """Short text on a sample."""
     turns = [part for part in row.turns if part.sampled]
     calls = sum(len(part.calls) for part in turns)
     facts = [f"left out: {_one_line(row.left_out)}" if row.left_out else f"reward {row.reward:.3g}"]
@@ -244,8 +260,16 @@ def _changes(before: FleetStatus | None, status: FleetStatus) -> str:
     return f"  fleet: +{joined} joined, -{lost} lost, {now} ready"
 
 
+def _quarantine(caught: int) -> str:
+    servers = "1 server is" if caught == 1 else f"{caught} servers are"
+    return (
+        f"  fleet: {servers} quarantined, since tokens or scores were wrong; "
+        "other servers repeat the work, and events.jsonl has the names"
+    )
+
+
 def _one_line(text: str) -> str:
-    """Its beginning, with nothing that a terminal would take for more than text."""
+    """Beginning of a text, without anything that a terminal would interpret."""
     plain = "".join(
         letter if letter.isprintable() else " " for letter in text[: 4 * SAMPLE_LETTERS]
     )

@@ -1,4 +1,4 @@
-"""What a run cost, beside what the reserved devices alone would have cost for the same tokens."""
+"""Cost of a run, and of the same tokens on the reserved devices alone."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,12 +21,15 @@ class Comparison:
 def comparison(
     rows: Iterable[Mapping[str, Any]], *, reserved_price_per_hour: float
 ) -> Comparison | None:
-    """The estimate: all tokens at the rate that the reserved engines showed in their seeding
-    windows, those of evaluation too, then training and publishing as measured.
+    """Estimate the cost of the run's work on the reserved devices alone.
 
-    Generation and training are taken one after the other, since one set of devices does both.
-    Waits for rewards, for environments and on a busy host are in no column, and so not in it: where
-    these are long, the estimate is too low.
+    All tokens are taken at the rate that the reserved engines showed in their seeding windows,
+    those of evaluation too, then training and publishing as measured.
+
+    Generation and training are taken one after the other, since one set of devices does both. Waits
+    for rewards, for environments and on a busy host are in no column, and so not in it: where these
+    are long, the estimate is too low.
+
     None where the reserved engines generated nothing, so that no rate is known, or where rows of
     before do not say what was paid between steps.
     """
@@ -44,8 +47,8 @@ def comparison(
     )
 
 
-class Forecast:
-    """What a run will have cost, step by step.
+class CostForecast:
+    """Forecast of a run's total cost, step by step.
 
     Args:
         num_steps: of the whole run.
@@ -56,16 +59,20 @@ class Forecast:
         self._num_steps = num_steps
         self._costs = [row["cost_dollars"] or 0.0 for row in rows]
 
-    def after(self, row: Mapping[str, Any]) -> float:
-        """Dollars for all steps, once `row` is paid: those to come at the mean of the last
-        `RECENT`. The first is left out of that where there are others, since it has paid for
-        starting and warming up too."""
+    def after(self, row: Mapping[str, Any]) -> float | None:
+        """Dollars for all steps, once `row` is paid: those to come at the mean of recent ones.
+
+        The first row counts in no mean, since it has paid for starting and warming up too. None
+        after that one, and where nothing is billed.
+        """
         self._costs.append(row["cost_dollars"] or 0.0)
-        recent = self._costs[max(len(self._costs) - RECENT, 1) :] or self._costs
-        ahead = max(0, self._num_steps - len(self._costs))
+        recent = self._costs[max(len(self._costs) - RECENT, 1) :]
+        if not recent or not any(self._costs):
+            return None
+        ahead = max(0, self._num_steps - 1 - row["step"])  # a fork has fewer rows than steps
         return sum(self._costs) + ahead * sum(recent) / len(recent)
 
 
 def total(rows: Iterable[Mapping[str, Any]], key: str) -> float:
-    """Sum of a column; what was not measured, or not known to an older release, counts as 0."""
+    """Sum of a column; values not measured, or unknown to an older release, count as 0."""
     return sum(row.get(key) or 0 for row in rows)

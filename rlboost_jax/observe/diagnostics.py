@@ -1,15 +1,14 @@
-"""Signs in the rows of a run that it learns nothing, or that its checkpoints fall behind, each in a
-line that says where to look.
+"""Signs in a run's rows that it learns nothing, or that its checkpoints fall behind.
 
-A pure function of the rows: the console shows a line at the step that completes it, the report
-those of the whole run.
+Each is a line that says where to look. A pure function of the rows: the console shows a line at the
+step that completes it, the report those of the whole run.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 STEPS: Final = 3  # in a row, before anything is said
 ALL: Final = 0.999  # of the responses
@@ -29,7 +28,7 @@ class _Beginning:
 
 
 class Diagnostics:
-    """Says each sign once, however long it lasts and however often the run is started.
+    """Reports each sign once, however long it lasts and however often the run is started.
 
     Args:
         rows: of the steps before, whose signs were shown then.
@@ -44,7 +43,7 @@ class Diagnostics:
             self.after(row)
 
     def after(self, row: Row) -> list[str]:
-        """The lines of a step that is done."""
+        """Lines that a finished step completes."""
         self._rows = [*self._rows[-(STEPS - 1) :], row]
         if len(self._rows) < STEPS:
             return []
@@ -63,14 +62,16 @@ class Diagnostics:
 
 
 def diagnose(run: RunConfig, rows: Iterable[Row]) -> list[str]:
-    """Those of a run, in their order."""
+    """Lines of a whole run, in their order."""
     looked = Diagnostics(run)
     return [line for row in rows for line in looked.after(row)]
 
 
 def steps_behind(run: RunConfig, row: Row) -> int:
-    """By how many steps the newest durable checkpoint is later than it should be; 0 where it is
-    not, or where a row of an earlier release does not say."""
+    """Number of steps by which the newest durable checkpoint is later than it should be.
+
+    0 if it is not, or if a row of an earlier release does not say.
+    """
     if row.get("durable_step") is None:
         return 0
     since = row["step"] - row["durable_step"]
@@ -78,7 +79,7 @@ def steps_behind(run: RunConfig, row: Row) -> int:
 
 
 def is_behind(run: RunConfig, row: Row) -> bool:
-    """Whether somebody is to look at the disk: half-way to where training waits for it."""
+    """Whether a person should check the disk: half-way to where training waits for it."""
     return steps_behind(run, row) > max(1, run.checkpoint.max_behind // 2)
 
 
@@ -131,7 +132,10 @@ def _collapsed(run: RunConfig, rows: Sequence[Row], beginning: _Beginning) -> st
 
 
 def _first_reward_gone(run: RunConfig, rows: Sequence[Row], beginning: _Beginning) -> str:
-    """The policy pleases the other functions alone: the reward need not fall, nor be equal."""
+    """Line if the policy pleases the other reward functions alone; "" else.
+
+    The reward need not fall, nor be equal.
+    """
     now = [row.get(_first_reward(run)) for row in rows]
     before = max(beginning.first_reward or 0.0, 0.0)
     fell = all(value is not None and 0 <= value < FELL * before for value in now)
@@ -157,7 +161,7 @@ _SIGNS: Final[Mapping[str, Callable[[RunConfig, Sequence[Row], _Beginning], str]
 
 
 def _first_reward(run: RunConfig) -> str:
-    """Its key in a row, which only runs with several functions have."""
+    """Key of the first reward function in a row, which only runs with several functions have."""
     functions = run.rewards.functions
     if len(functions) < 2 or run.environment.name:  # whose own reward says what is right
         return ""

@@ -17,10 +17,10 @@ Call = Callable[[Tracker], None]
 
 
 class IsolatedTracker:
-    """A tracker behind a queue. Nothing here raises, and nothing but `close` waits for it.
+    """A tracker behind a queue. No method raises, and only `close` waits for it.
 
-    Whatever it raises, from being made to being closed, is said once; it is closed, then, and
-    shown nothing more.
+    Any exception of it, from its construction to its end, is reported once; then it is closed and
+    called no more.
 
     Args:
         make: makes the tracker, in its thread.
@@ -52,12 +52,17 @@ class IsolatedTracker:
     def step(self, row: Mapping[str, Any]) -> None:
         self._put(lambda tracker: tracker.step(row))
 
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        self._put(lambda tracker: tracker.evaluated(row))
+
     def finish(self, summary: Summary) -> None:
         self._put(lambda tracker: tracker.finish(summary))
 
     def close(self) -> None:
-        """Returns when it is closed, having dealt with all that it was shown unless it failed, or
-        `close_seconds` later."""
+        """Wait until the tracker has handled all calls and is closed, or has failed.
+
+        At most `close_seconds`.
+        """
         self._put(None)
         self._thread.join(self._close_seconds)
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""The view of a run on a terminal, line by line, made for the width that there is.
+"""Live view of a run on a terminal, line by line, fitted to its width.
 
 Invariants:
 - no line is wider than the terminal: it would be wrapped there, and drawn over in the wrong place;
@@ -31,7 +31,7 @@ _LEFT: Final = ("server", "state")
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What there is to show."""
+    """State to show."""
 
     num_steps: int
     seconds: float  # since this start
@@ -74,8 +74,9 @@ def fleet_table(instances: Sequence[InstanceStatus], width: int, *, most: int) -
         name: max(cell_len(name), *(cell_len(row[name]) for row in cells.values()))
         for name, _ in _COLUMNS
     }
-    if not any(row["line"] for row in cells.values()):
-        widths.pop("line")
+    for name in ("line", "$/h"):
+        if not any(row[name] for row in cells.values()):
+            widths.pop(name)
     for name, _ in sorted(_COLUMNS, key=lambda column: -column[1]):
         if sum(widths.values()) + 2 * len(widths) <= width or len(widths) == 1:
             break
@@ -93,8 +94,10 @@ def fleet_table(instances: Sequence[InstanceStatus], width: int, *, most: int) -
 
 
 def folded(pieces: Iterable[str], width: int, *, style: str = "") -> list[Text]:
-    """Pieces one after the other, on a new line where the next has no room; none is divided but
-    at its spaces, where it is wider than a line."""
+    """Join pieces, starting a new line where the next has no room.
+
+    A piece wider than a line is divided at its spaces; others are not divided.
+    """
     lines: list[str] = []
     for piece in filter(None, pieces):
         joined = f"{lines[-1]}   {piece.strip()}" if lines else piece
@@ -118,7 +121,7 @@ def spark(values: Sequence[float]) -> str:
 
 
 def seconds_left(rows: Sequence[Mapping[str, Any]], num_steps: int) -> float | None:
-    """For the steps to come, at the mean of the last; None before there is one.
+    """Seconds for the remaining steps at the mean of recent ones; None before there is one.
 
     The first step of a run is left out where there are others: it has waited for servers.
     """
@@ -130,7 +133,7 @@ def seconds_left(rows: Sequence[Mapping[str, Any]], num_steps: int) -> float | N
 
 
 def clock(seconds: float) -> str:
-    """Such as 1:05, or 2:03:04 with hours."""
+    """Format seconds, such as 1:05, or 2:03:04 with hours."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -142,7 +145,7 @@ def number(row: Mapping[str, Any], key: str, digits: int) -> str:
 
 
 def rate(row: Mapping[str, Any], key: str) -> str:
-    """Of tokens, over the step."""
+    """Tokens per second over the step."""
     seconds, tokens = row.get("step_seconds"), row.get(key)
     return "–" if not seconds or tokens is None else f"{tokens / seconds:,.0f}"
 
@@ -156,7 +159,7 @@ def _headline(shown: Shown, width: int) -> list[Text]:
     done = shown.rows[-1]["step"] + 1 if shown.rows else 0
     left = seconds_left(shown.rows, shown.num_steps)
     bars = min(32, width - 4)
-    full = round(bars * min(1.0, done / shown.num_steps))
+    full = round(bars * min(1.0, done / max(1, shown.num_steps)))
     return folded(
         [
             " rlboost-jax",
@@ -195,7 +198,8 @@ def _fleet_lines(shown: Shown, status: FleetStatus, width: int) -> list[Text]:
         *folded(
             [
                 f" {status.finished}/{status.total} responses",
-                f"{status.joined} joined, {status.lost} lost",
+                f"{status.joined} joined, {status.lost} lost"
+                + (f" ({status.left} with notice)" if status.left else ""),
                 f"{total(shown.rows, 'requests_migrated'):.0f} migrated",
                 f"{total(shown.rows, 'tokens_lost'):.0f} tokens lost",
             ],
@@ -203,8 +207,8 @@ def _fleet_lines(shown: Shown, status: FleetStatus, width: int) -> list[Text]:
         ),
         *folded(
             [
-                "" if shown.dollars is None else f" ${shown.dollars:.4f}",
-                "" if ahead is None else f"of about ${ahead:.4f}",
+                f" ${shown.dollars:.4f}" if shown.dollars else "",
+                f"of about ${ahead:.4f}" if ahead else "",
                 window,
             ],
             width,
@@ -222,7 +226,7 @@ def _cells(one: InstanceStatus) -> dict[str, str]:
         "tokens": f"{one.tokens:,}",
         "line": _line(one),
         "age": clock(one.seconds),
-        "$/h": f"{one.price_per_hour:.2f}",
+        "$/h": f"{one.price_per_hour:.2f}" if one.price_per_hour else "",
     }
 
 
@@ -238,7 +242,7 @@ def _row(
 
 
 def _line(one: InstanceStatus) -> str:
-    """Its round trip, the share of packets that it loses (over a hundredth), and its lease."""
+    """Round trip, share of packets lost (if over a hundredth), and lease of a connection."""
     if not one.round_trip:
         return ""
     lost = f" {one.losses:.0%} lost" if one.losses > 0.01 else ""

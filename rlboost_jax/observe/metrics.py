@@ -5,14 +5,14 @@ Numbers that only some runs have (the parts of a reward, say) follow these, name
     python -m rlboost_jax.observe.metrics > docs/reference/metrics.md
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from rlboost_jax import usage
 from rlboost_jax.messages import BatchReport
-from rlboost_jax.observe.lines import Scalar, read_lines, scalar
+from rlboost_jax.observe.json_lines import Scalar, read_lines, scalar
+from rlboost_jax.platform import command_parser
 
 FILE: Final = "metrics.jsonl"
 
@@ -43,7 +43,8 @@ MEANINGS: Final = MappingProxyType(
         "seeding_window_seconds": "in which reserved devices generate",
         "instances_mean": "preemptible ones, over the step",
         "instances_joined": "preemptible ones",
-        "instances_lost": "preemptible ones, with notice or without",
+        "instances_lost": "preemptible ones that went away, with notice or without; neither those "
+        "that were turned away nor those that were sent home",
         "requests_migrated": "that went on elsewhere with the tokens they had",
         "tokens_generated": "sampled by any engine, evaluation excluded",
         "tokens_delivered": "of these, in responses that were trained on",
@@ -108,12 +109,18 @@ MEANINGS: Final = MappingProxyType(
         "outside the interval that the learner computes, but within the tolerance",
         "durable_step": "step of the newest durable checkpoint: where the run would resume after "
         "a power cut at the end of this step. At best `step`; see `checkpoint.max_behind`",
+        "instances_left": "of `instances_lost`, those that gave notice: a goodbye, with all their "
+        "work handed over",
+        "final": "true in the row after the last step, which has the evaluation of the final "
+        "parameters and what was lost and paid meanwhile; null in the row of a step",
     }
 )
 KEYS: Final = tuple(MEANINGS)
+DISTILLED: Final = "distillation/reverse_kl"
 # Whose sum over the steps says something of the run.
 SUMMED: Final = (
-    *("cost_dollars", "step_seconds", "instances_joined", "instances_lost", "requests_migrated"),
+    *("cost_dollars", "step_seconds", "instances_joined", "instances_lost", "instances_left"),
+    "requests_migrated",
     *("tokens_generated", "tokens_delivered", "tokens_lost", "tokens_reserved"),
     *("tokens_preemptible", "tokens_prefilled_again", "reward_failures"),
     *("tool_calls", "tool_failures", "episodes_left_out", "rollouts_handed_back"),
@@ -131,7 +138,7 @@ TURNS: Final = ("parked_share", "turns_mean", "sequences_mean", "returned_share"
 
 
 def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:
-    """A row with all keys, null where `row` has none or a number that is not finite.
+    """Complete a row: all keys, null where `row` has none or a number that is not finite.
 
     Raises ValueError for a key that no row has and that is of no group, or a row without its
     step.
@@ -146,28 +153,45 @@ def metrics_row(row: Mapping[str, Any]) -> dict[str, Scalar]:
     return {key: scalar(row.get(key)) for key in (*KEYS, *more)}
 
 
-def read_metrics(workdir: str | Path) -> list[dict[str, Any]]:
-    """The rows written so far, in order; none where there is no file."""
+def read_rows(workdir: str | Path) -> list[dict[str, Any]]:
+    """Read the rows written so far, in order, that of the final evaluation last.
+
+    Empty if there is no file.
+    """
     return list(read_lines(Path(workdir) / FILE))
 
 
+def steps_of(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of steps: all but that of the final evaluation."""
+    return [row for row in rows if not row.get("final")]
+
+
+def read_metrics(workdir: str | Path) -> list[Mapping[str, Any]]:
+    """Read the rows of steps."""
+    return steps_of(read_rows(workdir))
+
+
 def document() -> str:
-    """docs/reference/metrics.md."""
+    """Text of docs/reference/metrics.md."""
     lines = "\n".join(f"| `{key}` | {meaning} |" for key, meaning in MEANINGS.items())
     return (
         "# Metrics\n\n"
         "<!-- Made by `python -m rlboost_jax.observe.metrics > docs/reference/metrics.md`. -->\n\n"
         "Every row of `metrics.jsonl` has these keys in this order; a number that a run does not\n"
-        "have, or that is not finite, is null. Trackers get the same numbers, and `report.html`\n"
-        "plots most of them.\n\n"
+        "have, or that is not finite, is null. There is a row for each step and, once all are\n"
+        "done, one more for the evaluation of the final parameters (`final`). Trackers get the\n"
+        "same numbers, and `report.html` plots most of them.\n\n"
         f"| key | what |\n|---|---|\n{lines}\n| `accuracy/NAME` | of the held-out prompts of the "
         "data set NAME, in a mixture; where evaluated. `accuracy` is their mean by weight |\n"
         "| `reward/NAME` | mean of what the reward function "
-        "NAME gave; where there are several |\n| `environment/NAME` | mean of what an environment "
+        "NAME gave; where there are several |\n"
+        f"| `{DISTILLED}` | from the policy to its teachers, nats per token, estimated from what "
+        "was sampled; with `distillation.teachers` |\n"
+        "| `environment/NAME` | mean of what an environment "
         "counted as NAME (`Step.metrics`), over the episodes that have it |\n"
     )
 
 
 if __name__ == "__main__":
-    usage.take_none("rlboost_jax.observe.metrics", __doc__)
+    command_parser.take_none("rlboost_jax.observe.metrics", __doc__)
     print(document(), end="")

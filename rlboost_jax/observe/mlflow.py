@@ -1,8 +1,7 @@
-"""Numbers, samples and the configuration of a run for MLflow, on its server or in a file.
+"""Tracker for MLflow, on its server or in a file: numbers, samples and the configuration.
 
 One run of ours is one run there, known by a tag with the id of its workdir, however often it is
-started. What was logged there stays: a step that is done again after a crash keeps the row of its
-first time.
+started. Logged values stay: a step that is repeated after a crash keeps the row of its first time.
 """
 
 import os
@@ -21,8 +20,8 @@ from mlflow.entities import Metric
 
 from rlboost_jax.observe.samples import SampleRow, sample_values
 from rlboost_jax.observe.summary import Summary
-from rlboost_jax.settings.load import to_dict
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import to_dict
+from rlboost_jax.settings.run_config import RunConfig
 
 FOLDER: Final = "mlflow"
 RUN_ID: Final = "rlboost.run_id"  # the tag
@@ -32,7 +31,7 @@ _FOREIGN: Final = re.compile(r"[^\w\-. :/]")  # in names of metrics
 
 
 class Client(Protocol):
-    """What is needed of `MlflowClient`."""
+    """Part of `MlflowClient` that is needed here."""
 
     def get_experiment_by_name(self, name: str) -> Any: ...
     def create_experiment(self, name: str, artifact_location: str | None = None) -> str: ...
@@ -97,6 +96,9 @@ class MlflowTracker:
         self._log(row, step=row["step"])
         self._logged = row["step"]
 
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        """Do nothing: the summary has it, and a value could not be undone if steps are added."""
+
     def finish(self, summary: Summary) -> None:
         known = {f"summary/{name}": value for name, value in asdict(summary).items()}
         self._log(known, step=max(0, self._logged))
@@ -106,7 +108,7 @@ class MlflowTracker:
         self._client.set_terminated(self._run, "FINISHED" if self._complete else "KILLED")
 
     def _log(self, values: Mapping[str, Any], *, step: int) -> None:
-        """In one request: a step is there or it is not."""
+        """Log in one request: a step is there or it is not."""
         stamp = int(self._clock() * 1000)
         metrics = [
             Metric(_FOREIGN.sub("_", name), float(value), stamp, step)
@@ -117,7 +119,7 @@ class MlflowTracker:
 
 
 def open_client(run: RunConfig, workdir: Path) -> tuple[Client, str | None]:
-    """A client, and where experiments that it makes keep their files.
+    """Open a client; also returns where experiments that it makes keep their files.
 
     With a file of its own all is in `<workdir>/mlflow`; `mlflow ui --backend-store-uri` shows it.
     Asks no server anything.

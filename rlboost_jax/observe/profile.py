@@ -9,10 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.closing import Closing
-from rlboost_jax.observe.clocks import Clock
-from rlboost_jax.observe.spans import Recorder
-from rlboost_jax.observe.trace import (
+from rlboost_jax.observe.chrome_trace import (
     FOLDER,
     Doubtful,
     PlacedSpan,
@@ -21,7 +18,10 @@ from rlboost_jax.observe.trace import (
     trace_path,
     write_trace,
 )
-from rlboost_jax.settings.observe import ObserveConfig
+from rlboost_jax.observe.clocks import RemoteClock
+from rlboost_jax.observe.span_recorder import Recorder
+from rlboost_jax.platform.closing import Closing
+from rlboost_jax.settings.observe_config import ObserveConfig
 
 JAX_FOLDER: Final = "jax"
 
@@ -39,13 +39,13 @@ class StepProfile(Closing):
         self._step, self._jax = observe.profile_step, observe.profile_jax
         self._workdir, self._note = workdir, note
         self.spans = Recorder(self._step)  # of this process
-        self.clock = Clock()  # the manager's, seen from here; the link to it sets it
+        self.clock = RemoteClock()  # the manager's, seen from here; the link to it sets it
         self._before = False  # a step has been begun
         self._unwritten = False  # the one profiled has
         self._tracing = False
 
     def at(self, step: int) -> None:
-        """Before each step."""
+        """Notify the profile of the next step; called before each."""
         self.spans.at(step)
         first, self._before = not self._before, True
         if step < self._step or (first and step == self._step):
@@ -62,7 +62,7 @@ class StepProfile(Closing):
             self._write()
 
     def close(self) -> None:
-        """After the last step, once the manager has written all that it will."""
+        """Write the profile, after the last step, once the manager has written all its spans."""
         self._stop_jax()
         if self._unwritten:
             self._write()
@@ -120,6 +120,6 @@ class StepProfile(Closing):
 
 
 def _left_out(doubts: Mapping[str, Doubtful]) -> str:
-    """Of whose spans some are missing; "" where none is."""
+    """Text on processes whose spans are incomplete; "" if none is."""
     parts = [f"{doubt.dropped:,} of {name}" for name, doubt in doubts.items() if doubt.dropped]
     return f"; there was no room for spans: {', '.join(parts)}" if parts else ""

@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def sample_groups(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], int]:
-    """The groups to show, the newest first, and how many there was no room for.
+    """Groups to show, the newest first, and the number of groups left out.
 
     Those left out lie evenly between the first and the newest.
     """
@@ -43,13 +43,13 @@ def _shown(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _texts(group: Mapping[str, Any]) -> list[str]:
-    """All that takes room."""
+    """Texts of a group that take room."""
     turns = [part["text"] for row in group["rows"] for part in row["turns"]]
     return [group["prompt_text"], *(row["response_text"] for row in group["rows"]), *turns]
 
 
 def _spread(count: int) -> list[int]:
-    """0 to count - 1: the ends first, then the middles of what lies between."""
+    """Numbers 0 to count - 1: the ends first, then the middles of what lies between."""
     order = [0, count - 1] if count > 1 else list(range(count))
     spans = [(0, count - 1)]
     while spans:

@@ -1,11 +1,11 @@
-"""`samples.jsonl`: what the policy answered, in words, every so many steps."""
+"""Samples of the policy's responses as text, `samples.jsonl`, every so many steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.observe.lines import read_lines, scalar
+from rlboost_jax.observe.json_lines import read_lines, scalar
 
 FILE: Final = "samples.jsonl"
 
@@ -20,7 +20,7 @@ class SampleCall:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePart:
-    """What one side wrote at a stretch: a turn of the policy, or what it was given."""
+    """Text of one side without interruption: a turn of the policy, or what it was given."""
 
     sampled: bool
     text: str
@@ -52,7 +52,7 @@ class SampleRow:
 
 
 def sample_values(row: SampleRow) -> dict[str, Any]:
-    """A row as it is written: null for what is no finite number."""
+    """Row as it is written: null for numbers that are not finite."""
     values = asdict(row)
     rewards = {name: scalar(value) for name, value in values.pop("rewards").items()}
     turns = [_part_values(part) for part in values.pop("turns")]
@@ -66,7 +66,7 @@ def _part_values(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def parts_read(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The turns of a row that was read, whichever release wrote it, with all their keys."""
+    """Turns of a row that was read, whichever release wrote it, with all their keys."""
     found = []
     for part in row.get("turns") or ():
         if isinstance(part, Mapping):
@@ -81,17 +81,17 @@ def parts_read(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_samples(workdir: str | Path) -> list[dict[str, Any]]:
-    """The rows written so far, in order; none where there is no file."""
+    """Read the rows written so far, in order; none if there is no file."""
     return list(read_lines(Path(workdir) / FILE))
 
 
 def part_names(rows: Sequence[SampleRow]) -> list[str]:
-    """Of the rewards' parts, in order of first appearance."""
+    """Names of the rewards' parts, in order of first appearance."""
     return list(dict.fromkeys(name for row in rows for name in row.rewards))
 
 
 def shortened(text: str, letters: int) -> str:
-    """At most about so many letters of a text: its beginning and, being what counts, its end."""
+    """Shorten a text to about `letters`: its beginning and, being what counts, its end."""
     if len(text) <= letters:
         return text
     tail = letters // 2

@@ -1,7 +1,6 @@
-"""A run in a few numbers and one sentence.
+"""Summary of a run in a few numbers and one sentence.
 
-`summary.json` holds them once a run is over, with what its rows do not have: the accuracy
-after the last update.
+`summary.json` holds them once a run is over.
 """
 
 import json
@@ -14,14 +13,16 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax.observe.cost import comparison, total
-from rlboost_jax.storage import durable, foreign_json
+from rlboost_jax.observe.departures import ServerCounts, losses_text
+from rlboost_jax.observe.metrics import steps_of
+from rlboost_jax.platform import durable, foreign_json
 
 FILE: Final = "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """None where nothing was measured."""
+    """Numbers of a run; None where nothing was measured."""
 
     steps: int
     seconds: float  # of all steps; start, warm-up and evaluations are not in it
@@ -42,16 +43,25 @@ class Summary:
     tool_calls: int = 0
     tool_failures: int = 0  # of these
     episodes_left_out: int = 0
+    instances_left: int = 0  # of the lost, with notice
+    params_digest: str = ""  # after the last step; "" where there is none
 
 
 def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: float) -> Summary:
+    """Summarise a run from the rows of its steps.
+
+    Args:
+        rows: of steps, with that of the final evaluation if there is one.
+    """
+    steps = steps_of(rows)
     accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
-    rewards = [row["reward_mean"] for row in rows if row["reward_mean"] is not None]
+    rewards = [row["reward_mean"] for row in steps if row["reward_mean"] is not None]
     compared = comparison(rows, reserved_price_per_hour=reserved_price_per_hour)
-    gaps = [row["max_logprob_gap"] for row in rows if row["max_logprob_gap"] is not None]
-    turns = [row["turns_mean"] for row in rows if row.get("turns_mean") is not None]
+    gaps = [row["max_logprob_gap"] for row in steps if row["max_logprob_gap"] is not None]
+    turns = [row["turns_mean"] for row in steps if row.get("turns_mean") is not None]
+    digests = [row.get("params_digest") or "" for row in steps]
     return Summary(
-        steps=len(rows),
+        steps=len(steps),
         seconds=total(rows, "step_seconds"),
         first_accuracy=accuracies[0] if accuracies else None,
         last_accuracy=accuracies[-1] if accuracies else None,
@@ -70,6 +80,8 @@ def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: flo
         tool_calls=int(total(rows, "tool_calls")),
         tool_failures=int(total(rows, "tool_failures")),
         episodes_left_out=int(total(rows, "episodes_left_out")),
+        instances_left=int(total(rows, "instances_left")),
+        params_digest=digests[-1] if digests else "",
     )
 
 
@@ -78,7 +90,7 @@ def write_summary(workdir: str | Path, summary: Summary) -> None:
 
 
 def read_summary(workdir: str | Path) -> Summary | None:
-    """What `write_summary` wrote; None where there is none, or it is damaged: the rows say it."""
+    """Read `summary.json`; None if it is missing or damaged: the rows have the numbers."""
     try:
         return msgspec.convert(foreign_json.read(Path(workdir) / FILE, dict), Summary)
     except (FileNotFoundError, ValueError):
@@ -89,15 +101,19 @@ def headline(summary: Summary) -> str:
     """The run in a sentence, such as "60 updates in 1 min 12 s took held-out accuracy from
     0.11 to 0.94, while 21 servers were lost and 22 joined."
     """
+    if not summary.steps and summary.last_accuracy is not None:
+        return f"No step is finished; held-out accuracy is {summary.last_accuracy:.2f}."
     if not summary.steps:
         return "No step is finished yet."
     updates = f"{summary.steps} update{'s' * (summary.steps != 1)} in {duration(summary.seconds)}"
     lost, joined = summary.instances_lost, summary.instances_joined
-    if lost or joined:
-        were = "server was" if lost == 1 else "servers were"
-        fleet = f"while {lost} {were} lost and {joined} joined"
+    tally = ServerCounts(joined=joined, lost=lost, left=summary.instances_left)
+    if lost:
+        fleet = f"while {losses_text(tally)}"
+    elif joined:
+        fleet = "while no server was lost"
     else:
-        fleet = "with a calm fleet"
+        fleet = "without preemptible servers"
     if summary.first_accuracy is not None and summary.last_accuracy is not None:
         first, last, what = summary.first_accuracy, summary.last_accuracy, "held-out accuracy"
     elif summary.first_reward is not None and summary.last_reward is not None:
@@ -108,7 +124,7 @@ def headline(summary: Summary) -> str:
 
 
 def duration(seconds: float) -> str:
-    """For a person: "8.5 s", "1 min 12 s", "3 h 20 min"."""
+    """Format a duration for people: "8.5 s", "1 min 12 s", "3 h 20 min"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -55,7 +55,7 @@ class TensorBoardTracker:
         self._writer = SummaryWriter(str(Path(workdir) / "tensorboard"), purge_step=step)
 
     def samples(self, rows: Sequence[SampleRow]) -> None:
-        """A page of text for each prompt; the n-th prompt of every step has the same name."""
+        """Write a page of text for each prompt; the n-th prompt of every step has the same name."""
         prompts = list(dict.fromkeys(row.prompt for row in rows))
         for place, prompt in enumerate(prompts):
             group = [row for row in rows if row.prompt == prompt]
@@ -68,17 +68,25 @@ class TensorBoardTracker:
                 self._writer.add_scalar(_tag(key), value, row["step"])
         self._writer.flush()
 
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        """Add one more point of each accuracy."""
+        for key, value in row.items():
+            measured = key in ("accuracy", "pass_at_k") or key.startswith("accuracy/")
+            if measured and value is not None:
+                self._writer.add_scalar(_tag(key), value, row["step"])
+
     def finish(self, summary: Summary) -> None:
-        """The last accuracy is of no step's row."""
-        if summary.last_accuracy is not None:
-            self._writer.add_scalar("reward/accuracy", summary.last_accuracy, summary.steps)
+        """Do nothing: `evaluated` has written the last point."""
 
     def close(self) -> None:
         self._writer.close()
 
 
 def _page(group: Sequence[SampleRow]) -> str:
-    """Markdown. What model and data set wrote is indented, and so never taken for markup."""
+    """Markdown page of a group.
+
+    Texts of model and data set are indented, so never taken for markup.
+    """
     parts = [_quoted(group[0].prompt_text)]
     for row in group:
         end = (", cut off" if row.cut_off else "") + (", left out" if row.left_out else "")

@@ -1,4 +1,4 @@
-"""Fleet events as lives of instances, placed on as few lanes as there were at once.
+"""Timeline of the fleet: lives of instances, placed on as few lanes as existed at once.
 
 A life begins when the instance was ordered, or joined where nobody ordered it. A manager that
 starts knows nothing of the last one's instances: one that never shows up again ended then.
@@ -6,13 +6,20 @@ starts knows nothing of the last one's instances: one that never shows up again 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, Literal
+
+from rlboost_jax.observe.departures import (
+    KINDS,
+    LOST,
+    Departure,
+    ServerCounts,
+    departure_of,
+    tally_of,
+)
 
 READY = ("ready", "working")  # the reserved engine works without ever announcing itself
 ARRIVALS = ("joined", "pulled", *READY)
-ENDS = ("lost", "drained", "rejected", "quarantined")
-GONE = "gone"  # ending of who was not seen again
-HOME = "home"  # ending of who was sent home with the others
+OVER: Final = "the run is over"  # why all servers were sent home, when every step was done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +30,31 @@ class Life:
     begin: float
     ready: float | None  # first fit for work; None: never was
     end: float
-    ending: str  # one of ENDS, GONE or HOME; "" while it lives
+    ending: Departure | Literal[""]  # "" while it lives
     reason: str
     reserved: bool
+    joined: bool = True  # it had a stream
+    dismissed: bool = False  # it was sent home for want of work
     nonce: str = ""  # of the process
     number: int = 0  # of the lives of a run, in the order in which they were heard of
     lane: int = 0
 
 
 def lives(events: Sequence[Mapping[str, Any]]) -> tuple[Life, ...]:
-    """In order of arrival. Lane 0 is the lowest that was free at that moment."""
-    if not events:
-        return ()
+    """Lives in order of arrival. Lane 0 is the lowest that was free at that moment."""
+    return course_of(events).lives() if events else ()
+
+
+def course_of(events: Sequence[Mapping[str, Any]]) -> "Course":
+    """Timeline of events, of which there is at least one."""
     course = Course(events[0]["time"])
     for event in events:
         course.take(event)
-    return course.lives()
+    return course
 
 
 class Course:
-    """Events, taken in one after the other.
+    """Timeline built from events, one after the other.
 
     Args:
         origin: when the first one was, seconds since the epoch.
@@ -50,12 +62,16 @@ class Course:
     Attributes:
         now: of the latest event so far, seconds since the first.
         ended: everyone was sent home, and nobody has come since.
+        joined: how often a preemptible server has joined.
     """
 
     def __init__(self, origin: float) -> None:
         self.origin = origin
         self.now = 0.0
         self.ended = False
+        self.joined = 0
+        self._over = False  # `ended`, and every step was done
+        self._trained_at = float("inf")  # when the newest step, or evaluation, was done
         self._count = 0  # of lives
         self._ordered: dict[str, float] = {}
         self._open: dict[str, Life] = {}  # by name; `end` is when it was seen last
@@ -66,34 +82,51 @@ class Course:
         before, self.now = self.now, max(self.now, event["time"] - self.origin)
         instance, kind, now = event["instance"], event["kind"], event["time"] - self.origin
         self.ended = kind == "ended" or (self.ended and not instance and kind != "manager")
+        self._over = self.ended and (self._over or _detail(event).get("reason") == OVER)
         match kind:
+            case "trained":
+                self._trained_at = now
             case "manager":
                 self._unseen |= {name: before for name in self._open if name not in self._unseen}
             case "ended":
                 for name in tuple(self._open):
-                    self._close(name, now, HOME)
+                    self._close(name, now, "ended")
             case "ordered":
                 self._ordered[instance] = now
             case _ if instance:
                 self._take(kind, instance, now, _detail(event))
 
     def lives(self) -> tuple[Life, ...]:
-        """So far, as `lives` gives them; those that go on last to the latest event."""
+        """Lives so far, as `lives` gives them; those that go on last to the latest event."""
         everyone = sorted(self._everyone(), key=lambda life: (life.begin, life.instance))
         return tuple(_on_lanes(everyone))
 
+    def tally(self) -> ServerCounts:
+        """Counts of preemptible servers so far."""
+        endings = (life.ending for life in self._everyone() if not life.reserved)
+        return tally_of((ending for ending in endings if ending), joined=self.joined)
+
     def _everyone(self) -> list[Life]:
         for name in tuple(self._unseen):
-            self._close(name, self._unseen[name], GONE)
-        return [*self._closed, *(replace(life, end=self.now) for life in self._open.values())]
+            self._close(name, self._unseen[name], "unknown")
+        closed = [self._needed(life) for life in self._closed] if self._over else self._closed
+        return [*closed, *(replace(life, end=self.now) for life in self._open.values())]
+
+    def _needed(self, life: Life) -> Life:
+        """Mark a server that went away after the last step of a finished run as not lost."""
+        late = life.ending in LOST and life.end > self._trained_at
+        return replace(life, ending="ended") if late else life
 
     def _take(self, kind: str, instance: str, now: float, detail: Mapping[str, Any]) -> None:
         life, nonce = self._open.get(instance), str(detail.get("nonce", ""))
+        ends = kind in KINDS and "version" not in detail  # else it refuses weights, and stays
         if life is not None and kind == "joined" and nonce != life.nonce:  # another of that name
-            self._close(instance, self._unseen.get(instance, life.end), GONE)
+            unseen = self._unseen.get(instance, life.end)
+            self._close(instance, unseen, "ended" if life.reserved else "unknown")
             life = None
+        self.joined += kind == "joined" and not detail.get("reserved")
         if life is None:
-            if kind not in ARRIVALS and not (kind in ENDS and instance in self._ordered):
+            if kind not in ARRIVALS and not (ends and instance in self._ordered):
                 return
             self._count += 1
             life = Life(
@@ -105,15 +138,21 @@ class Course:
                 ending="",
                 reason="",
                 reserved=bool(detail.get("reserved")),
+                joined=kind in ARRIVALS,
                 nonce=nonce,
             )
         self._unseen.pop(instance, None)
         ready = now if kind in READY and life.ready is None else life.ready
-        self._open[instance] = replace(life, ready=ready, end=now)
-        if kind in ENDS:
-            self._close(instance, now, kind, str(detail.get("reason", "")))
+        dismissed = life.dismissed or kind == "dismissed"
+        life = replace(life, ready=ready, end=now, dismissed=dismissed)
+        self._open[instance] = life
+        if ends:
+            ending = departure_of(
+                kind, reserved=life.reserved, joined=life.joined, dismissed=dismissed
+            )
+            self._close(instance, now, ending, str(detail.get("reason", "")))
 
-    def _close(self, name: str, end: float, ending: str, reason: str = "") -> None:
+    def _close(self, name: str, end: float, ending: Departure, reason: str = "") -> None:
         self._unseen.pop(name, None)
         life = self._open.pop(name)
         self._closed.append(replace(life, end=end, ending=ending, reason=reason))

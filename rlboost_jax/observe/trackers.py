@@ -1,4 +1,4 @@
-"""The trackers of `observe.trackers`. A library is imported where it was asked for only.
+"""The trackers of `observe.trackers`. Their libraries are imported only if configured.
 
 That happens in the caller's thread: to import in one thread what makes syntax trees while JAX
 traces in another fails at times in Python 3.11.
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlboost_jax.observe.isolated_tracker import IsolatedTracker
 from rlboost_jax.observe.tracker import Tracker
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 
 def chosen_trackers(
@@ -20,7 +20,7 @@ def chosen_trackers(
     step: int,
     note: Callable[[str], None],
 ) -> list[Tracker]:
-    """Each in a thread of its own, where it can fail.
+    """Open the configured trackers, each isolated in a thread of its own.
 
     Args:
         run_id: of the workdir: the same run goes on wherever it was logged before.

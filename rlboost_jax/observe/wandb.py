@@ -1,4 +1,4 @@
-"""Numbers and samples of a run for Weights & Biases, at their service or in a folder to sync.
+"""Tracker for Weights & Biases, at their service or in a folder to sync: numbers and samples.
 
 One run of ours is one run there, under the id of its workdir, however often it is started.
 Nothing that was logged there can be taken back: a step that is done again after a crash keeps
@@ -15,9 +15,9 @@ import wandb
 
 from rlboost_jax.observe.samples import SampleRow, part_names, shortened
 from rlboost_jax.observe.summary import Summary
-from rlboost_jax.settings.load import to_dict
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.storage.bounded_files import read_text
+from rlboost_jax.platform.bounded_files import read_text
+from rlboost_jax.settings.config_loading import to_dict
+from rlboost_jax.settings.run_config import RunConfig
 
 INIT_SECONDS: Final = 60.0  # for the service to answer at the start
 FINISH_SECONDS: Final = 45.0  # for the last uploads; `aside.CLOSE_SECONDS` is longer
@@ -80,19 +80,25 @@ class WandbTracker:
         part.write_text(str(self._logged))
         part.replace(self._last)
 
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        """Do nothing: the summary has it, and a value could not be undone if steps are added."""
+
     def finish(self, summary: Summary) -> None:
         known = {key: value for key, value in asdict(summary).items() if value is not None}
         self._run.summary.update(known)
         self._complete = True
 
     def close(self) -> None:
-        """Raises where not everything could be uploaded in time."""
+        """Finish the upload. Raises if not everything could be uploaded in time."""
         self._run.finish(exit_code=0 if self._complete else 1)
 
 
 def _last_step(path: Path) -> int:
-    """-1 where nothing was logged, or a power cut has taken the file: it may lose what is newer
-    than what wandb has kept, never the other way round, so nothing here is synced."""
+    """Last logged step; -1 if there is none, or a power cut has taken the file.
+
+    The file may lose what is newer than what wandb has kept, never the other way round, so nothing
+    here is synced.
+    """
     try:
         return int(read_text(path, 100))
     except (FileNotFoundError, ValueError):

@@ -1,7 +1,6 @@
-"""Who starts rollout servers, and what takes them away again.
+"""Providers, which start rollout servers, and the market that takes them away.
 
 `base` is the seam: what the manager asks of a provider and hears from it. `local` and `none` are
-providers, `choice` opens the one that `fleet.provider` names, and
-docs/how-to/providers.md says how to write another. `market`, `chaos` and `trace` say when capacity
-comes and goes.
+providers, `provider_choice` opens the one that `fleet.provider` names, and docs/how-to/providers.md
+says how to write another. `market`, `chaos` and `synthetic_trace` say when capacity comes and goes.
 """

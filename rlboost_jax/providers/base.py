@@ -25,7 +25,7 @@ NONCE_VARIABLE: Final = "RLBOOST_NONCE"  # in the environment of a server: it ec
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """There is a machine for the instance, or will be. It is paid for from now on."""
+    """A machine for the instance exists or will. It is paid for from now on."""
 
     name: str
     nonce: str
@@ -33,7 +33,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """There is no machine for it and none will come of this request. Another may have more luck."""
+    """This request yields no machine. Another may succeed."""
 
     name: str
     nonce: str
@@ -42,7 +42,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Its server has begun. When it can work it says so itself, by joining."""
+    """Its server has started. When it can work it joins."""
 
     name: str
     nonce: str
@@ -50,7 +50,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The machine's owner takes it back; `Exited` follows. Not said of what was terminated."""
+    """The machine's owner takes it back; `Exited` follows. Not sent for terminated instances."""
 
     name: str
     nonce: str
@@ -60,13 +60,15 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """It is over, whatever ended it. From now on it is not paid for and its name means nobody."""
+    """The instance is over, however it ended. It is no longer paid for and its name is free."""
 
     name: str
     nonce: str
     reason: str
     code: int | None = None  # of the server's program; None: not known
-    log: tuple[str, ...] = ()  # the last lines that it printed, as `logs.last_lines` gives them
+    log: tuple[
+        str, ...
+    ] = ()  # the last lines that it printed, as `log_files.last_lines` gives them
 
 
 ProviderEvent = Granted | Refused | Started | Withdrawn | Exited
@@ -82,7 +84,7 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where servers find the run, and by what a provider tells its instances from others'."""
+    """Address of the run for servers, and the tags by which a provider knows its instances."""
 
     run_id: str
     workdir: Path  # of the run, on the manager's host; a provider's own records go below it
@@ -93,26 +95,28 @@ class Rendezvous:
     pools: tuple[str, ...] = ()  # of the run
 
     def owns(self, name: str) -> bool:
-        """Whether an instance of the run is one of this pool's, which are called after it. What no
-        pool is called like is the first one's."""
+        """Whether an instance of the run belongs to this pool: instances are named after theirs.
+
+        One that is named after no pool belongs to the first.
+        """
         of = name.rpartition("-")[0]
         return not self.pools or self.pool == (of if of in self.pools else self.pools[0])
 
 
 class Provider(Protocol):
-    """What starts and ends rollout servers.
+    """A service that starts and ends rollout servers.
 
     Calls come from one event loop, in the order of the manager's decisions. Several may be under
     way at once, and none is waited for by the manager's other work. Whatever can be expected to
     fail (a quota, a machine that does not come, an API that does not answer) is an event. An
     exception of any method is a mistake, and ends the manager.
 
-    A provider that dies with its manager loses the events that it had not handed over. They are
-    not made up for: the next manager goes by `list`.
+    A provider that dies with its manager loses undelivered events. They are not repeated: the next
+    manager relies on `list`.
     """
 
     async def request(self, name: str, nonce: str, pool: str) -> None:
-        """Ask for an instance; `Granted` or `Refused` answers, sooner or later.
+        """Request an instance; `Granted` or `Refused` answers, sooner or later.
 
         Asked again with a nonce, it does nothing: however often a request is sent, at most one
         machine comes of it, and each event of it once.
@@ -124,7 +128,7 @@ class Provider(Protocol):
         ...
 
     async def terminate(self, name: str, grace_seconds: float) -> None:
-        """End an instance, its request still under way included; `Exited` or `Refused` follows.
+        """End an instance, or a pending request; `Exited` or `Refused` follows.
 
         Its server gets a signal and may finish what it is at, for `grace_seconds` at most: then
         it is ended without a word, and with 0 it is so at once. Of several calls the earliest end
@@ -146,7 +150,7 @@ class Provider(Protocol):
         ...
 
     def events(self) -> AsyncIterator[ProviderEvent]:
-        """What happens, in order for each instance, until `close`; read by one reader.
+        """Yield events, in order for each instance, until `close`; there is one reader.
 
         For each request exactly one of `Refused` and `Exited` comes, and comes last. `Started`
         and `Withdrawn` may be missing: not every provider hears of such things.
@@ -154,7 +158,7 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None:
-        """The run is over: end all instances, those being started included.
+        """End all instances, those being started included, as the run is over.
 
         Returns when none is left that is paid for. Nothing is granted from now on.
         """

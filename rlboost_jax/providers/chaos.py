@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlboost_jax.settings.fleet import ChaosConfig
+from rlboost_jax.settings.fleet_config import ChaosConfig
 
 ChaosKind = Literal["kill", "terminate", "join"]
 
@@ -18,7 +18,7 @@ class ChaosEvent:
 
 
 def chaos_events(settings: ChaosConfig) -> Iterator[ChaosEvent]:
-    """Endless, in time order; ends at once where chaos is off or every rate is 0.
+    """Yield events in time order, without end; none if chaos is off or every rate is 0.
 
     The three Poisson processes are drawn as one of their summed rate whose events are then
     given a kind. What an event means where nothing is left to remove, or nothing was lost,

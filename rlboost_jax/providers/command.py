@@ -1,4 +1,4 @@
-"""Servers that a user's own commands start, stop and list: `fleet.command`.
+"""Launcher by the user's own commands, which start, stop and list servers: `fleet.command`.
 
 The commands are argument lists: no shell reads them, and a placeholder fills a part of one word,
 whatever it contains. Everything that a server needs is in the environment of `start`; what opens
@@ -10,18 +10,19 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rlboost_jax.credentials import JOIN_VARIABLE, packed
 from rlboost_jax.providers.base import NONCE_VARIABLE, Rendezvous
+from rlboost_jax.providers.external_program import run_program
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
-from rlboost_jax.providers.logs import last_lines
-from rlboost_jax.providers.programs import run_program
-from rlboost_jax.settings.launchers import CommandConfig, names_of
+from rlboost_jax.providers.log_files import last_lines
+from rlboost_jax.settings.launchers_config import CommandConfig, names_of
+from rlboost_jax.trust.credentials import JOIN_VARIABLE, packed
 
 STATES: Final[Mapping[str, JobState]] = {"waiting": "waiting", "running": "running"}
 
 
 class CommandLauncher:
-    """
+    """Launcher that runs the commands of `fleet.command`.
+
     Args:
         price_per_hour: dollars, for servers to announce.
     """
@@ -82,7 +83,7 @@ class CommandLauncher:
 
 
 def _job(line: str) -> Job:
-    """Of RUN NAME NONCE [STATE [REASON …]]."""
+    """Parse a line RUN NAME NONCE [STATE [REASON …]]."""
     words = line.split(maxsplit=4)
     if not len(words) >= 3 or (len(words) > 3 and words[3] not in STATES):
         raise LaunchFailed(

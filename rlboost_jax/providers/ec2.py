@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlboost_jax.providers.aws import Aws, AwsFailed
+from rlboost_jax.providers.aws_calls import Aws, AwsFailed
 from rlboost_jax.providers.base import ANY_POOL, Rendezvous
 from rlboost_jax.providers.ec2_kept import NO_TEMPLATE, Ec2Kept
 from rlboost_jax.providers.ec2_machine import (
@@ -25,8 +25,8 @@ from rlboost_jax.providers.ec2_machine import (
     from_tags,
 )
 from rlboost_jax.providers.launcher import Job, JobState, Kept, LaunchFailed
-from rlboost_jax.settings.ec2 import pools_of, tags_of
-from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.ec2_config import pools_of, tags_of
+from rlboost_jax.settings.fleet_config import FleetConfig
 
 SPOT: Final = {"AllocationStrategy": "price-capacity-optimized"}
 ON_DEMAND: Final = {"AllocationStrategy": "lowest-price"}
@@ -42,7 +42,8 @@ GONE: Final = "InvalidInstanceID.NotFound"
 
 
 class Ec2Launcher:
-    """
+    """Launcher of EC2 instances.
+
     Args:
         page: instances of an answer.
 
@@ -140,7 +141,7 @@ class Ec2Launcher:
         await self._keeps.discard(kept)
 
     def _job(self, found: Mapping[str, Any]) -> Job | None:
-        """None of an instance that only looks like ours."""
+        """Job of an instance; None if its tags are not ours."""
         tags, handle = from_tags(found.get("Tags", [])), found["InstanceId"]
         run, name, nonce = (tags.get(each, "") for each in (RUN_TAG, NAME_TAG, NONCE_TAG))
         if not (run and name and nonce):
@@ -159,7 +160,7 @@ class Ec2Launcher:
 
 
 def _refusal(errors: Sequence[Mapping[str, Any]]) -> str:
-    """One line of what each pool said, those that said the same together."""
+    """Line on each pool's reason, equal reasons joined."""
     pools: dict[str, list[str]] = {}
     for each in errors:
         said = each.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})

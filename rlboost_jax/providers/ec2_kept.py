@@ -1,4 +1,4 @@
-"""What a run has at AWS besides its instances: a launch template and a parameter.
+"""AWS resources of a run besides its instances: a launch template and a parameter.
 
 The parameter holds the credentials of servers, encrypted (SSM, SecureString): a role
 that may describe instances reads their user data, and only one that may read the parameter joins.
@@ -10,8 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rlboost_jax.credentials import packed
-from rlboost_jax.providers.aws import Aws, AwsFailed
+from rlboost_jax.providers.aws_calls import Aws, AwsFailed
 from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.ec2_machine import (
     PREFIX,
@@ -23,8 +22,9 @@ from rlboost_jax.providers.ec2_machine import (
     template_of,
 )
 from rlboost_jax.providers.launcher import Kept, LaunchFailed
-from rlboost_jax.settings.ec2 import tags_of
-from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.ec2_config import tags_of
+from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.trust.credentials import packed
 
 NO_TEMPLATE: Final = (
     "InvalidLaunchTemplateId.NotFound",
@@ -43,14 +43,17 @@ class Ec2Kept:
         self._template = self._credentials = ""  # name, and digest, of what exists
 
     async def template(self) -> str:
-        """Name of the run's, with the credentials of now in place. Raises LaunchFailed, sure."""
+        """Name of the run's template, with up-to-date credentials in place.
+
+        Raises LaunchFailed, which is `sure`.
+        """
         async with self._prepares:
             await self._keep_credentials()
             await self._keep_template()
             return self._template
 
     def forget(self) -> None:
-        """The template is not there any more."""
+        """Forget the template, which no longer exists."""
         self._template = ""
 
     async def all(self) -> Sequence[Kept]:
@@ -90,7 +93,7 @@ class Ec2Kept:
                 raise
 
     async def _keep_credentials(self) -> None:
-        """Those of now: a manager renews certificates as it starts."""
+        """Store the current credentials: a manager renews certificates as it starts."""
         join = self._rendezvous.join
         try:
             value = packed(join)
@@ -132,7 +135,7 @@ class Ec2Kept:
         self._template = name
 
     async def _base(self) -> dict[str, Any]:
-        """Of the user's own template; {} where there is none."""
+        """Data of the user's own template; {} if there is none."""
         name, _, version = self._ec2.launch_template.partition(":")
         if not name:
             return {}
@@ -146,7 +149,7 @@ class Ec2Kept:
         return self._aws.fitting("RequestLaunchTemplateData", found["LaunchTemplateData"])
 
     async def _before(self, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
-        """A call ahead of the one that starts: however it fails, nothing was started."""
+        """Make a call before the start: if it fails, nothing was started."""
         try:
             return await self._aws.call(service, operation, **arguments)
         except AwsFailed as error:

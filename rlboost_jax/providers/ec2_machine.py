@@ -1,4 +1,4 @@
-"""What an EC2 instance of a run is and does: its launch template, and the script that it runs.
+"""Launch template of a run's EC2 instances, and the script that they run.
 
 The script is user data, which everybody who may describe instances can read. It names the parameter
 with the credentials, and has none of them. One template serves all instances of a run: which one
@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlboost_jax.credentials import JOIN_VARIABLE
 from rlboost_jax.providers.base import NONCE_VARIABLE, Rendezvous
-from rlboost_jax.settings.ec2 import Ec2Config, tags_of
-from rlboost_jax.settings.launchers import names_of
+from rlboost_jax.settings.ec2_config import Ec2Config, tags_of
+from rlboost_jax.settings.launchers_config import names_of
+from rlboost_jax.trust.credentials import JOIN_VARIABLE
 
 RUN_TAG: Final = "rlboost:run"
 NAME_TAG: Final = "rlboost:name"
@@ -61,7 +61,7 @@ def parameter_of(run: str) -> str:
 
 
 def script_of(ec2: Ec2Config, rendezvous: Rendezvous, region: str, price_per_hour: float) -> str:
-    """What an instance runs as root, once, when it has booted."""
+    """Script that an instance runs as root, once, when it has booted."""
     return SCRIPT.format(
         run=rendezvous.run_id,
         minutes=ec2.minutes,
@@ -81,7 +81,7 @@ def script_of(ec2: Ec2Config, rendezvous: Rendezvous, region: str, price_per_hou
 def template_of(
     ec2: Ec2Config, run: str, script: str, base: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """Name and data of the launch template of a run. Another script or base has another name.
+    """Name and data of a run's launch template. Another script or base has another name.
 
     Args:
         base: the user's own template, whose values stand where nothing else is said.

@@ -1,4 +1,4 @@
-"""A provider's events from where they happen to `Provider.events`."""
+"""Queue of a provider's events."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,11 +16,11 @@ class EventQueue:
         self._queue.put_nowait(event)
 
     def fail(self, error: BaseException) -> None:
-        """Have the reader meet this mistake behind what was put before."""
+        """Raise an error in the reader, after the events queued before."""
         self._queue.put_nowait(error)
 
     def close(self) -> None:
-        """Let the reader come to an end behind what was put before."""
+        """End the reader, after the events queued before."""
         self._queue.put_nowait(None)
 
     async def read(self) -> AsyncIterator[ProviderEvent]:

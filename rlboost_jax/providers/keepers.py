@@ -1,4 +1,4 @@
-"""What launchers keep besides machines: the logs of servers that are over, and things of a run."""
+"""Resources that launchers keep besides machines: logs of ended servers, and things of a run."""
 
 import asyncio
 import logging
@@ -12,8 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class Ends:
-    """Ends of instances, each said once its last lines are here: where the launcher keeps logs, and
-    the list had none."""
+    """Ends of instances, each reported once its last lines are here.
+
+    They are fetched if the launcher keeps logs and the list had none.
+    """
 
     def __init__(self, launcher: Launcher, events: EventQueue) -> None:
         self._launcher, self._events = launcher, events
@@ -41,7 +43,7 @@ class Ends:
 
 
 async def discard_all(launcher: Launcher, run_id: str, seconds: float) -> None:
-    """Remove what a launcher keeps for a run; a start that is late starts nothing then."""
+    """Remove what a launcher keeps for a run; a late start then starts nothing."""
     if not isinstance(launcher, Keeper):
         return
     try:

@@ -1,4 +1,4 @@
-"""The seam between `polled` and what starts servers elsewhere: start one, stop one, list them."""
+"""Interface between `polled` and what starts servers elsewhere: start one, stop one, list them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Job:
         refused: it is over before it began: there was nothing to pay for.
         remains: it is over, and is listed until it is stopped once more.
         withdrawn_in: seconds until it is taken back, by a stop, too; None: nobody does.
-        log: of one that is over, its last lines; see `logs.last_lines`.
+        log: of one that is over, its last lines; see `log_files.last_lines`.
     """
 
     handle: str
@@ -48,32 +48,32 @@ class Job:
 
 
 class Launcher(Protocol):
-    """Bounded in time: each method returns or raises `LaunchFailed`."""
+    """Starts, stops and lists machines. Each method returns in time or raises `LaunchFailed`."""
 
     @property
     def pools(self) -> Sequence[str]:
-        """That it knows besides `ANY_POOL`."""
+        """Names of its pools besides `ANY_POOL`."""
         ...
 
     async def start(self, name: str, nonce: str, pool: str) -> None:
-        """Have a server of this run started, tagged; it is listed from some moment on."""
+        """Start a server of this run, tagged; it is listed from some moment on."""
         ...
 
     async def stop(self, job: Job, grace_seconds: float) -> None:
-        """Signal its server, for it to be gone after the grace; 0: end it at once.
+        """Signal a server to be gone after the grace; 0: end it at once.
 
-        It is called again with 0 once the grace is over. What is not there any more is no mistake.
+        It is called again with 0 once the grace is over. A server that is gone already is no error.
         """
         ...
 
     async def list(self) -> Sequence[Job]:
-        """All with a tag, of all runs; those that are over as long as the launcher knows them."""
+        """List all tagged jobs, of all runs; ended ones as long as the launcher knows them."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What stands somewhere for a run besides its machines: credentials, a template.
+    """A resource that a run keeps besides its machines: credentials, a template.
 
     Attributes:
         handle: the launcher's own name of it.
@@ -87,14 +87,14 @@ class Kept:
 
 @runtime_checkable
 class Keeper(Protocol):
-    """A launcher that keeps such things, from its first start on until they are discarded."""
+    """A launcher that keeps resources, from its first start on until they are discarded."""
 
     async def kept(self) -> Sequence[Kept]:
-        """All of all runs. Raises LaunchFailed."""
+        """List the resources of all runs. Raises LaunchFailed."""
         ...
 
     async def discard(self, kept: Kept) -> None:
-        """What is not there any more is no mistake. Raises LaunchFailed."""
+        """Remove a resource, if it is there. Raises LaunchFailed."""
         ...
 
 
@@ -103,5 +103,5 @@ class LogKeeper(Protocol):
     """A launcher that has the logs of its servers, also of ended ones."""
 
     async def log(self, name: str, nonce: str) -> Sequence[str]:
-        """The last lines of a server, as `logs.last_lines` gives them. Raises LaunchFailed."""
+        """Last lines of a server's log, see `log_files.last_lines`. Raises LaunchFailed."""
         ...

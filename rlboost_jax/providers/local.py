@@ -28,9 +28,9 @@ from rlboost_jax.providers.base import (
     Started,
 )
 from rlboost_jax.providers.event_queue import EventQueue
-from rlboost_jax.providers.forks import Forks, NotForked
-from rlboost_jax.providers.logs import remove_old_logs, tail_of
-from rlboost_jax.providers.server_files import Found, ServerFiles
+from rlboost_jax.providers.log_files import remove_old_logs, tail_of
+from rlboost_jax.providers.server_files import RunningServer, ServerFiles
+from rlboost_jax.providers.server_forks import NotForked, ServerForks
 from rlboost_jax.weights.spool import remove_orphans
 
 ZYGOTE = (sys.executable, "-m", "rlboost_jax.rollout.zygote")
@@ -41,7 +41,7 @@ TAIL_SECONDS = 1.0  # for the last lines of a log: a disk may not answer
 
 @dataclass
 class _Server:
-    """Requested, and not heard the last of."""
+    """A requested server that is not over yet."""
 
     nonce: str
     settled: asyncio.Future[None]  # done once it has started, or is refused
@@ -89,7 +89,7 @@ class LocalProvider:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="server files")
         self._files = ServerFiles(rendezvous.workdir / "servers")
         self._events = EventQueue()
-        self._forks = Forks(
+        self._forks = ServerForks(
             self._logs / f"zygote{rendezvous.pool and '.'}{rendezvous.pool}.log",
             program=zygote,
             leave_seconds=leave_seconds,
@@ -181,7 +181,7 @@ class LocalProvider:
         await asyncio.to_thread(self._disk.shutdown)
         self._events.close()
 
-    def _noted(self) -> Sequence[tuple[str, Found]]:
+    def _noted(self) -> Sequence[tuple[str, RunningServer]]:
         """Running servers that have files."""
         found = ((name, self._files.find(name)) for name in self._files.names() if self._owns(name))
         return [(name, each) for name, each in found if each is not None]
@@ -190,7 +190,7 @@ class LocalProvider:
         return [(name, server) for name, server in self._servers.items() if server.pid]
 
     def _hear(self, report: dict[str, Any]) -> None:
-        """A report of the prepared process."""
+        """Process a report of the forking process."""
         name = report.get("started") or report.get("failed") or report.get("exited") or ""
         if (server := self._servers.get(name)) is None:
             return
@@ -209,7 +209,7 @@ class LocalProvider:
             self._over(name, server, report["code"])
 
     def _refuse(self, name: str, server: _Server, reason: str, *, late: bool = False) -> None:
-        """Say so, if nothing was said yet.
+        """Report a refusal, unless an event was reported already.
 
         Args:
             late: it may start all the same.
@@ -250,8 +250,10 @@ class LocalProvider:
         self._emptied.set()
 
     def _orphaned(self) -> None:
-        """Servers outlive the process that forked them. Those that ended with it are reported
-        here."""
+        """Report servers that ended with the process that forked them.
+
+        Others outlive it.
+        """
         for name, server in list(self._servers.items()):
             if server.descriptor >= 0 or not server.asked:
                 continue
@@ -270,8 +272,8 @@ class LocalProvider:
                 self._refuse(name, server, "the process that forks servers reports no more")
         self._events.fail(error)
 
-    def _adopt(self, name: str, server: _Server, found: Found) -> None:
-        """From now on it is signalled and reported by way of a descriptor."""
+    def _adopt(self, name: str, server: _Server, found: RunningServer) -> None:
+        """Signal and watch a server through a process descriptor from now on."""
         server.pid, server.descriptor = found.pid, found.descriptor
         asyncio.get_running_loop().add_reader(found.descriptor, self._adopted_left, name, server)
 

@@ -1,4 +1,4 @@
-"""When the preemptible market gives and takes machines: one sequence of events in wall time.
+"""Times at which the preemptible market gives and takes machines: one sequence of events.
 
 Trace, synthetic hazard and chaos are merged here. What an event means for the fleet (how many
 instances may run, which one a nameless removal takes, that there may be nothing to take) is
@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 
 from rlboost_jax.providers.chaos import ChaosEvent, chaos_events
-from rlboost_jax.providers.trace import synthetic_trace
-from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.providers.synthetic_trace import synthetic_trace
+from rlboost_jax.settings.fleet_config import FleetConfig
 from rlboost_jax.settings.traces import TraceRow, read_trace
 
 MarketKind = Literal["add", "kill", "terminate"]
@@ -25,7 +25,7 @@ MarketKind = Literal["add", "kill", "terminate"]
 
 @dataclass(frozen=True, kw_only=True)
 class MarketEvent:
-    """One machine more (`add`), or one less: without a word (`kill`) or with notice (`terminate`).
+    """A machine added (`add`), or removed: at once (`kill`) or with notice (`terminate`).
 
     Machines of a trace have names; a trace removes without notice. Chaos has none: it takes
     some machine that is at work, and its `add` returns one that it took.
@@ -38,7 +38,7 @@ class MarketEvent:
 
 
 def initial_capacity(settings: FleetConfig) -> int:
-    """Machines there before the first event: a trace starts with none and adds its own.
+    """Machines before the first event: a trace starts with none and adds its own.
 
     Without a provider nobody could use any.
     """
@@ -48,7 +48,7 @@ def initial_capacity(settings: FleetConfig) -> int:
 
 
 def market_events(settings: FleetConfig, *, seed: int) -> Iterator[MarketEvent]:
-    """All events of the market, in order; endless with chaos or the synthetic trace.
+    """Yield all events of the market, in order; endless with chaos or the synthetic trace.
 
     Args:
         seed: of the synthetic trace and the draws. Chaos has its own, `chaos.seed`.

@@ -7,7 +7,7 @@ from rlboost_jax.providers.event_queue import EventQueue
 
 
 class NoProvider:
-    """Grants nothing and lists nothing: what was started by hand is nobody's to end."""
+    """Grants nothing and lists nothing: servers started by hand are not ours to end."""
 
     def __init__(self) -> None:
         self._events = EventQueue()

@@ -52,7 +52,8 @@ class _Instance:
 
 
 class PolledProvider:
-    """
+    """Provider that lists a launcher's jobs again and again.
+
     Args:
         run_id: jobs of others are left alone.
         poll_seconds: from one list to the next; while there are no instances there is none.
@@ -89,7 +90,7 @@ class PolledProvider:
         self._owns: Callable[[str], bool] = lambda name: True
 
     def keep_to(self, owns: Callable[[str], bool]) -> None:
-        """Leave jobs of the run alone whose name is another pool's."""
+        """Ignore jobs of the run that belong to another pool."""
         self._owns = owns
 
     def _is_own(self, job: Job) -> bool:
@@ -149,7 +150,10 @@ class PolledProvider:
         return self._events.read()
 
     async def close(self) -> None:
-        """Gives up after `close_seconds`, and says which command finds what may be left."""
+        """End all jobs and wait for that.
+
+        Gives up after `close_seconds`, and prints which command finds what may be left.
+        """
         self._closing = True
         for instance in self._instances.values():
             instance.end_at = min(instance.end_at, self._now() + self._leave_seconds)
@@ -171,7 +175,7 @@ class PolledProvider:
         self._events.close()
 
     async def _none_left(self) -> bool:
-        """Whether a list says so, of living jobs of this run."""
+        """Whether a list shows no living job of this run."""
         if self._watcher is None and not self._nonces:
             return True  # nothing was ever begun or adopted
         with contextlib.suppress(LaunchFailed):
@@ -179,7 +183,7 @@ class PolledProvider:
         return False
 
     def _poke(self) -> None:
-        """Have the next list soon."""
+        """Request the next list soon."""
         self._quick = FIRST_POLL_SECONDS
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch())
@@ -205,10 +209,10 @@ class PolledProvider:
             self._events.fail(error)
 
     async def _look(self, *, adopt: bool = False) -> bool:
-        """Compare a list with what is known; whether any job of this run lives, or remains.
+        """Compare a list with what is known; return whether any job of this run lives, or remains.
 
         Args:
-            adopt: jobs that nobody has asked this provider for are its instances from now on.
+            adopt: jobs that this provider did not start are its instances from now on.
         """
         async with self._one_list:
             began = self._now()
@@ -248,7 +252,7 @@ class PolledProvider:
             )
 
     def _wanted(self, job: Job) -> bool:
-        """Whether it is of an instance that is one; a start that has not returned may have."""
+        """Whether a job belongs to an instance, or may belong to a start that has not returned."""
         instance = self._instances.get(job.name)
         return instance is not None and instance.nonce == job.nonce and not instance.refused
 
@@ -306,7 +310,7 @@ class PolledProvider:
             self._events.put(Started(name, instance.nonce))
 
     def _say_withdrawn(self, name: str, instance: _Instance) -> None:
-        """Once, and of what is granted and was not terminated."""
+        """Report a withdrawal once, if the instance is granted and was not terminated."""
         if instance.withdrawn or not instance.granted or instance.end_at < math.inf:
             return
         for job in instance.jobs:
@@ -317,7 +321,7 @@ class PolledProvider:
                 return
 
     async def _stop_due(self, instance: _Instance) -> None:
-        """Send what its end calls for now; all but one job of a nonce go anyway."""
+        """Stop an instance's job if that is due, and all but one job of a nonce in any case."""
         now = self._now()
         running = sorted(instance.jobs, key=lambda job: job.state != "running")
         for job in running[1:]:
@@ -331,7 +335,7 @@ class PolledProvider:
                 instance.signalled = await self._stop(job, instance.end_at - now)
 
     async def _stop(self, job: Job, grace_seconds: float) -> bool:
-        """Whether it was done; else the next list does it again."""
+        """Stop a job; returns whether that worked, else the next list tries again."""
         try:
             async with self._stops:
                 await self._launcher.stop(job, grace_seconds)

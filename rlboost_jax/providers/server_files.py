@@ -1,4 +1,4 @@
-"""The local provider's own notes: which process an instance is, for the next manager to find.
+"""Files of the local provider on its servers' processes, for the next manager to find.
 
 `<workdir>/servers/<name>` is one JSON object: nonce, process id and that process's start time.
 Ids are used again by the system; with the start time they mean one process for good. Nothing is
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.host import processes
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import read_text
+from rlboost_jax.platform import foreign_json, process_liveness
+from rlboost_jax.platform.bounded_files import read_text
 
 MOST_BYTES: Final = 2**16  # of a note
 
@@ -24,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Found:
-    """A server that runs."""
+class RunningServer:
+    """A running server."""
 
     nonce: str
     pid: int
@@ -40,8 +39,8 @@ class ServerFiles:
         return sorted(path.name for path in self._folder.glob("*"))
 
     def write(self, name: str, nonce: str, pid: int) -> None:
-        """Without its file a server works as well, but no later manager finds it."""
-        note = {"nonce": nonce, "pid": pid, "started": processes.start_time(pid)}
+        """Write a server's file. Without one the server works, but no later manager finds it."""
+        note = {"nonce": nonce, "pid": pid, "started": process_liveness.start_time(pid)}
         try:
             self._folder.mkdir(exist_ok=True)
             (self._folder / name).write_text(json.dumps(note) + "\n")
@@ -52,8 +51,8 @@ class ServerFiles:
         with contextlib.suppress(OSError):  # a file about what has ended does no harm
             (self._folder / name).unlink(missing_ok=True)
 
-    def find(self, name: str) -> Found | None:
-        """The server that a file is about; None, and no file any more, if it does not run.
+    def find(self, name: str) -> RunningServer | None:
+        """Server of a file; if it does not run, the file is removed and None returned.
 
         One of a program from before there were nonces is ended: it cannot make itself understood.
         """
@@ -65,9 +64,9 @@ class ServerFiles:
             # Of it, of the file, of this system.
             self.remove(name)
             return None
-        if nonce and processes.runs(pid, started):
-            return Found(nonce, pid, descriptor)
-        if processes.runs(pid, started):
+        if nonce and process_liveness.runs(pid, started):
+            return RunningServer(nonce, pid, descriptor)
+        if process_liveness.runs(pid, started):
             log.warning("%s was started by an earlier version of this program: it is ended", name)
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         os.close(descriptor)
@@ -76,7 +75,7 @@ class ServerFiles:
 
 
 def _parse(text: str) -> tuple[str, int, str]:
-    """Nonce, process id, start time; the nonce is "" in a file of before there were any.
+    """Nonce, process id, start time; the nonce is "" in a file of an early release.
 
     Raises:
         ValueError: it is neither.

@@ -1,4 +1,4 @@
-"""Servers on whatever cloud is cheapest, by SkyPilot: one cluster of one node for each.
+"""Launcher of servers on the cheapest cloud by SkyPilot: one cluster of one node for each.
 
 A cluster and not a managed job: SkyPilot starts a job anew where its machine was taken, under the
 nonce of one that is over, and keeps a controller's machine for jobs. Here the manager asks for
@@ -15,15 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.credentials import packed
+from rlboost_jax.platform.bounded_files import read_text
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.providers.base import ANY_POOL, Rendezvous
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
 from rlboost_jax.providers.skypilot_task import cluster_of, tag_of, task_of
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.launchers import names_of
-from rlboost_jax.settings.skypilot import INSTALL
-from rlboost_jax.storage.bounded_files import read_text
+from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.settings.launchers_config import names_of
+from rlboost_jax.settings.skypilot_config import INSTALL
+from rlboost_jax.trust.credentials import packed
 
 MOST_TASK_BYTES: Final = 2**20  # of a file
 CALLS: Final = 20  # at a time
@@ -41,7 +41,8 @@ GONE: Final = ("ClusterDoesNotExist", "ClusterNotUpError")
 
 
 class SkyFailed(LaunchFailed):
-    """
+    """A request to SkyPilot failed.
+
     Attributes:
         kind: class of SkyPilot's error.
     """
@@ -52,7 +53,8 @@ class SkyFailed(LaunchFailed):
 
 
 class SkyPilotLauncher:
-    """
+    """Launcher of SkyPilot clusters.
+
     Args:
         look_seconds: from one question after a request to the next.
 
@@ -95,7 +97,7 @@ class SkyPilotLauncher:
             raise LaunchFailed(f"not up in {self._sky.start_seconds:g} s") from None
 
     async def stop(self, job: Job, grace_seconds: float) -> None:
-        """SIGTERM to its server, whose cluster takes itself down then; or that at once."""
+        """Send SIGTERM to the server, whose cluster then takes itself down; or that at once."""
         try:
             if grace_seconds > 0 and job.state == "running":
                 await self._result(await self._call(self._sdk.cancel, job.handle, all=True))
@@ -111,7 +113,7 @@ class SkyPilotLauncher:
                 raise
 
     async def list(self) -> Sequence[Job]:
-        """As the clouds say, where machines may go by themselves; SkyPilot asks them."""
+        """List clusters; SkyPilot asks the clouds for their state if machines may vanish."""
         request = await self._call(
             self._sdk.status, refresh=self._sdk.StatusRefreshMode.AUTO, all_users=False
         )
@@ -143,7 +145,7 @@ class SkyPilotLauncher:
         return self._sdk.Task.from_yaml_config(task)
 
     async def _result(self, request: str) -> Any:
-        """Of a request, once it is done. Raises SkyFailed with its error."""
+        """Wait for a request and return its result. Raises SkyFailed with its error."""
         while await self._status(request) not in DONE:
             await asyncio.sleep(self._look_seconds)
         return await self._call(self._sdk.get, request)
@@ -156,7 +158,7 @@ class SkyPilotLauncher:
         return str(found[0].status)
 
     async def _call(self, function: Any, *arguments: Any, **named: Any) -> Any:
-        """In a thread, for a bounded time; whatever SkyPilot raises becomes SkyFailed."""
+        """Call SkyPilot in a thread, with a time limit; its exceptions become SkyFailed."""
         run = asyncio.get_running_loop().run_in_executor
         try:
             async with asyncio.timeout(self._sky.timeout_seconds):
@@ -171,7 +173,7 @@ class SkyPilotLauncher:
 
 
 def _job(found: Any) -> Job | None:
-    """Of a cluster; None of one that is none of ours."""
+    """Job of a cluster; None if it is not ours."""
     if (tag := tag_of(found["name"])) is None:
         return None
     run, name, nonce = tag

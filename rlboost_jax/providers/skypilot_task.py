@@ -1,4 +1,4 @@
-"""What a SkyPilot cluster of a run is and does: its name, which is its tag, and its task.
+"""Name and task of a run's SkyPilot cluster; the name is its tag.
 
 Credentials are secrets of the task: SkyPilot shows them nowhere. It keeps them in the database of
 its API server, and in a file of the cluster's own user.
@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlboost_jax.credentials import JOIN_VARIABLE
 from rlboost_jax.providers.base import NONCE_VARIABLE
-from rlboost_jax.settings.skypilot import SkyPilotConfig
+from rlboost_jax.settings.skypilot_config import SkyPilotConfig
+from rlboost_jax.trust.credentials import JOIN_VARIABLE
 
 TAG: Final = "rlboost"
 DOT: Final = "."  # no run, name or nonce has one
@@ -30,7 +30,7 @@ def cluster_of(run: str, name: str, nonce: str) -> str:
 
 
 def tag_of(cluster: str) -> tuple[str, str, str] | None:
-    """Run, name and nonce; None of a cluster that is none of ours."""
+    """Run, name and nonce; None if the cluster is not ours."""
     parts = cluster.split(DOT)
     if len(parts) != 4 or parts[0] != TAG:
         return None
@@ -48,7 +48,7 @@ def task_of(
     join: str,
     price_per_hour: float,
 ) -> dict[str, Any]:
-    """A task in SkyPilot's form.
+    """Build a task in SkyPilot's form.
 
     Args:
         own: the user's.

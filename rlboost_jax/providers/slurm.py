@@ -1,4 +1,4 @@
-"""Servers as batch jobs of a Slurm cluster: sbatch, squeue and scancel.
+"""Launcher of servers as batch jobs of a Slurm cluster: sbatch, squeue and scancel.
 
 A job's name is its tag, `rlboost/RUN/NAME/NONCE`: every squeue shows it, and no accounting database
 is needed. The job's shell becomes the server (`exec`), so that signals to the job reach it: SIGTERM
@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.credentials import JOIN_VARIABLE, packed
 from rlboost_jax.providers.base import ANY_POOL, NONCE_VARIABLE, Rendezvous
+from rlboost_jax.providers.external_program import run_program
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
-from rlboost_jax.providers.logs import tail_of
-from rlboost_jax.providers.programs import run_program
-from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.providers.log_files import tail_of
+from rlboost_jax.settings.fleet_config import FleetConfig
 from rlboost_jax.settings.foreign_keys import warn_once
-from rlboost_jax.settings.launchers import names_of
+from rlboost_jax.settings.launchers_config import names_of
+from rlboost_jax.trust.credentials import JOIN_VARIABLE, packed
 
 TAG: Final = "rlboost"
 COLUMNS: Final = ("JobID", "State", "exit_code", "Reason", "Name")
@@ -43,7 +43,7 @@ STATES: Final[Mapping[str, JobState]] = {
 
 
 class SlurmLauncher:
-    """Logs are `<workdir>/logs/<name>.log`, where nodes see the workdir.
+    """Launcher of jobs. Logs are `<workdir>/logs/<name>.log`, if nodes see the workdir.
 
     Args:
         programs: folder of Slurm's; None: where the PATH has them.
@@ -102,7 +102,7 @@ class SlurmLauncher:
         return await asyncio.to_thread(lambda: [self._with_last_words(job) for job in jobs])
 
     def _signal(self) -> Sequence[str]:
-        """Sent to the job's shell, which is the server, ahead of its end."""
+        """Options for the signal to the job's shell, which is the server, ahead of its end."""
         if not self._fleet.notice_seconds:
             return []
         name = self._fleet.notice_signal.removeprefix("SIG")
@@ -123,7 +123,7 @@ class SlurmLauncher:
         return f"#!/bin/sh\n{slurm.setup}\nexec {shlex.join(words)} {zone}\n"
 
     def _with_last_words(self, job: Job) -> Job:
-        """Of a job that is over the reason, with the last line of its log."""
+        """Add the last line of an ended job's log to its reason."""
         if job.state != "over" or job.run != self._rendezvous.run_id:
             return job
         log = tail_of(self._logs / f"{job.name}.log")
@@ -142,7 +142,7 @@ class SlurmLauncher:
 
 
 def _job(line: str) -> Job | None:
-    """Of a line of squeue; None of a job that is none of ours."""
+    """Parse a line of squeue; None if the job is not ours."""
     handle, state, code, reason, name, *_ = (*line.split(SEPARATOR), "", "", "", "", "")
     tag = name.strip().split("/")
     if len(tag) != 4 or tag[0] != TAG:
@@ -164,7 +164,7 @@ def _job(line: str) -> Job | None:
 
 
 def _exit_code(text: str) -> int | None:
-    """Of what wait() gives; None of a program that a signal ended, or that never began."""
+    """Exit code from a wait status; None if a signal ended the program, or it never began."""
     if not text.strip().isdecimal() or not os.WIFEXITED(status := int(text)):
         return None
     return os.WEXITSTATUS(status)

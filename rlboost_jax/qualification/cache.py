@@ -7,49 +7,57 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from rlboost_jax.host.code_places import foreign
-from rlboost_jax.qualification.records import Verdict
-from rlboost_jax.storage import durable, foreign_json
+from rlboost_jax.platform import durable, foreign_json
+from rlboost_jax.platform.code_places import foreign
 
 FOLDER: Final = "qualification"
 
+VerdictT = TypeVar("VerdictT", bound=msgspec.Struct)
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class _VerdictFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     key: dict[str, Any]
     digest: str  # SHA-256 of the key and the verdict
-    verdict: Verdict
+    verdict: dict[str, Any]
 
 
 def place_of(folder: Path, problem: str, key: Mapping[str, Any]) -> Path:
-    """Where the verdict for a key is kept, if it is.
+    """Return the path under which the verdict for a key is kept.
 
     Args:
         folder: of compiled programs, shared by all versions.
         key: all that a verdict depends on; JSON can hold it.
     """
-    digest = hashlib.sha256(_encoded(key)).hexdigest()
-    return folder / FOLDER / f"{problem}-{digest[:16]}.json"
+    return folder / FOLDER / name_of(problem, key)
 
 
-def kept(path: Path, key: Mapping[str, Any]) -> Verdict | None:
-    """The verdict that is kept for a key; None if there is none, or none that can be trusted."""
+def name_of(problem: str, key: Mapping[str, Any]) -> str:
+    """Name the file with the verdict for a key."""
+    return f"{problem}-{hashlib.sha256(_encoded(key)).hexdigest()[:16]}.json"
+
+
+def kept(path: Path, key: Mapping[str, Any], kind: type[VerdictT]) -> VerdictT | None:
+    """Read the verdict for a key; None if there is none, or none that can be trusted."""
     try:
         if foreign(path.parent):
             return None
-        file = msgspec.convert(foreign_json.read(path, dict), _File)
+        file = msgspec.convert(foreign_json.read(path, dict), _VerdictFile)
+        intact = file.digest == _digest(file.key, file.verdict)
+        if not intact or _encoded(file.key) != _encoded(key):
+            return None
+        return msgspec.convert(file.verdict, kind)
     except (OSError, ValueError):
         return None
-    intact = file.digest == _digest(file.key, file.verdict)
-    return file.verdict if intact and _encoded(file.key) == _encoded(key) else None
 
 
-def keep(path: Path, key: Mapping[str, Any], verdict: Verdict) -> str:
+def keep(path: Path, key: Mapping[str, Any], verdict: msgspec.Struct) -> str:
     """Write a verdict in one piece. Returns why that cannot be, or ""."""
-    file = _File(key=dict(key), digest=_digest(key, verdict), verdict=verdict)
+    values = msgspec.to_builtins(verdict)
+    file = _VerdictFile(key=dict(key), digest=_digest(key, values), verdict=values)
     part = path.with_suffix(f".{os.getpid()}.part")  # others may write the same now
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +73,7 @@ def keep(path: Path, key: Mapping[str, Any], verdict: Verdict) -> str:
     return ""
 
 
-def _digest(key: Mapping[str, Any], verdict: Verdict) -> str:
+def _digest(key: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
     return hashlib.sha256(_encoded(key) + msgspec.json.encode(verdict)).hexdigest()
 
 

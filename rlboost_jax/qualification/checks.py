@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.models.compiler_options import same_bits
-from rlboost_jax.qualification.problem import Candidate, Case, Problem
-from rlboost_jax.qualification.records import Trial, one_line
+from rlboost_jax.qualification.problem import Candidate, Case, TrialProblem
+from rlboost_jax.qualification.trial_records import Trial, one_line
 
 _ROUNDS: Final = 7  # whose median counts, after one that does not
 _CALLS: Final = 10  # of a round, launched one after the other: a launch hides behind the last call
 
 
-def tried(problem: Problem, candidate: Candidate, *, invariant: bool) -> Trial:
-    """What comes of a candidate; an exception is one of the outcomes.
+def tried(problem: TrialProblem, candidate: Candidate, *, invariant: bool) -> Trial:
+    """Try a candidate; an exception is one of the outcomes.
 
     Args:
         invariant: whether bits must be those of the case in all its variants; then programs are
@@ -61,7 +61,7 @@ def tried(problem: Problem, candidate: Candidate, *, invariant: bool) -> Trial:
 
 
 def row_error(result: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Norm of the difference over the norm of what is expected, of the worst row.
+    """Largest relative error of a row: norm of the difference over the norm of the expected.
 
     Raises:
         ValueError: the shapes differ.
@@ -78,7 +78,7 @@ def row_error(result: NDArray[Any], expected: NDArray[Any]) -> float:
 
 
 def median_seconds(call: Callable[[], Any]) -> float:
-    """Of one call among several, without the first, which compiles."""
+    """Median seconds per call over several rounds, without the first, which compiles."""
     jax.block_until_ready(call())
     rounds = []
     for _ in range(_ROUNDS + 1):
@@ -89,7 +89,7 @@ def median_seconds(call: Callable[[], Any]) -> float:
 
 
 def _dependence(run: Callable[..., Any], case: Case, results: tuple[NDArray[Any], ...]) -> str:
-    """Which variant changes the bits of rows; "" if none does."""
+    """Name a variant that changes the bits of rows; "" if none does."""
     for variant in case.variants(case.inputs):
         others = _results(run, variant.inputs())
         for result, other in zip(results, others, strict=True):

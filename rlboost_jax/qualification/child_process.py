@@ -6,7 +6,7 @@ candidate it was at, and a new child tries those after it.
 The child shares the device with its parent. It takes the device's memory as it needs it,
 not three quarters of it in advance, so that it fits beside a process that did. Where only one
 process may use the device (compute mode "exclusive process") it must run before that process first
-touches it, which `start.py` sees to; otherwise it does not start, which is a result, too.
+touches it, which `engine_start.py` sees to; otherwise it does not start, which is a result, too.
 """
 
 import contextlib
@@ -24,8 +24,15 @@ from typing import IO, Final
 
 import msgspec
 
-from rlboost_jax.qualification.choice import remaining
-from rlboost_jax.qualification.records import Message, Outcome, Spec, Trial, Verdict, one_line
+from rlboost_jax.qualification.kernel_choice import remaining
+from rlboost_jax.qualification.trial_records import (
+    KernelVerdict,
+    Outcome,
+    Spec,
+    Trial,
+    TrialLine,
+    one_line,
+)
 
 CHILD: Final = (sys.executable, "-m", "rlboost_jax.qualification.trial")
 TRIAL_SECONDS: Final = 180.0  # for a candidate: to compile it, to check it and to time it
@@ -36,7 +43,7 @@ _READ_BYTES: Final = 65536
 
 @dataclass(kw_only=True)
 class _Report:
-    """What one child has said."""
+    """Messages of one child so far."""
 
     platform: str = ""
     device: str = ""
@@ -45,7 +52,7 @@ class _Report:
     outcome: Outcome = "crashed"  # how it ended, if something was left
     reason: str = ""
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: TrialLine) -> None:
         if message.device is not None:
             self.platform, self.device = message.device
         if message.trying is not None:
@@ -62,8 +69,8 @@ def verdict_of(
     start_seconds: float = START_SECONDS,
     selector: Callable[[], selectors.BaseSelector] = selectors.DefaultSelector,
     clock: Callable[[], float] = time.monotonic,
-) -> Verdict:
-    """Trials of all the candidates of a spec, in its order.
+) -> KernelVerdict:
+    """Try all candidates of a spec, in its order.
 
     Args:
         command: of a child, which reads a spec and writes messages.
@@ -86,7 +93,7 @@ def verdict_of(
             Trial(candidate=name, outcome=report.outcome, reason=one_line(report.reason))
             for name in at
         ]
-    return Verdict(platform=platform, device=device, trials=tuple(trials))
+    return KernelVerdict(platform=platform, device=device, trials=tuple(trials))
 
 
 def _of_child(
@@ -134,7 +141,7 @@ def _listen(
     selector: Callable[[], selectors.BaseSelector],
     clock: Callable[[], float],
 ) -> bool:
-    """Hear a child out; False if it is silent for too long."""
+    """Read a child's messages to the end; False if it is silent for too long."""
     unread, deadline = b"", clock() + start_seconds
     with selector() as waiting:
         waiting.register(stream, selectors.EVENT_READ)
@@ -147,7 +154,7 @@ def _listen(
             *lines, unread = (unread + block).split(b"\n")
             for line in lines:
                 try:
-                    report.hear(msgspec.json.decode(line, type=Message))
+                    report.hear(msgspec.json.decode(line, type=TrialLine))
                 except msgspec.DecodeError:
                     continue  # not ours
                 if report.trying:
@@ -155,7 +162,7 @@ def _listen(
 
 
 def _ended(process: subprocess.Popen[bytes], *, at_once: bool) -> int | None:
-    """Its exit code, once it and what it started are gone; None if it cannot be ended.
+    """Wait for a child and its descendants to end, and return its code; None if it cannot be ended.
 
     Args:
         at_once: or in its own time, if that is short: it has closed its output.
@@ -183,7 +190,7 @@ def _described(code: int | None, last: str) -> str:
 
 
 def _last_line(errors: IO[bytes]) -> str:
-    """Of standard error; of a crash's report the first, which names the signal."""
+    """Last line of standard error; of a crash report the first, which names the signal."""
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
     lines = [line for line in lines if line]

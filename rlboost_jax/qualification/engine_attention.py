@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 from rlboost_kernels import kv_pages_shape, ragged_paged_attention
-from rlboost_kernels.attention import xla
-from rlboost_kernels.attention.api import choose_attention
+from rlboost_kernels.attention import attention_xla
+from rlboost_kernels.attention.attention_api import choose_attention
 from rlboost_kernels.problems import Arguments
 
 from rlboost_jax.engine.layouts import make_layout
@@ -26,12 +26,12 @@ from rlboost_jax.qualification.problem import (
     Candidate,
     Case,
     Inputs,
-    Problem,
+    TrialProblem,
     Variant,
 )
-from rlboost_jax.settings.engine import ATTENTION_FOR_GPU
-from rlboost_jax.settings.memory import share_of
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.engine_config import ATTENTION_FOR_GPU
+from rlboost_jax.settings.memory_estimates import share_of
+from rlboost_jax.settings.run_config import RunConfig
 
 PLAIN: Final = "xla"
 _POOL_BYTES: Final = 256 * 2**20  # of pages; sequences share them, no cache holds them
@@ -46,7 +46,7 @@ _TRIP_SECONDS: Final = 20e-6  # of a loop whose end the host has to learn
 
 
 class EngineAttentionShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The calls of one device of an engine."""
+    """Sizes of attention calls on one device of an engine."""
 
     mixed_rows: int
     decode_rows: int
@@ -67,7 +67,7 @@ class EngineAttentionShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 def shape_of(run: RunConfig) -> EngineAttentionShape:
-    """What the engines of a run ask of attention on an accelerator."""
+    """Sizes of the attention calls of a run's engines on an accelerator."""
     model = base_model(run.model)
     layout = make_layout(run.engine, run.slot_tokens, any_rows=False, exact=run.deterministic)
     share = share_of(model, run.engine.tensor_parallel)
@@ -92,10 +92,10 @@ def shape_of(run: RunConfig) -> EngineAttentionShape:
     )
 
 
-def problem(values: Mapping[str, Any]) -> Problem:
-    """Of a `EngineAttentionShape` as JSON has it."""
+def problem(values: Mapping[str, Any]) -> TrialProblem:
+    """Make the problem from an `EngineAttentionShape` as JSON has it."""
     shape = msgspec.convert(values, EngineAttentionShape)
-    return Problem(
+    return TrialProblem(
         candidates=tuple(_candidates(shape)),
         plain=PLAIN,
         cases=tuple(_cases(shape)),
@@ -104,12 +104,12 @@ def problem(values: Mapping[str, Any]) -> Problem:
 
 
 def _candidates(shape: EngineAttentionShape) -> Iterator[Candidate]:
-    """Bounds are those of the decode step: what it reads, and what its loops make the host wait."""
+    """Yield candidates, bounded by a decode step's reads and the host's waits for its loops."""
     context = shape.slot_tokens / 2
     item = jnp.dtype(shape.kv_dtype).itemsize
     read = shape.slots * context * 2 * shape.key_heads * shape.head_dim * item / _MEMORY_RATE
-    tiles = -(-shape.decode_rows // xla.TILE_ROWS)
-    trips = tiles * context / max(shape.page_size, xla.BLOCK_TOKENS)
+    tiles = -(-shape.decode_rows // attention_xla.TILE_ROWS)
+    trips = tiles * context / max(shape.page_size, attention_xla.BLOCK_TOKENS)
     bounds = {**dict.fromkeys(ATTENTION_FOR_GPU, read), PLAIN: read + trips * _TRIP_SECONDS}
     for name, bound in bounds.items():
         yield Candidate(
@@ -150,7 +150,7 @@ def _chunk_and_singles(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Rows and lengths of sequences: single tokens, a chunk of a prompt, and single tokens again.
 
-    The chunk has more context than a window, if a slot has. One row at the end is left to nobody.
+    The chunk has more context than a window, if a slot has. The last row belongs to no sequence.
     """
     singles = min(_SINGLES, shape.slots - 1, max(0, shape.mixed_rows - 2))
     longest = shape.slot_tokens
@@ -177,7 +177,7 @@ def _case(
         rows: of `num_rows`, of each sequence.
         lens: tokens of each sequence.
     """
-    places = num_rows if name == "decode" else shape.slots  # as `engine/metadata.py` has them
+    places = num_rows if name == "decode" else shape.slots  # as `engine/step_inputs.py` has them
     return Case(
         name=f"{name} step" + (f" with a window of {window}" if window else ""),
         weight=weight,
@@ -196,8 +196,10 @@ def _inputs(
     places: int,
     window: int,
 ) -> Arguments:
-    """Standard normal queries, keys and values, but for large values on both sides of each edge of
-    what a sequence's first and last row see. Each sequence has an order of pages of its own.
+    """Draw normal queries, keys and values, with large values at the edges of the visible range.
+
+    The edges are those of what a sequence's first and last row see. Each sequence has an order of
+    pages of its own.
     """
     rng, count, most = np.random.default_rng(0), len(rows), shape.pages_per_slot
     page = kv_pages_shape(1, shape.page_size, shape.key_heads, shape.head_dim)
@@ -219,7 +221,7 @@ def _inputs(
         return jax.random.normal(jax.random.key(seed), sizes, jnp.float32).astype(dtype)
 
     def with_edges(seed: int, large: Array) -> Array:
-        """Keys and values of a head follow each other."""
+        """Draw pages of alternating keys and values, with spiked values at the edges."""
         pages = jax.random.normal(jax.random.key(seed), (num_pages, *page[1:]), jnp.float32)
         of_values = jnp.arange(pages.shape[2]) % 2 == 1
         spikes = large[:, :, None, None] & of_values[None, None, :, None]
@@ -237,7 +239,7 @@ def _inputs(
 
 
 def _edges(own: Iterable[int], window: int, most: int) -> Iterator[int]:
-    """Positions beside each other of which one is seen and one is not, of less than `most`.
+    """Yield neighbouring positions below `most` of which one is visible and one is not.
 
     Args:
         own: positions of rows.
@@ -283,7 +285,7 @@ def on_host(
 
 
 def _variants(inputs: Inputs) -> tuple[Variant, ...]:
-    """The longest chunk alone in the first rows, and its last row decoded in other places."""
+    """Place the longest chunk alone in the first rows, and decode its last row in other places."""
     whole = Arguments(*inputs)
     starts, count = np.asarray(whole.cu_q_lens), int(np.asarray(whole.num_seqs)[0])
     rows = np.diff(starts[: count + 1])
@@ -301,7 +303,7 @@ def _variants(inputs: Inputs) -> tuple[Variant, ...]:
         )
 
     def decoded() -> Inputs:
-        """In every place, as often as there are rows for."""
+        """Decode the row in every place, as often as there are rows for."""
         copies = min(places, len(whole.q))
         return whole._replace(
             q=jnp.broadcast_to(whole.q[end - 1], whole.q.shape),

@@ -31,17 +31,17 @@ from rlboost_jax.models.packed_attention import (
     fused_attention,
     why_not,
 )
-from rlboost_jax.models.sharding import AXES
+from rlboost_jax.models.parameter_sharding import AXES
 from rlboost_jax.qualification.problem import (
     TOLERANCE,
     Candidate,
     Case,
     Inputs,
-    Problem,
+    TrialProblem,
     repeated,
 )
-from rlboost_jax.settings.memory import MOST_DENSE_TOKENS
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.memory_estimates import MOST_DENSE_TOKENS
+from rlboost_jax.settings.run_config import RunConfig
 
 PLAIN: Final = "chunked"
 _HOST_TOKENS: Final = 1024  # of a row that is computed on the host as well
@@ -52,7 +52,7 @@ _BOUND_OF_PLAIN: Final = 100.0
 
 
 class LearnerAttentionShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device's share of one row."""
+    """Sizes of one device's share of one row."""
 
     row_tokens: int
     longest: int  # tokens of the longest sequence
@@ -68,8 +68,10 @@ class LearnerAttentionShape(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
 
 def shape_of(run: RunConfig) -> LearnerAttentionShape | None:
-    """What a learner asks of attention on an accelerator; None where "auto" needs no kernel: for
-    short rows, few tokens on one device, and float32, which no kernel is fast for."""
+    """Sizes of a learner's attention; None where "auto" needs no kernel.
+
+    That is for short rows, few tokens on one device, and float32, which no kernel is fast for.
+    """
     model = base_model(run.model)
     tokens, mesh = run.row_tokens, AbstractMesh(run.learner.mesh, AXES)
     paged = mesh.size == 1 and run.pack_rows * tokens <= MOST_PAGED_TOKENS
@@ -94,10 +96,10 @@ def shape_of(run: RunConfig) -> LearnerAttentionShape | None:
     )
 
 
-def problem(values: Mapping[str, Any]) -> Problem:
-    """Of a `LearnerAttentionShape` as JSON has it."""
+def problem(values: Mapping[str, Any]) -> TrialProblem:
+    """Make the problem from a `LearnerAttentionShape` as JSON has it."""
     shape = msgspec.convert(values, LearnerAttentionShape)
-    return Problem(
+    return TrialProblem(
         candidates=tuple(_candidates(shape)),
         plain=PLAIN,
         cases=tuple(_cases(shape)),
@@ -144,7 +146,7 @@ def _form(shape: LearnerAttentionShape, window: int) -> Form:
 
 
 def _with_gradients(attend: Any, *heads: Array) -> tuple[Array, ...]:
-    """The result and the gradients of queries, keys and values."""
+    """Return the result and the gradients of queries, keys and values."""
     *qkv, upstream = heads
     out, pull_back = jax.vjp(attend, *qkv)
     return out, *pull_back(upstream)
@@ -184,7 +186,7 @@ def _cases(shape: LearnerAttentionShape) -> Iterator[Case]:
 
 
 def _inputs(shape: LearnerAttentionShape, tokens: int) -> Inputs:
-    """Standard normal queries, keys, values and what comes back, after the row's segments.
+    """Draw normal queries, keys, values and output gradients, after the row's segments.
 
     The longest sequence, half of what is left, half of that and so on, as the row has room.
     """
@@ -215,7 +217,7 @@ def _on_device(
 def on_host(
     inputs: Inputs, *, shape: LearnerAttentionShape, window: int
 ) -> tuple[NDArray[Any], ...]:
-    """Results and gradients of each sequence and query head, as `_blocks` has them."""
+    """Compute results and gradients by sequence and query head, arranged as by `_blocks`."""
     wide = np.float64 if shape.dtype == "float32" else np.float32
     segments = np.asarray(inputs[0])[0]
     q, k, v, up = (np.asarray(x).astype(wide) for x in inputs[1:])

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
-from rlboost_kernels.grouped.api import Implementation, choose_grouped
+from rlboost_kernels.grouped.grouped_api import Implementation, choose_grouped
 
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.decoder import activation_of
@@ -25,11 +25,11 @@ from rlboost_jax.qualification.problem import (
     Candidate,
     Case,
     Inputs,
-    Problem,
+    TrialProblem,
     repeated,
 )
-from rlboost_jax.settings.memory import tokens_per_device
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.memory_estimates import tokens_per_device
+from rlboost_jax.settings.run_config import RunConfig
 
 PLAIN: Final[Implementation] = "blocks"
 _TOKENS: Final = 2048
@@ -39,7 +39,7 @@ _BOUNDS: Final[Mapping[Implementation, float]] = {"mosaic_gpu": 1.0, "blocks": 2
 
 
 class ExpertsShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device's tokens and experts in one layer."""
+    """Sizes of one device's tokens and experts in one layer."""
 
     tokens: int
     num_experts: int
@@ -52,7 +52,7 @@ class ExpertsShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def shape_of(run: RunConfig) -> ExpertsShape | None:
-    """What a learner asks of experts on an accelerator; None in a model without."""
+    """Sizes of a learner's layer of experts; None in a model without."""
     model = base_model(run.model)
     if not model.num_experts:
         return None
@@ -70,8 +70,8 @@ def shape_of(run: RunConfig) -> ExpertsShape | None:
     )
 
 
-def problem(values: Mapping[str, Any]) -> Problem:
-    """Of a `ExpertsShape` as JSON has it."""
+def problem(values: Mapping[str, Any]) -> TrialProblem:
+    """Make the problem from an `ExpertsShape` as JSON has it."""
     shape = msgspec.convert(values, ExpertsShape)
     case = Case(
         name=f"{shape.tokens} tokens, {shape.num_experts} experts",
@@ -80,7 +80,7 @@ def problem(values: Mapping[str, Any]) -> Problem:
         reference=partial(on_host, shape=shape),
         variants=repeated,
     )
-    return Problem(
+    return TrialProblem(
         candidates=tuple(
             Candidate(
                 name=name,
@@ -106,7 +106,7 @@ def _why_not(shape: ExpertsShape, name: Implementation, inputs: Inputs) -> str:
 
 
 def _run(shape: ExpertsShape, name: Implementation, *inputs: Array) -> tuple[Array, ...]:
-    """What experts add, and the gradients of tokens, weights and matrices, row by row."""
+    """Return the experts' output, and the gradients of tokens, weights and matrices, row by row."""
     x, chosen, weights, gate, up, down, upstream = inputs
     how = How(None, activation_of(shape.activation), name, shape.interpret)
 
@@ -119,7 +119,7 @@ def _run(shape: ExpertsShape, name: Implementation, *inputs: Array) -> tuple[Arr
 
 
 def _inputs(shape: ExpertsShape) -> Inputs:
-    """Tokens, their experts and weights, matrices, and what comes back.
+    """Draw tokens, their experts and weights, matrices, and output gradients.
 
     The first experts are chosen most, and the last one, where there are more than a token has, by
     nobody.
@@ -150,7 +150,7 @@ def _inputs(shape: ExpertsShape) -> Inputs:
 
 
 def on_host(inputs: Inputs, *, shape: ExpertsShape) -> tuple[NDArray[Any], ...]:
-    """The same results, expert by expert."""
+    """Compute the same results on the host, expert by expert."""
     wide = np.float64 if shape.dtype == "float32" else np.float32
     chosen = np.asarray(inputs[1])
     x, _, weights, *matrices, upstream = (np.asarray(a).astype(wide) for a in inputs)
@@ -180,7 +180,7 @@ def on_host(inputs: Inputs, *, shape: ExpertsShape) -> tuple[NDArray[Any], ...]:
 def _activated(
     x: Float[np.ndarray, "C F"], name: str
 ) -> tuple[Float[np.ndarray, "C F"], Float[np.ndarray, "C F"]]:
-    """The activation and its derivative."""
+    """Return the activation and its derivative."""
     if name == "silu":
         share = 1 / (1 + np.exp(-x))
         return x * share, share * (1 + x * (1 - share))

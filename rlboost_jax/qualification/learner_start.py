@@ -1,7 +1,7 @@
 """Before a learner starts on a GPU: which kernels it is to run.
 
-As for engines (`start.py`), "auto" becomes the fastest candidate that is right here, and in a
-deterministic run the one that it has begun with. Without a GPU, and where "auto" needs no kernel,
+As for engines (`engine_start.py`), "auto" becomes the fastest candidate that is right here, and in
+a deterministic run the one that it has begun with. Without a GPU, and where "auto" needs no kernel,
 "auto" stays as it is.
 """
 
@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
-from rlboost_jax.compile_cache import DEFAULT_FOLDER
-from rlboost_jax.qualification.choice import choose, described, objection
-from rlboost_jax.qualification.host import HERE, Host
-from rlboost_jax.qualification.records import ProblemName, Verdict
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.platform.compile_cache import DEFAULT_FOLDER
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.qualification.kernel_choice import choose, described, objection
+from rlboost_jax.qualification.trial_host import HERE, Host
+from rlboost_jax.qualification.trial_records import KernelVerdict, ProblemName
+from rlboost_jax.settings.run_config import RunConfig
 
 Say = Callable[[str], None]
 
@@ -28,7 +28,8 @@ class KernelNotAvailable(Mistake, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
-    """
+    """A learner setting that names a kernel.
+
     Attributes:
         name: of the field of `LearnerConfig`.
         plain: what runs where no candidate is right; trusted when it is named.
@@ -64,7 +65,7 @@ SETTINGS: Final = (
 def learner_run(
     run: RunConfig, begun: RunConfig | None, say: Say, *, host: Host = HERE
 ) -> RunConfig:
-    """The run with the kernels that its learner is to have.
+    """Return the run with the kernels that its learner is to have.
 
     Args:
         begun: what a deterministic run has begun with, if it has; it stays with that.
@@ -85,7 +86,7 @@ def learner_run(
 
 def verdicts_here(
     run: RunConfig, *, folder: Path | None, interpret: bool = False, host: Host = HERE
-) -> Iterator[tuple[str, str, Verdict]]:
+) -> Iterator[tuple[str, str, KernelVerdict]]:
     """Trials of all candidates for each setting that needs a kernel: the setting's name on the
     command line, its plain form, and what came of them.
 
@@ -102,7 +103,7 @@ def verdicts_here(
 
 
 def folder_of(run: RunConfig) -> Path:
-    """Where verdicts are kept."""
+    """Folder in which verdicts are kept."""
     return Path(run.compile_cache_dir or DEFAULT_FOLDER).expanduser()
 
 
@@ -119,7 +120,7 @@ def _chosen(run: RunConfig, setting: _Setting, say: Say, host: Host) -> RunConfi
 
 
 def _check(run: RunConfig, setting: _Setting, say: Say, host: Host) -> None:
-    """That a deterministic run can have here what it names. Others name what they like."""
+    """Check that the kernel a deterministic run names can run here; other runs are not checked."""
     named = _named(run, setting)
     if named not in setting.kernels or not run.deterministic or not host.gpu_expected():
         return
@@ -156,7 +157,7 @@ def _verdict(
     wanted: str = "",
     on_cpu: bool = False,
     host: Host = HERE,
-) -> tuple[Verdict, str]:
+) -> tuple[KernelVerdict, str]:
     from rlboost_jax.qualification.trials import verdict_of
 
     return verdict_of(

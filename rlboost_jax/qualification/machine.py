@@ -17,8 +17,8 @@ import jax
 import rlboost_kernels
 
 from rlboost_jax import models
-from rlboost_jax.host.versions import versions_of
-from rlboost_jax.settings import memory
+from rlboost_jax.platform.installed_versions import versions_of
+from rlboost_jax.settings import memory_estimates
 
 _NODES: Final = ("nvidia[0-9]*", "nvidiactl", "dxg")  # in /dev, where there is an NVIDIA GPU
 _PLUGIN: Final = "xla_cuda"  # how JAX's plugins for it are called
@@ -35,7 +35,7 @@ _DISTRIBUTIONS: Final = ("jax", "nvidia-")  # how names begin of what compiles o
 
 
 def gpu_expected(dev: Path = Path("/dev"), plugins: Iterable[str] | None = None) -> bool:
-    """Whether JAX would look for a GPU, and could find one. A child process knows for sure.
+    """Whether JAX would look for a GPU, and could find one. Only a child process knows for sure.
 
     Args:
         dev: the folder of device nodes.
@@ -77,7 +77,7 @@ def _has_plugin(folders: Iterable[str] | None) -> bool:
 
 
 def _device(folder: Path) -> str:
-    """Kinds of all GPUs and the driver's version, as the driver says; "" if it is not asked."""
+    """Name all GPUs and the driver's version, as the driver says; "" without a driver."""
     try:
         driver = (folder / "version").read_text().splitlines()[0].strip()
         models = [
@@ -92,7 +92,7 @@ def _device(folder: Path) -> str:
 
 
 def _reported_by_tool() -> str:
-    """The same where the driver's files are hidden, as in some containers."""
+    """Name them by the vendor's tool where the driver's files are hidden, as in containers."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         shown = subprocess.run(query, capture_output=True, text=True, timeout=_ASK_SECONDS)
@@ -103,7 +103,7 @@ def _reported_by_tool() -> str:
 
 def sources_of_candidates() -> Mapping[str, Path]:
     """Sources of all kernels, of what calls them, of their sizes, and of what tries them."""
-    found = {"settings/memory.py": Path(str(memory.__file__))}
+    found = {"settings/memory_estimates.py": Path(str(memory_estimates.__file__))}
     for module in (rlboost_kernels.__file__, models.__file__, __file__):
         folder = Path(str(module)).parent
         found |= {path.relative_to(folder.parent).as_posix(): path for path in folder.rglob("*.py")}

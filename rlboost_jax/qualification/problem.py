@@ -27,7 +27,7 @@ class Variant:
 
 
 def repeated(inputs: Inputs) -> tuple[Variant, ...]:
-    """A second call, for who promises equal bits for equal arguments and no more."""
+    """A second call with equal arguments, for candidates that promise equal bits for these only."""
     every = slice(None)
     return (Variant(name="at a second call", inputs=lambda: inputs, rows=every, same_as=every),)
 
@@ -61,7 +61,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """
+    """An implementation to try.
+
     Attributes:
         bound: seconds that it takes at least, by which candidates are tried in order.
         run: takes a case's inputs and options; traced and compiled by the trial.
@@ -75,8 +76,9 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """
+class TrialProblem:
+    """A computation with its candidates and cases.
+
     Attributes:
         plain: the candidate that runs where none is right.
         tolerance: of a row's relative error.
@@ -89,6 +91,6 @@ class Problem:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the candidates, by their bound; of two alike in the order of the problem."""
+        """Names of the candidates by their bound, equal ones in the problem's order."""
         ordered = sorted(self.candidates, key=lambda candidate: candidate.bound)
         return tuple(candidate.name for candidate in ordered)

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 
 from rlboost_jax.qualification import cache, child_process
-from rlboost_jax.qualification.choice import worth_another_trial, worth_keeping
-from rlboost_jax.qualification.host import HERE, Host
-from rlboost_jax.qualification.problems import problem_of
-from rlboost_jax.qualification.records import ProblemName, Spec, Verdict
+from rlboost_jax.qualification.kernel_choice import worth_another_trial, worth_keeping
+from rlboost_jax.qualification.known_problems import problem_of
+from rlboost_jax.qualification.trial_host import HERE, Host
+from rlboost_jax.qualification.trial_records import KernelVerdict, ProblemName, Spec
 
 
 def verdict_of(
@@ -20,8 +20,8 @@ def verdict_of(
     wanted: str = "",
     on_cpu: bool = False,
     host: Host = HERE,
-) -> tuple[Verdict, str]:
-    """Trials of all candidates of a problem, and a word on where they are kept.
+) -> tuple[KernelVerdict, str]:
+    """Try all candidates of a problem, or read a kept verdict; say where it is kept.
 
     Args:
         shape: the problem's own record.
@@ -44,7 +44,7 @@ def verdict_of(
         return host.verdict_of(spec), "not kept: the driver does not name the device"
     key = {"facts": dict(facts), "spec": msgspec.to_builtins(spec)}
     path = cache.place_of(folder, problem, key)
-    kept = cache.kept(path, key)
+    kept = cache.kept(path, key, KernelVerdict)
     if kept is None:
         verdict = host.verdict_of(spec)
     elif worth_another_trial(kept, wanted):
@@ -57,8 +57,8 @@ def verdict_of(
     return verdict, f"not kept: {trouble}" if trouble else f"kept in {path}"
 
 
-def _with_trial_of(candidate: str, kept: Verdict, spec: Spec, host: Host) -> Verdict:
-    """A verdict with another trial of one candidate."""
+def _with_trial_of(candidate: str, kept: KernelVerdict, spec: Spec, host: Host) -> KernelVerdict:
+    """Return a verdict with one candidate tried again."""
     again = host.verdict_of(msgspec.structs.replace(spec, candidates=(candidate,)))
     latest = {trial.candidate: trial for trial in (*kept.trials, *again.trials)}
     trials = tuple(latest[trial.candidate] for trial in kept.trials)

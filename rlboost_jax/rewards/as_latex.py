@@ -1,4 +1,4 @@
-r"""Mathematics as people type it, in LaTeX: 2√3, x², ½, 1 1/2, pi, 2**10, 10\,000.
+r"""Conversion of mathematics as people type it to LaTeX: 2√3, x², ½, 1 1/2, pi, 2**10, 10\,000.
 
 math-verify reads some of it as something else: 2√3 as 2, 1 1/2 as 1, and 10\,000 as 10 times 0.
 """
@@ -35,7 +35,7 @@ _PI: Final = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
 
 
 def as_latex(text: str) -> str:
-    """The same text with numbers, roots and powers as LaTeX writes them."""
+    """Write numbers, roots and powers of a text in LaTeX."""
     for pattern, written in _RULES:
         text = pattern.sub(written, text)
     if not text.isascii():
@@ -62,7 +62,7 @@ def _mixed(found: re.Match[str]) -> str:
 
 
 def _repeated(found: re.Match[str]) -> str:
-    """0.1\\overline{6} is (16 - 1) / 90."""
+    """Fraction for a repeating decimal: 0.1\\overline{6} is (16 - 1) / 90."""
     again = found["many"] or found["one"]
     before = found["fixed"] + found["places"]
     above = int(before + again) - int(before or "0")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Final
 
-from rlboost_jax.rewards.answers import FORMATS, answer_tag
+from rlboost_jax.rewards.answer_extraction import FORMATS, answer_tag
 from rlboost_jax.rewards.references import absent, alternatives, exact_number, listed
 
-# Of `rewards.functions`' names; "http" runs in the trainer, see `service.py`.
+# Of `rewards.functions`' names; "http" runs in the trainer, see `reward_service.py`.
 BUILT_IN: Final[Mapping[str, str]] = {
     "math": "rlboost_jax.rewards.math_answers:math",
     "exact": "rlboost_jax.rewards.builtin:exact",
@@ -37,7 +37,7 @@ def exact(
     extract: str = "",
     ignore_case: bool = False,
 ) -> list[float | None]:
-    """1 where the answer is the reference, white space aside; None where there is no reference.
+    """1 if the answer equals the reference, white space aside; None without a reference.
 
     Args:
         answer: a text; or what else `references.alternatives` makes texts of, any of them.
@@ -67,7 +67,7 @@ def exact(
 def regex(
     prompts: Sequence[str], completions: Sequence[str], *, pattern: str, whole: bool = False
 ) -> list[float]:
-    """1 where the pattern is found in the completion, or is all of it with `whole`."""
+    """1 if the pattern is found in the completion, or with `whole` matches all of it."""
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as error:
@@ -79,9 +79,9 @@ def regex(
 def layout(
     prompts: Sequence[str], completions: Sequence[str], *, tags: str = "think,answer"
 ) -> list[float]:
-    """1 where the completion is one block of each tag in this order, and nothing else.
+    """1 if the completion is one block of each tag in this order, and nothing else.
 
-    Of `<think>…</think> <answer>…</answer>` with the default. A template may have opened the
+    With the default it is `<think>…</think> <answer>…</answer>`. A template may have opened the
     first block in the prompt already: its opening tag may be absent.
     """
     names = [name.strip() for name in tags.split(",")]
@@ -174,7 +174,7 @@ def _solves(equation: str, numbers: Sequence[Fraction], target: Fraction) -> boo
 
 
 def _value(node: ast.expr, used: list[int]) -> Fraction:
-    """Of an equation, exactly; the numbers in it are appended to `used`."""
+    """Exact value of an equation; the numbers in it are appended to `used`."""
     match node:
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
             used.append(number)

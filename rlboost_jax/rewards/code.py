@@ -1,12 +1,16 @@
-"""Programs that the policy writes, judged by tests in a sandbox."""
+"""Reward for programs that the policy writes: tests in a sandbox."""
 
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable
+from rlboost_jax.platform.mistakes import plain
 from rlboost_jax.rewards.references import absent
-from rlboost_jax.rewards.sandbox import (
+from rlboost_jax.settings.foreign_keys import refuse_unknown
+from rlboost_jax.workers.sandbox import (
     MEMORY_MB,
     SECONDS,
     NotStarted,
@@ -14,10 +18,6 @@ from rlboost_jax.rewards.sandbox import (
     passes_apart,
     run_contained,
 )
-from rlboost_jax.settings.errors import plain
-from rlboost_jax.settings.foreign_keys import refuse_unknown
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*", re.MULTILINE)
 _LANGUAGE = re.compile(r"\S*")
@@ -36,7 +36,7 @@ def code(
     memory_mb: int = MEMORY_MB,
     partial: bool = False,
 ) -> list[float | None]:
-    """1 where the program in the completion (`program_in`) passes all tests; None without tests.
+    """1 if the program in the completion (`program_in`) passes all tests; None without tests.
 
     A program that raises, hangs, exits with another code than 0 or takes too much fails the test it
     does so in.
@@ -60,7 +60,7 @@ def code(
 
 
 def program_in(completion: str) -> str:
-    """Its last block of Python, or else of no language, or else all of it."""
+    """The last Python block, or else the last without a language, or else the whole text."""
     blocks = list(_blocks(completion))
     for languages in (_PYTHON, ("",)):
         found = [text for language, text in blocks if language.lower() in languages]
@@ -87,7 +87,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def cases(tests: Any) -> list[str | tuple[str, str]]:
-    """Each a Python text to run after the program, or (standard input, standard output).
+    """Convert tests to Python texts to run after the program, or (standard input, standard output).
 
     Raises ValueError.
     """
@@ -125,7 +125,7 @@ def _case(test: Any) -> str | tuple[str, str]:
 
 
 def _check_keys(test: dict[str, Any], own: tuple[str, ...]) -> None:
-    """Raise ValueError for what a test says and nothing here does."""
+    """Raise ValueError for keys of a test that are not supported."""
     refuse_unknown(test, (*own, *_KINDS), "a test of the column 'tests'", error=ValueError)
     for name, kinds in _KINDS.items():
         if test.get(name) is not None and test[name] not in kinds:
@@ -135,7 +135,7 @@ def _check_keys(test: dict[str, Any], own: tuple[str, ...]) -> None:
 
 
 def _said(value: Any) -> str:
-    """As standard input or output has it; nothing for None, a line for each member of a list."""
+    """Text of standard input or output: "" for None, a line for each member of a list."""
     if isinstance(value, list):
         return "\n".join(map(_said, value))
     return "" if value is None else str(value)
@@ -151,7 +151,7 @@ def judged(
     passes: Callable[..., bool] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> float:
-    """The reward of one completion.
+    """Compute the reward of one completion.
 
     Args:
         tests: see `cases`.

@@ -1,22 +1,24 @@
-"""Reward functions by name, and one call of one of them."""
+"""Reward functions by name, and one call of a function."""
 
 import asyncio
 import importlib
 import inspect
 import math
+import os
+import traceback
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from rlboost_jax.platform.mistakes import install
 from rlboost_jax.rewards.builtin import BUILT_IN
-from rlboost_jax.rewards.frames import Found, Job, Outcome, all_failed
-from rlboost_jax.settings.errors import install
-from rlboost_jax.settings.rewards import RewardConfig
-from rlboost_jax.settings.validation.data import GIVEN
+from rlboost_jax.settings.rewards_config import RewardConfig
+from rlboost_jax.settings.validation.data_checks import GIVEN
+from rlboost_jax.workers.reward_frames import Found, RewardJob, RewardOutcome, all_failed
 
-Call = Callable[[Job], Found]
+Call = Callable[[RewardJob], Found]
 
 _SHOWN: Final = 200  # characters of an exception
 
@@ -26,7 +28,7 @@ class Unusable(ValueError):
 
 
 def load(reward: RewardConfig, columns: Collection[str]) -> Call:
-    """The function as one that takes a job and never raises an Exception.
+    """Load a function as a callable that takes a job and never raises an Exception.
 
     A coroutine function runs in an event loop that is made for the call.
 
@@ -55,7 +57,7 @@ def load(reward: RewardConfig, columns: Collection[str]) -> Call:
     if reward.name in BUILT_IN:
         _try(function, reward.options, wanted)
 
-    def call(job: Job) -> Found:
+    def call(job: RewardJob) -> Found:
         count = len(job.responses)
         given = {
             "prompts": [job.prompt] * count,
@@ -72,9 +74,22 @@ def load(reward: RewardConfig, columns: Collection[str]) -> Call:
             return all_failed(job, "MemoryError: more than rewards.memory_mb")
         except (Exception, asyncio.CancelledError) as error:  # the user's: costs this job only
             text = f"{type(error).__name__}: {error}"[:_SHOWN]
+            text += "" if reward.name in BUILT_IN else _place(error, function)
             return all_failed(job, text.encode(errors="backslashreplace").decode())
 
     return call
+
+
+def _place(error: BaseException, function: Callable[..., Any]) -> str:
+    """Where an exception was raised, such as " (my_rewards.py, line 12)".
+
+    The innermost line of the function's own file counts; "" if the exception never was there.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    file = code.co_filename if code else ""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+    return f" ({os.path.basename(file)}, line {lines[-1]})" if lines else ""
 
 
 def _check_types(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -94,7 +109,7 @@ def _check_types(function: Callable[..., Any], options: Mapping[str, Any]) -> No
 
 
 def _try(function: Callable[..., Any], options: Mapping[str, Any], wanted: Collection[str]) -> None:
-    """Raise Unusable where a built-in function, asked about no response, refuses its options."""
+    """Raise Unusable if a built-in function rejects its options, called with no response."""
     try:
         function(**{name: [] for name in wanted}, **options)
     except Exception as error:  # of whatever kind, it would be the same for every response
@@ -104,7 +119,7 @@ def _try(function: Callable[..., Any], options: Mapping[str, Any], wanted: Colle
 def _wanted(
     function: Callable[..., Any], options: Mapping[str, Any], columns: Collection[str]
 ) -> frozenset[str]:
-    """The given names that a function takes: it gets everything by name."""
+    """Given names that a function accepts; all arguments are passed by name."""
     if not callable(function):
         raise Unusable("is no function")
     available = {*columns, *GIVEN}
@@ -136,8 +151,8 @@ def _wanted(
     return wanted
 
 
-def _found(result: Any, job: Job) -> Found:
-    """Raises what a value that is no number does."""
+def _found(result: Any, job: RewardJob) -> Found:
+    """Convert a function's result. Raises what a value that is no number raises."""
     if isinstance(result, str) or not isinstance(result, Sequence):
         result = result.tolist() if hasattr(result, "tolist") else result
     if not isinstance(result, list | tuple):
@@ -150,15 +165,19 @@ def _found(result: Any, job: Job) -> Found:
     return tuple(_outcome(value) for value in result)
 
 
-def _hint(job: Job, values: int) -> str:
+def _hint(job: RewardJob, values: int) -> str:
     return ' (per="group" gives it all at once)' if job.per == "group" and values == 1 else ""
 
 
-def _outcome(value: Any) -> Outcome:
+def _outcome(value: Any) -> RewardOutcome:
     if value is None:
-        return Outcome()
+        return RewardOutcome()
     number = float(value)
-    return Outcome(value=number) if math.isfinite(number) else Outcome(fault=f"returned {number}")
+    return (
+        RewardOutcome(value=number)
+        if math.isfinite(number)
+        else RewardOutcome(fault=f"returned {number}")
+    )
 
 
 def _short(value: Any) -> str:

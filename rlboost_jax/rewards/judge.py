@@ -1,21 +1,34 @@
-"""Ask all reward functions of a run about responses, and add up what they say."""
+"""Judge of responses: calls all reward functions of a run and adds up their values."""
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
-from rlboost_jax.rewards.concurrent import ConcurrentPool
-from rlboost_jax.rewards.frames import Found, Job, Outcome, Response, Setup
-from rlboost_jax.rewards.futures import seen, when_all
-from rlboost_jax.rewards.pool import START_SECONDS, RewardPool
-from rlboost_jax.rewards.sandbox import MEMORY_MB, SECONDS
-from rlboost_jax.rewards.service import RewardService
-from rlboost_jax.rewards.verdict import Answered, Verdict
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.rewards import Per, RewardConfig, RewardsConfig
+import msgspec
+
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.rewards.reward_kind import judged, reward_kind
+from rlboost_jax.rewards.reward_queue import RewardQueue
+from rlboost_jax.rewards.verdict import RewardInput, Verdict
+from rlboost_jax.settings.rewards_config import Per, RewardConfig, RewardsConfig
+from rlboost_jax.workers.futures import seen, when_all
+from rlboost_jax.workers.reward_frames import (
+    Found,
+    RewardJob,
+    RewardOutcome,
+    RewardResponse,
+    RewardSetup,
+)
+from rlboost_jax.workers.reward_service import RewardService
+from rlboost_jax.workers.sandbox import MEMORY_MB, SECONDS
+from rlboost_jax.workers.service_thread import ServiceThread
+from rlboost_jax.workers.worker_pool import WorkerPool
+from rlboost_jax.workers.worker_process import START_SECONDS
 
 HTTP = "http"
 NOTHING: Final = Verdict(reward=0.0, accuracy=None)
@@ -23,15 +36,15 @@ SILENT: Final = "no reward function says anything about it"
 Made = TypeVar("Made")
 
 
-class _Desk(NamedTuple):
-    """Where some functions are asked."""
+class _Called(NamedTuple):
+    """Functions that are called in one place: a pool or a service."""
 
     places: tuple[int, ...]  # of the functions, in the order of their answers
-    ask: Callable[[Job], Future[tuple[Found, ...]]]
+    queue: RewardQueue
 
 
 class Judge:
-    """Raises ConfigError, when made, for functions that cannot be used."""
+    """Judge of a run. Raises ConfigError, when made, for functions that cannot be used."""
 
     def __init__(
         self,
@@ -42,7 +55,7 @@ class Judge:
         seed: int,
         start_seconds: float = START_SECONDS,
     ) -> None:
-        """Start what the functions run in: processes, and clients of services.
+        """Start the functions' processes and the clients of services.
 
         Args:
             columns: that every response comes with.
@@ -57,11 +70,11 @@ class Judge:
             if function.name == "code":
                 _check_limits(function, settings)
         self._fallback = settings.fallback
-        self._open: list[RewardService | ConcurrentPool] = []
-        self._pool: RewardPool | None = None
-        self._desks: dict[Per, list[_Desk]] = {"response": [], "group": []}
-        setup = Setup(
-            functions=tuple(f for f in self._functions if _in_pool(f)),
+        self._thread = ServiceThread("rewards")
+        self._open: list[RewardService | WorkerPool] = []
+        self._called: dict[Per, list[_Called]] = {"response": [], "group": []}
+        setup = RewardSetup(
+            functions=tuple(f for f in self._functions if _shares_workers(f)),
             columns=tuple(columns),
             memory_mb=settings.memory_mb,
             sandbox_required=settings.sandbox == "required",
@@ -75,11 +88,11 @@ class Judge:
 
     @property
     def sees_groups(self) -> bool:
-        """Whether a response has its reward only once `ask_group` has said so."""
-        return bool(self._desks["group"])
+        """Whether a response has its reward only after `ask_group`."""
+        return bool(self._called["group"])
 
-    def ask(self, answered: Answered) -> Future[Verdict]:
-        """What the functions say that judge each response by itself.
+    def ask(self, answered: RewardInput) -> Future[Verdict]:
+        """Judge a response by the functions that take one response.
 
         Never blocks. An exception in the future says that nobody can be asked any more.
         """
@@ -91,62 +104,77 @@ class Judge:
         return self._asked(_job([answered], "response"), made)
 
     def ask_group(
-        self, answered: Sequence[Answered], alone: Sequence[Future[Verdict]]
+        self, answered: Sequence[RewardInput], alone: Sequence[Future[Verdict]]
     ) -> Future[tuple[Verdict, ...]]:
-        """What all functions say, as `ask` does.
+        """Judge a group by all functions.
 
         Args:
             answered: all responses to a prompt, in the order of their samples.
-            alone: what `ask` has given for each. To cancel the group leaves it as it is.
+            alone: the future of `ask` for each, which cancelling the group does not cancel.
         """
         group = self._asked(_job(answered, "group"), dict)
         return when_all([group, *map(seen, alone)], lambda r: self._together(r[0], r[1:]))
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        for each in self._open:
-            each.close()
+        """End all workers; unanswered jobs are cancelled or fail."""
+        queues = [called.queue for called in chain.from_iterable(self._called.values())]
+        for queue in queues:
+            queue.close()
 
-    def _start(self, setup: Setup, workers: int, start_seconds: float) -> None:
+        async def end() -> None:
+            await asyncio.gather(*(each.close() for each in self._open))
+
+        if self._thread.lives:
+            self._thread.run(end())
+            self._thread.close()
+        for queue in queues:
+            queue.abandon()
+
+    def _start(self, setup: RewardSetup, workers: int, start_seconds: float) -> None:
         for place, function in enumerate(self._functions):
-            if _in_pool(function):
+            if _shares_workers(function):
                 continue
-            opened: RewardService | ConcurrentPool
             if function.name == HTTP:
-                opened = RewardService(function)
+                service = RewardService(function)
+                self._open.append(service)
+                queue = RewardQueue(self._thread, service.judged, most=service.max_concurrent)
             else:
-                alone = Setup(
-                    functions=(function,),
-                    columns=setup.columns,
-                    memory_mb=setup.memory_mb,
-                    sandbox_required=setup.sandbox_required,
-                    seed=setup.seed,
-                    at_once=True,
+                alone, most = (
+                    msgspec.structs.replace(setup, functions=(function,)),
+                    function.max_concurrent,
                 )
-                opened = ConcurrentPool(alone, start_seconds=start_seconds)
-            self._open.append(opened)
-            self._desks[function.per].append(_Desk((place,), opened.ask))
+                queue = self._queue(alone, 1, most, start_seconds)
+            self._called[function.per].append(_Called((place,), queue))
         if setup.functions:
-            self._pool = RewardPool(setup, workers=workers, start_seconds=start_seconds)
-            for per, desks in self._desks.items():
+            queue = self._queue(setup, workers, 1, start_seconds)
+            for per, called in self._called.items():
                 places = tuple(
-                    i for i, f in enumerate(self._functions) if _in_pool(f) and f.per == per
+                    i for i, f in enumerate(self._functions) if _shares_workers(f) and f.per == per
                 )
                 if places:
-                    desks.append(_Desk(places, self._pool.ask))
+                    called.append(_Called(places, queue))
+
+    def _queue(
+        self, setup: RewardSetup, workers: int, sessions: int, start_seconds: float
+    ) -> RewardQueue:
+        """Start a pool of workers, each with so many jobs at a time."""
+        kind = reward_kind(setup, workers=workers, sessions=sessions)
+        pool = WorkerPool(kind, start_seconds=start_seconds)
+        self._open.append(pool)
+        self._thread.run(pool.start())
+        return RewardQueue(self._thread, partial(judged, pool, setup), most=workers * sessions)
 
     def _asked(
-        self, job: Job, made: Callable[[Collection[tuple[int, Found]]], Made]
+        self, job: RewardJob, made: Callable[[Collection[tuple[int, Found]]], Made]
     ) -> Future[Made]:
-        """Ask all functions of the job, and make something of what they said, by place."""
-        desks = self._desks[job.per]
+        """Call all functions of the job, and combine their outcomes by place."""
+        called = self._called[job.per]
 
         def said(results: list[tuple[Found, ...]]) -> Made:
-            pairs = (zip(d.places, r, strict=True) for d, r in zip(desks, results, strict=True))
+            pairs = (zip(c.places, r, strict=True) for c, r in zip(called, results, strict=True))
             return made(tuple(chain.from_iterable(pairs)))
 
-        return when_all([desk.ask(job) for desk in desks], said)
+        return when_all([each.queue.ask(job) for each in called], said)
 
     def _together(
         self, of_group: Mapping[int, Found], alone: Sequence[Verdict]
@@ -158,12 +186,12 @@ class Judge:
             for member, verdict in enumerate(alone)
         )
 
-    def _verdict(self, outcomes: Mapping[int, Outcome], before: Verdict = NOTHING) -> Verdict:
-        """In the order of the configuration, so that the sum has the same bits every time.
+    def _verdict(self, outcomes: Mapping[int, RewardOutcome], before: Verdict = NOTHING) -> Verdict:
+        """Add up outcomes in the order of the configuration, so that the sum has the same bits.
 
         Args:
             outcomes: by place.
-            before: what the other functions said.
+            before: the verdict of the other functions.
         """
         components: dict[str, float] = {}
         faults: dict[str, str] = {}
@@ -191,27 +219,29 @@ class Judge:
 
 
 def _left_out_if_silent(verdict: Verdict) -> Verdict:
-    """What all functions said: a response about which none says anything has no reward at all."""
+    """Leave a response out if no function has a value for it."""
     return verdict if verdict.components else replace(verdict, left_out=SILENT)
 
 
-def _in_pool(function: RewardConfig) -> bool:
-    """Asked one call at a time in each worker."""
+def _shares_workers(function: RewardConfig) -> bool:
+    """Whether the function is called by the workers that take one job at a time."""
     return function.name != HTTP and not function.max_concurrent
 
 
-def _job(answered: Sequence[Answered], per: Per) -> Job:
-    """The prompt and its columns are the same for all."""
+def _job(answered: Sequence[RewardInput], per: Per) -> RewardJob:
+    """Build a job; the prompt and its columns are the same for all responses."""
     first = answered[0]
     responses = tuple(
-        Response(completion=a.completion, completion_ids=a.completion_ids, finished=a.finished)
+        RewardResponse(
+            completion=a.completion, completion_ids=a.completion_ids, finished=a.finished
+        )
         for a in answered
     )
-    return Job(prompt=first.prompt, responses=responses, columns=dict(first.columns), per=per)
+    return RewardJob(prompt=first.prompt, responses=responses, columns=dict(first.columns), per=per)
 
 
 def _check_limits(code: RewardConfig, settings: RewardsConfig) -> None:
-    """Raise ConfigError where programs are allowed more than the function that runs them."""
+    """Raise ConfigError if programs are allowed more than the function that runs them."""
     place = f"rewards.functions {code.shown_as!r}"
     seconds, memory_mb = (
         value if isinstance(value, int | float) else 0  # a worker refuses other types

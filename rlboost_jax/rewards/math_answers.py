@@ -13,7 +13,7 @@ from typing import Any
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
-from rlboost_jax.rewards.answers import after_thinking, answer_tag, last_boxes
+from rlboost_jax.rewards.answer_extraction import after_thinking, answer_tag, last_boxes
 from rlboost_jax.rewards.as_latex import as_latex
 from rlboost_jax.rewards.references import (
     MOST_EXPONENT,
@@ -104,7 +104,7 @@ def _right(completion: str, wanted: str, boxed_only: bool) -> bool:
 
 
 def _boxes_right(boxes: Sequence[str], text: str, wanted: str, boxed_only: bool) -> bool:
-    """What is plain to see is seen at once: most answers, and a hundred times faster."""
+    """Whether boxes match in an obvious way: most answers, a hundred times faster than parsing."""
     commands, opened = (sum(map(text.count, these)) for these in (_COMMANDS, _OPENED))
     only = commands == opened == 1
     if len(boxes) == 1:

@@ -1,4 +1,4 @@
-"""References that are no texts: numbers, several that are right alike, none at all.
+"""References that are no texts: numbers, several correct ones, or none.
 
 Data sets hold answers as what their authors had: 5, 1e-05, "5", ["5", "6"], null. A reward function
 compares texts or numbers, and a reference that is neither is an error rather than never right.
@@ -12,8 +12,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable
 
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _QUOTED: Final = re.compile(r"\s*\[\s*'")
@@ -34,12 +34,12 @@ def alternatives(reference: Any) -> tuple[str, ...]:
 
 
 def absent(reference: Any) -> bool:
-    """Whether there is none: nothing can be said of a response then."""
+    """Whether there is no reference, so that a response cannot be judged."""
     return reference is None or (isinstance(reference, float) and math.isnan(reference))
 
 
 def number(text: str) -> Decimal | None:
-    """The number that a text is, and nothing else; None: it is no plain number."""
+    """Number that a text consists of; None if it is no plain number."""
     text = text.strip()
     if not NUMBER.fullmatch(text):
         return None
@@ -48,13 +48,13 @@ def number(text: str) -> Decimal | None:
 
 
 def written_out(value: Decimal) -> str:
-    """Without an exponent, and without zeros at its end: 1E-5 is 0.00001, 5.0 is 5."""
+    """Decimal without an exponent and trailing zeros: 1E-5 is 0.00001, 5.0 is 5."""
     text = f"{value:f}"
     return (text.rstrip("0").rstrip(".") or "0") if "." in text else text
 
 
 def exact_number(value: Any) -> Fraction:
-    """A number of a data set, exactly as it is written there. Raises ValueError."""
+    """Exact value of a number in a data set. Raises ValueError."""
     value = _plain(value)
     if not isinstance(value, bool):
         for text in _texts(value) if not isinstance(value, list | tuple) else ():
@@ -64,7 +64,7 @@ def exact_number(value: Any) -> Fraction:
 
 
 def listed(value: Any) -> list[Any]:
-    """The members of a list, or of a text that is a JSON list. Raises ValueError."""
+    """Members of a list, or of a text that is a JSON list. Raises ValueError."""
     value = _plain(value)
     if isinstance(value, str):
         try:
@@ -119,7 +119,7 @@ def _members(text: str) -> list[str]:
 
 
 def _in_python(text: str) -> Any:
-    """A list as Python writes it, which is how CSV files have it."""
+    """Parse a list in Python's notation, as CSV files have it."""
     if not _QUOTED.match(text):
         return None
     try:
@@ -129,7 +129,7 @@ def _in_python(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and their scalars as Python has them."""
+    """Convert arrays and their scalars to plain values."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

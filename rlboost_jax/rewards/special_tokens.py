@@ -1,4 +1,4 @@
-"""Special tokens that reward functions read, or look for in vain.
+"""Special tokens in reward functions: those they read, and those they can never find.
 
 Responses are decoded without special tokens, as libraries do it by default. A tag such as `<think>`
 that a tokenizer has as a special token is then in no text that a reward sees.
@@ -7,8 +7,8 @@ that a tokenizer has as a special token is then in no text that a reward sees.
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from rlboost_jax.settings.errors import ConfigError, nearest
-from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.platform.mistakes import ConfigError, nearest
+from rlboost_jax.settings.rewards_config import RewardConfig
 
 _ANSWER = ("<answer>", "</answer>")
 
@@ -37,7 +37,7 @@ def kept_ids(names: Sequence[str], special: Mapping[str, int], tokenizer: str) -
 def unseen_lines(
     functions: Sequence[RewardConfig], special: Mapping[str, int], kept: Collection[int]
 ) -> Iterator[str]:
-    """A line for each built-in function that looks for special tokens no reward sees."""
+    """Warn, in a line each, of built-in functions that look for special tokens no reward sees."""
     dropped = [name for name, token in special.items() if token not in kept]
     for function in functions:
         sought = _sought(function, dropped)

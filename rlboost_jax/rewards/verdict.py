@@ -1,4 +1,4 @@
-"""What is asked about a response, and what comes back."""
+"""Requests to judge a response, and verdicts."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class RewardInput:
     """A response as reward functions see it."""
 
     prompt: str
@@ -20,7 +20,7 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True)
 class CallMade:
-    """A tool call of an episode, as its environment tells of it."""
+    """A tool call of an episode, as its environment reports it."""
 
     turn: int  # 0, 1, 2, … in the episode
     name: str  # of the tool
@@ -29,7 +29,7 @@ class CallMade:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What an environment tells of an episode beside its reward: for records, not for training."""
+    """An environment's report on an episode besides its reward: for records, not for training."""
 
     calls: tuple[CallMade, ...] = ()  # in order
     seconds: float = 0.0  # that steps, resets and tools took, not that they waited for a worker
@@ -42,16 +42,16 @@ NO_ACCOUNT: Final = Account()
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is known of a response, or of a whole episode, once it is over.
+    """Verdict on a response, or on a whole episode, once it is over.
 
     Attributes:
-        accuracy: what evaluation reports: the first component, or an environment's own word; None:
-            nothing is said about this response.
+        accuracy: what evaluation reports: the first component, or an environment's own value; None:
+            this response has none.
         outcome: by the first reward function, or by the environment without any function; None:
             it says nothing, or `reward` is all there is.
-        left_out: why nobody knows the reward: the episode failed for reasons that are not the
-            policy's, or no function says anything; "": it is known. Nobody trains on one that is
-            left out, and it is compared with nothing. Its reward is of no matter.
+        left_out: why the reward is unknown: the episode failed for reasons that are not the
+            policy's, or no function has a value; "": it is known. A response left out is not
+            trained on and compared with nothing. Its reward does not matter.
         turn_rewards: parts of `reward`, one for each turn of the episode, in order; what they do
             not add up to is of the last turn. (): all of it is.
     """
@@ -69,7 +69,7 @@ class Verdict:
 
 
 def of_member(group: Verdict, alone: Verdict) -> Verdict:
-    """What is said of a response with its group compared, and all that only its episode knows.
+    """Combine a group's verdict on a response with the facts of its own episode.
 
     Args:
         group: of functions that compare responses, and of the others.
@@ -84,7 +84,7 @@ def of_member(group: Verdict, alone: Verdict) -> Verdict:
 
 
 def at_once(verdict: Verdict) -> Future[Verdict]:
-    """For rewards that are known without waiting."""
+    """Completed future of a reward that is known without waiting."""
     future: Future[Verdict] = Future()
     future.set_result(verdict)
     return future

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from rlboost_jax.relay.start import finish, speak_through_relay
+from rlboost_jax.platform.output_relay import finish, speak_through_relay
 from rlboost_jax.rollout.server import main
 
 END_SECONDS = 1.0  # for what still waits to be read

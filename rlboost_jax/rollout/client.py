@@ -1,4 +1,4 @@
-"""A rollout server's life with its manager, dialled from here, stream after stream.
+"""Client of a manager: a rollout server dials it, and serves stream after stream.
 
 Invariants: of several announced versions only the last is pulled; however a stream ends, this
 side either dials again or leaves, never both. The trainer's own engine leaves with its trainer
@@ -15,9 +15,6 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rlboost_jax.backoff import backoff_seconds
-from rlboost_jax.credentials import COPY_AGAIN, RECOVERS, Endpoint, explain
-from rlboost_jax.host.congestion import dialling_socket
 from rlboost_jax.messages import (
     Capacity,
     Goodbye,
@@ -28,14 +25,18 @@ from rlboost_jax.messages import (
     ServerMessage,
     Welcome,
 )
-from rlboost_jax.observe.clocks import Clock
-from rlboost_jax.rollout import stream
+from rlboost_jax.observe.clocks import RemoteClock
+from rlboost_jax.platform.backoff import backoff_seconds
+from rlboost_jax.platform.congestion import dialling_socket
+from rlboost_jax.rollout import manager_stream
+from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.rollout.log_lines import LogLines
-from rlboost_jax.rollout.narration import Seen
-from rlboost_jax.rollout.stream import Refused, Stream, cancel
+from rlboost_jax.rollout.manager_stream import ManagerStream, ServerRejected, cancel
+from rlboost_jax.rollout.narration import ServerStatus
+from rlboost_jax.rollout.teacher_updates import ScorerLike, TeacherUpdates
 from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
-from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.trust.credentials import COPY_AGAIN, RECOVERS, Endpoint, explain
 
 FAILURE_LETTERS = 300  # of the message of a failed engine
 FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt
@@ -44,7 +45,7 @@ SETTLED_SECONDS = 5.0  # a stream that lived as long was a good one: the back-of
 
 
 class InstanceClient:
-    """One instance in the eyes of a manager.
+    """One instance of a manager's fleet.
 
     Args:
         locate: finds the manager; called from a worker thread each time it is dialled. An
@@ -54,6 +55,8 @@ class InstanceClient:
         worker: not yet started. Its spans are sent to the manager; of a `reserved` instance the
             trainer has its own use for them.
         puller: None for the trainer's own engine, which is given its parameters by `offer`.
+        teachers: pulls teachers; None as for `puller`. It is another one: each keeps what lasts.
+        scorer: holds teachers; None where there is no room for any.
         orphan_seconds: how long to look for a manager; a `Welcome` replaces it.
         compiled: how many programs were compiled since the engine was warm.
         clock: the manager's; what its answers say of it is put in here.
@@ -68,13 +71,15 @@ class InstanceClient:
         self,
         locate: Callable[[], Endpoint],
         hello: Hello,
-        worker: Worker,
+        worker: EngineWorker,
         puller: PullerLike | None,
         *,
+        teachers: PullerLike | None = None,
+        scorer: ScorerLike | None = None,
         orphan_seconds: float = 10.0,
         compiled: Callable[[], int] = lambda: 0,
-        clock: Clock | None = None,
-        leave_seconds: float = stream.LEAVE_SECONDS,
+        clock: RemoteClock | None = None,
+        leave_seconds: float = manager_stream.LEAVE_SECONDS,
         settled_seconds: float = SETTLED_SECONDS,
         backoff: Callable[[int], float] | None = None,
         reach: Callable[[int], None] = lambda port: None,
@@ -86,9 +91,11 @@ class InstanceClient:
         self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
         self._orphan_seconds = math.inf if hello.reserved else orphan_seconds
         self._compiled = compiled
-        self._clock, self._reach = clock or Clock(), reach
-        self._stream: Stream | None = None  # of this moment, or the last
+        self._clock, self._reach = clock or RemoteClock(), reach
+        self._stream: ManagerStream | None = None  # of this moment, or the last
         self._updates: WeightUpdates | None = None
+        self._teacher_puller, self._scorer = teachers, scorer
+        self._teachers: TeacherUpdates | None = None
         self._offered: Ready | None = None  # what to say of the parameters offered
         self._capacity: Capacity | None = None  # of a shared device, as it is now
         self._goes: tuple[float, str] | None = None  # when the machine does, and who says so
@@ -117,6 +124,15 @@ class InstanceClient:
                 fail=self._broken.set_exception,
                 spans=self._worker.spans,
             )
+        if self._teacher_puller is not None:
+            self._teachers = TeacherUpdates(
+                self._teacher_puller,
+                self._worker,
+                self._scorer,
+                say=self._say,
+                note=print if self._log is None else self._log.say,
+                fail=self._broken.set_exception,
+            )
         if self._leaving is None:
             self._leaving = loop.create_future()
 
@@ -131,7 +147,7 @@ class InstanceClient:
         try:
             await asyncio.wait({*ends, self._leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not any(end.done() for end in ends):  # leaving; a manager may be out of reach
-                patience = self._leave_seconds + stream.CLOSE_SECONDS
+                patience = self._leave_seconds + manager_stream.CLOSE_SECONDS
                 await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
                 await self._report_failure(serving, (failure, self._broken))
@@ -143,9 +159,9 @@ class InstanceClient:
             failure.cancel()
             await cancel(serving)
 
-    def seen(self) -> Seen:
-        """What there is to say of it now."""
-        return Seen(
+    def seen(self) -> ServerStatus:
+        """Status of the server now."""
+        return ServerStatus(
             connected=self._welcomed,
             trouble=self._trouble,
             version=self._worker.version,
@@ -161,7 +177,7 @@ class InstanceClient:
             self._leaving.set_result(reason)
 
     def notice(self, seconds: float, reason: str) -> None:
-        """The machine goes in so many seconds: tell the manager, and leave by then at the latest.
+        """Report that the machine goes in so many seconds, and leave by then at the latest.
 
         To be called in the loop of `run`. Of several notices the earliest counts.
         """
@@ -175,22 +191,22 @@ class InstanceClient:
             self._say(Notice(seconds=seconds, reason=reason))
 
     def hint(self, reason: str) -> None:
-        """The machine may go some time, or pause; of interest in the events."""
+        """Report that the machine may go some time, or pause; for the events only."""
         if self._welcomed:
             self._say(Hint(reason=reason))
 
     async def offer(self, params: Any, version: Version, params_digest: str) -> None:
-        """Load parameters that are here already and say so; for an instance without puller."""
+        """Load parameters that are already here and report it; for an instance without puller."""
         await asyncio.wrap_future(self._worker.load(params, version, params_digest))
         self._offered = Ready(version=version, params_digest=params_digest)
         if self._welcomed:
             self._say(self._offered)
 
     async def _serve_all(self) -> str:
-        """One stream after the other."""
+        """Serve one stream after the other; returns the reason to leave."""
         assert self._leaving is not None
         loop = asyncio.get_running_loop()
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=stream.ANSWER_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=manager_stream.ANSWER_SECONDS)
         self._lost_at, self._attempt = loop.time(), 0
         connector = aiohttp.TCPConnector(socket_factory=dialling_socket)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -201,7 +217,7 @@ class InstanceClient:
                     await self._serve_one(session, manager)
                 except aiohttp.WSServerHandshakeError as error:
                     if error.status in (401, 403):
-                        raise Refused(f"wrong token; {COPY_AGAIN}") from None
+                        raise ServerRejected(f"wrong token; {COPY_AGAIN}") from None
                     if error.status == RECOVERS:  # there is a manager: this one is no orphan
                         self._lost_at, self._attempt, recovers = loop.time(), 0, True
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -222,16 +238,17 @@ class InstanceClient:
         return self._leaving.result()
 
     async def _serve_one(self, session: aiohttp.ClientSession, manager: Endpoint) -> None:
-        """One stream; raises what `Stream.serve` does."""
+        """Serve one stream; raises what `ManagerStream.serve` does."""
         assert self._leaving is not None
         await asyncio.wrap_future(self._worker.reset())
-        self._stream = Stream(
+        self._stream = ManagerStream(
             self._hello,
             self._worker,
             compiled=self._compiled,
             pulled=lambda: 0 if self._puller is None else self._puller.pulled.total,
             clock=self._clock,
             updates=self._updates,
+            teachers=self._teachers,
             leave=self.leave,
             leaving=self._leaving,
             leave_seconds=self._leave_seconds,
@@ -241,7 +258,10 @@ class InstanceClient:
 
     @contextlib.asynccontextmanager
     async def _known(self, answer: Welcome) -> AsyncIterator[None]:
-        """While the manager knows this instance. It is sent what it does not know of it."""
+        """Context while the manager knows this instance.
+
+        On entry it is sent what it does not know.
+        """
         loop = asyncio.get_running_loop()
         if not self._hello.reserved:
             self._orphan_seconds = answer.orphan_seconds
@@ -264,22 +284,24 @@ class InstanceClient:
                 self._attempt = 0
             if self._updates is not None:
                 await self._updates.stop()
+            if self._teachers is not None:
+                await self._teachers.stop()
 
     def _emitted(self, message: ServerMessage) -> None:
-        """By the engine's thread."""
+        """Pass on a message from the engine's thread."""
         if isinstance(message, Capacity):  # each stream begins with what its Hello says
             self._capacity = msgspec.structs.replace(message, request_ids=b"")
         self._say(message)
 
     def _say(self, message: ServerMessage) -> None:
-        """On the stream of this moment; where there is none, nobody wants to hear it."""
+        """Send a message on the current stream; without a stream it is dropped."""
         if self._stream is not None:
             self._stream.say(message)
 
     async def _report_failure(
         self, serving: "asyncio.Future[str]", ends: tuple["asyncio.Future[None]", ...]
     ) -> None:
-        """Tell a manager that can be reached why this server goes, if that is what it does."""
+        """If this server fails, tell its manager why while it can be reached."""
         error = next((e for end in ends if end.done() and (e := end.exception())), None)
         if error is None or not self._welcomed:
             return
@@ -291,5 +313,5 @@ class InstanceClient:
 
 
 def _backoff(attempt: int) -> float:
-    """Seconds to wait after that many attempts, the first being 0."""
+    """Seconds to wait after this many attempts, the first being 0."""
     return backoff_seconds(attempt, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)

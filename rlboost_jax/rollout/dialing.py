@@ -1,4 +1,4 @@
-"""Why a server cannot dial its manager, in one line: the name, the way there, or nobody there.
+"""Why a server cannot reach its manager, in one line: the name, the route, or no listener.
 
 A provider reports the last line of a server's log where it can see one, so that this line stands in
 the run's events, with the instance that never joined.
@@ -20,7 +20,7 @@ _NO_WAY: Final = frozenset(
 
 
 def dial_problem(error: BaseException, address: str) -> str:
-    """What went wrong, and which setting may help.
+    """Line on what went wrong, and which setting may help.
 
     Args:
         error: of an attempt to connect, or to be answered.

@@ -1,4 +1,4 @@
-"""Whether a server in a container is at work: what its HEALTHCHECK asks.
+"""Health check of a server in a container, for HEALTHCHECK.
 
     rlboost health
 
@@ -22,9 +22,9 @@ EVERY_SECONDS: Final = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from rlboost_jax import usage
+    from rlboost_jax.platform import command_parser
 
-    usage.parser("health", __doc__).parse_args(arguments)
+    command_parser.parser("health", __doc__).parse_args(arguments)
     age = age_of(os.environ)
     if age is None:
         print(f"no server has begun: {VARIABLE} names no file that is there")
@@ -42,7 +42,7 @@ def age_of(environment: Mapping[str, str]) -> float | None:
 
 
 def touch(environment: Mapping[str, str] = os.environ) -> None:
-    """A sign of life, where somebody looks for one."""
+    """Touch the health file, if one is configured."""
     if name := environment.get(VARIABLE):
         with contextlib.suppress(OSError):
             Path(name).touch(mode=0o600)
@@ -50,7 +50,7 @@ def touch(environment: Mapping[str, str] = os.environ) -> None:
 
 @contextlib.contextmanager
 def preparing() -> Iterator[None]:
-    """Signs of life from a thread, while the main one is in the compiler."""
+    """Touch the health file from a thread while the main one compiles."""
     over = threading.Event()
 
     def go_on() -> None:

@@ -1,4 +1,4 @@
-"""What makes an instance of the fleet: the run's engine, and how it introduces itself."""
+"""An instance of the fleet: the run's engine, and the message by which it introduces itself."""
 
 import secrets
 import socket
@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import jax
 
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.host.garbage import seldom_collected
 from rlboost_jax.messages import Hello
+from rlboost_jax.platform import compile_cache
+from rlboost_jax.platform.garbage_collection import seldom_collected
+from rlboost_jax.rollout.row_verdicts import check_rows
 from rlboost_jax.settings.routing import routing_of
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 
 def engine_of(
@@ -21,7 +23,7 @@ def engine_of(
     devices: Sequence[jax.Device] | None = None,
     build: Callable[..., Engine] = Engine,
 ) -> Engine:
-    """The engine of a run with every program compiled, checked where equal bits are promised.
+    """Build a run's engine with every program compiled, checked where equal bits are promised.
 
     Args:
         announce: called with a line on how memory is divided, and on each program to compile.
@@ -45,19 +47,25 @@ def engine_of(
             devices=devices,
             routing=routing_of(run.model, run.algorithm),
             exact=run.deterministic,
+            noise=run.sampling.noise,
         )
         if announce is not None:
             announce(str(engine.memory))
-        engine.warm_up(announce)
-        if run.deterministic:
-            engine.assert_row_invariance()
+        with compile_cache.recorded(announce) as programs:
+            engine.warm_up(announce)
+            if run.deterministic:
+                check_rows(engine, programs, announce or (lambda _: None))
     return engine
 
 
 def hello_of(
     engine: Engine, *, name: str, reserved: bool, price_per_hour: float, zone: str, nonce: str = ""
 ) -> Hello:
-    """Args: nonce: that the provider gave it; "" draws one."""
+    """Build the first message of every stream.
+
+    Args:
+        nonce: that the provider gave it; "" draws one.
+    """
     return Hello(
         instance=name,
         reserved=reserved,

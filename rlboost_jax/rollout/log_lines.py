@@ -1,7 +1,7 @@
 """The last lines that a server has printed, for its manager: when it is lost they are at hand.
 
-A bounded ring: who prints much loses the oldest, and says how many. Lines are made plain (no
-terminal takes them for more than text) and cut, and what is secret is taken out of them.
+A bounded ring: when it is full the oldest lines are lost, and counted. Lines are made plain (no
+terminal takes them for more than text) and cut, and secrets are taken out of them.
 """
 
 import logging
@@ -18,7 +18,7 @@ SHORTEST_SECRET: Final = 8  # characters; a shorter one would take ordinary word
 
 
 class LogLines:
-    """May be used from any thread.
+    """Ring of the last printed lines. May be used from any thread.
 
     Args:
         secrets: words that no line shows.
@@ -37,7 +37,7 @@ class LogLines:
         self._say, self._lock, self._dropped = say, threading.Lock(), 0
 
     def say(self, text: str) -> None:
-        """Print it, and keep it."""
+        """Print a text, and keep its lines."""
         self._say(text)
         self.keep(text)
 
@@ -51,7 +51,7 @@ class LogLines:
                 self._lines.append(line)
 
     def take(self, most: int) -> tuple[tuple[str, ...], int]:
-        """The oldest lines that were not taken yet, and how many were lost before them."""
+        """Take the oldest lines not taken yet, and the number lost before them."""
         with self._lock:
             lines = tuple(self._lines.popleft() for _ in range(min(most, len(self._lines))))
             dropped, self._dropped = self._dropped, 0
@@ -59,7 +59,7 @@ class LogLines:
 
 
 class KeptRecords(logging.Handler):
-    """What libraries log, from warnings on."""
+    """Log handler that keeps what libraries log, from warnings on."""
 
     def __init__(self, lines: LogLines) -> None:
         super().__init__(logging.WARNING)
@@ -70,6 +70,6 @@ class KeptRecords(logging.Handler):
 
 
 def plain(line: str) -> str:
-    """Text and nothing else, no longer than a message takes."""
+    """Make a line plain text, no longer than a message takes."""
     shown = "".join(letter if letter.isprintable() else " " for letter in line[: 2 * MAX_LINE])
     return shown.strip()[:MAX_LINE]

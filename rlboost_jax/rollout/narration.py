@@ -1,4 +1,4 @@
-"""What a server started by hand says of itself: ready, how fast, why not at work.
+"""Status lines of a server started by hand: ready, how fast, why not at work.
 
 A line when what it does becomes something else, and one a minute while it works. Of a server that
 has nothing to do the line says why, as far as a server can know.
@@ -20,8 +20,8 @@ State = Literal["no manager", "no weights", "idle", "working"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """A server at one moment.
+class ServerStatus:
+    """Status of a server at one moment.
 
     Attributes:
         trouble: why no manager was reached, if that is known.
@@ -38,7 +38,7 @@ class Seen:
 
 
 class Narrator:
-    """Says lines about what it is shown, now and then.
+    """Prints lines about the status it is shown, now and then.
 
     Args:
         say: takes a line.
@@ -54,7 +54,7 @@ class Narrator:
         self._since, self._tokens = clock(), 0  # of the last line about speed
         self._worked_at = clock()
 
-    def look(self, seen: Seen) -> None:
+    def look(self, seen: ServerStatus) -> None:
         now = self._clock()
         if seen.version is not None and self._version is None:
             self._say(f"ready with version {seen.version}")
@@ -73,7 +73,7 @@ class Narrator:
             self._say(self._line(state, seen, now))
         self._since, self._tokens = now, seen.tokens
 
-    def _line(self, state: State, seen: Seen, now: float) -> str:
+    def _line(self, state: State, seen: ServerStatus, now: float) -> str:
         match state:
             case "working":
                 speed = (seen.tokens - self._tokens) / max(now - self._since, 1e-9)
@@ -92,7 +92,7 @@ class Narrator:
                 assert_never(state)
 
 
-def _state(seen: Seen) -> State:
+def _state(seen: ServerStatus) -> State:
     if not seen.connected:
         return "no manager"
     if seen.version is None:
@@ -100,8 +100,8 @@ def _state(seen: Seen) -> State:
     return "working" if seen.held else "idle"
 
 
-async def narrate(look: Callable[[], Seen], narrator: Narrator) -> None:
-    """Until cancelled."""
+async def narrate(look: Callable[[], ServerStatus], narrator: Narrator) -> None:
+    """Show the status to the narrator again and again, until cancelled."""
     while True:
         narrator.look(look())
         touch()

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from rlboost_jax import usage
 from rlboost_jax.engine.shared import POOL_SIZES
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
-from rlboost_jax.rollout.notices.metadata import ADDRESS
-from rlboost_jax.settings.fleet import Notices, NoticeSignal
+from rlboost_jax.platform import command_parser
+from rlboost_jax.rollout.notices.metadata_server import ADDRESS
+from rlboost_jax.settings.fleet_config import Notices, NoticeSignal
 
 ANSWER_SECONDS = 10.0  # for a manager, by default
 DESCRIPTION = """\
@@ -22,12 +22,12 @@ any time: what it was at is done elsewhere.
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    """Those of a command line; leaves with exit code 2 where they are wrong."""
-    parser = usage.parser("rollout", DESCRIPTION)
+    """Parse a command line; exits with code 2 if it is wrong."""
+    parser = command_parser.parser("rollout", DESCRIPTION)
     parser.add_argument(
         "--manager",
         required=True,
-        type=usage.address,
+        type=command_parser.address,
         metavar="HOST:PORT",
         help="`address` in the run's manager.json",
     )
@@ -40,7 +40,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--weights",
-        type=usage.address,
+        type=command_parser.address,
         metavar="HOST:PORT",
         help="where weights are served, if not at the manager's host and the port it names",
     )

@@ -1,4 +1,4 @@
-"""What a dispatch yielded, as token batches that fit their frames."""
+"""Token batches of a dispatch, cut to fit their frames."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ class DispatchLike(Protocol):
 def token_batches(
     dispatch: DispatchLike, *, sequence: int, most_bytes: int = TOKEN_BATCH_BYTES, **state: int
 ) -> Iterator[TokenBatch]:
-    """Nearly always one: routes of long prompts make more.
+    """Encode a dispatch, nearly always as one batch; routes of long prompts make more.
 
     Args:
         sequence: of the first.
@@ -72,7 +72,7 @@ def token_batches(
 
 
 def _starts(sizes: Sequence[int], most: int) -> list[int]:
-    """First rows of batches that have at most so many bytes, or a single row."""
+    """First rows of batches that have at most `most` bytes, or a single row."""
     starts, filled = [0], 0
     for row, size in enumerate(sizes):
         if filled and filled + size > most:

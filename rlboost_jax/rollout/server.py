@@ -20,48 +20,50 @@ import aiohttp
 import jax
 import msgspec
 
-from rlboost_jax import compile_cache
-from rlboost_jax.credentials import (
+from rlboost_jax.engine.compiles import num_compiles
+from rlboost_jax.engine.device_memory import NotEnoughMemory
+from rlboost_jax.engine.dispatches import NonFiniteLogits
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.invariance import RowsNotInvariant
+from rlboost_jax.engine.shared import SharedEngine
+from rlboost_jax.engine.step_programs import AttentionNotAvailable
+from rlboost_jax.messages import FAILED_EXIT_CODE, decode_server, encode
+from rlboost_jax.observe.span_recorder import Recorder
+from rlboost_jax.platform import compile_cache
+from rlboost_jax.platform.exhaustion import exhausted
+from rlboost_jax.platform.jax_switches import check_switches, devices_found
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.providers.base import NONCE_VARIABLE
+from rlboost_jax.qualification.engine_start import server_run
+from rlboost_jax.qualification.trial_host import HERE, Host
+from rlboost_jax.rollout import health
+from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
+from rlboost_jax.rollout.dialing import dial_problem
+from rlboost_jax.rollout.engine_worker import EngineWorker
+from rlboost_jax.rollout.file_server_offer import FileServerOffer, file_server, read_offer
+from rlboost_jax.rollout.instance import engine_of, hello_of
+from rlboost_jax.rollout.log_lines import KeptRecords, LogLines
+from rlboost_jax.rollout.manager_stream import ServerRejected
+from rlboost_jax.rollout.narration import Narrator, narrate
+from rlboost_jax.rollout.notices.metadata_server import CloudNotice
+from rlboost_jax.rollout.notices.notice_watch import watch_machine
+from rlboost_jax.rollout.options import ANSWER_SECONDS, arguments
+from rlboost_jax.rollout.scorer import Scorer, scorer_of
+from rlboost_jax.rollout.sharing.shared_server import SharedServer
+from rlboost_jax.rollout.sharing.socket import SocketUnusable, check_place, tenants_heard
+from rlboost_jax.settings.config_loading import run_config_from_dict
+from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.settings.memory_estimates import server_scoring_bytes
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.trust.credentials import (
     COPY_AGAIN,
-    FILES_PORT,
     CredentialsUnusable,
     Endpoint,
     explain,
     read_credentials,
 )
-from rlboost_jax.engine.compiles import num_compiles
-from rlboost_jax.engine.dispatches import NonFiniteLogits
-from rlboost_jax.engine.engine import Engine
-from rlboost_jax.engine.invariance import RowsNotInvariant
-from rlboost_jax.engine.memory import NotEnoughMemory
-from rlboost_jax.engine.programs import AttentionNotAvailable
-from rlboost_jax.engine.shared import SharedEngine
-from rlboost_jax.host.exhaustion import exhausted
-from rlboost_jax.jax_switches import check_switches, devices_found
-from rlboost_jax.messages import FAILED_EXIT_CODE, decode_server, encode
-from rlboost_jax.observe.spans import Recorder
-from rlboost_jax.providers.base import NONCE_VARIABLE
-from rlboost_jax.qualification.host import HERE, Host
-from rlboost_jax.qualification.start import server_run
-from rlboost_jax.rollout import health
-from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
-from rlboost_jax.rollout.dialing import dial_problem
-from rlboost_jax.rollout.files import file_server, port_said
-from rlboost_jax.rollout.instance import engine_of, hello_of
-from rlboost_jax.rollout.log_lines import KeptRecords, LogLines
-from rlboost_jax.rollout.narration import Narrator, narrate
-from rlboost_jax.rollout.notices.metadata import CloudNotice
-from rlboost_jax.rollout.notices.watch import watch_machine
-from rlboost_jax.rollout.options import ANSWER_SECONDS, arguments
-from rlboost_jax.rollout.sharing.control import Sharing
-from rlboost_jax.rollout.sharing.socket import SocketUnusable, check_place, tenants_heard
-from rlboost_jax.rollout.stream import Refused
-from rlboost_jax.rollout.worker import Worker
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.load import run_config_from_dict
-from rlboost_jax.settings.run import RunConfig
 from rlboost_jax.weights.compiled import fetch_compiled
+from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 from rlboost_jax.weights.pull import Puller
 
 CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
@@ -84,20 +86,31 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         log = LogLines([manager.credentials.token])
         logging.getLogger().addHandler(logging.StreamHandler())
         logging.getLogger().addHandler(KeptRecords(log))
-        config, port = asyncio.run(fetch_settings(manager, args.patience_seconds))
+        config, offer = asyncio.run(fetch_settings(manager, args.patience_seconds))
         asks = args.compiled == "fetch"
-        files = file_server(manager, args.weights, port) if asks else None
+        files = file_server(manager, args.weights, offer.port) if asks else None
         build: Callable[..., Engine] = Engine
         if args.budget_socket is not None:
             check_place(args.budget_socket)
             build = partial(SharedEngine, num_pool_sizes=args.pool_sizes)
         with health.preparing():
-            engine = prepared_engine(config, host=host, build=build, say=log.say, files=files)
-        reason = asyncio.run(_serve(args, manager, config, engine, log))
+            teaches = build is Engine and config.distillation.on_servers
+            engine = prepared_engine(
+                config,
+                host=host,
+                build=build,
+                say=log.say,
+                files=files,
+                connections=offer.connections,
+                spare_bytes=server_scoring_bytes(config) if teaches else 0,
+            )
+            scorer = scorer_of(config, engine, log.say)
+        serving = _serve(args, manager, config, engine, scorer, log, offer.connections)
+        reason = asyncio.run(serving)
     except (
         CannotServe,
         CredentialsUnusable,
-        Refused,
+        ServerRejected,
         ConfigError,
         AttentionNotAvailable,
         NotEnoughMemory,
@@ -120,12 +133,14 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
 
 
 async def fetch_config(manager: Endpoint, patience_seconds: float) -> RunConfig:
-    """The run's configuration, as `fetch_settings` gets it."""
+    """Fetch the run's configuration, see `fetch_settings`."""
     return (await fetch_settings(manager, patience_seconds))[0]
 
 
-async def fetch_settings(manager: Endpoint, patience_seconds: float) -> tuple[RunConfig, int]:
-    """The run's configuration from the manager, and the port of its file server; 0: not said.
+async def fetch_settings(
+    manager: Endpoint, patience_seconds: float
+) -> tuple[RunConfig, FileServerOffer]:
+    """Fetch the run's configuration from the manager, and the offer of its file server.
 
     Args:
         patience_seconds: how long to try a manager that does not answer, in case it is
@@ -149,7 +164,7 @@ async def fetch_settings(manager: Endpoint, patience_seconds: float) -> tuple[Ru
                             f"HTTP {response.status} for /config; is this a rlboost-jax manager?"
                         )
                     values: Any = await response.json(content_type=None)
-                    port = port_said(response.headers.get(FILES_PORT, ""))
+                    offer = read_offer(response.headers)
                     break
             except aiohttp.InvalidURL:
                 raise CannotServe("--manager must be HOST:PORT") from None
@@ -167,7 +182,7 @@ async def fetch_settings(manager: Endpoint, patience_seconds: float) -> tuple[Ru
     if not isinstance(values, dict):
         raise CannotServe("/config is not a configuration; is this a rlboost-jax manager?")
     try:
-        return run_config_from_dict(values), port
+        return run_config_from_dict(values), offer
     except ConfigError as error:  # it was checked where it was written
         reason = "; ".join(str(error).splitlines()[:2])
         raise CannotServe(
@@ -183,14 +198,18 @@ def prepared_engine(
     build: Callable[..., Engine] = Engine,
     say: Callable[[str], None] = lambda line: print(line, flush=True),
     files: Endpoint | None = None,
+    connections: int = MOST_CONNECTIONS,
+    spare_bytes: int = 0,
 ) -> Engine:
-    """`engine_of`, with lines for the server's log.
+    """Build the engine with `engine_of`, with lines for the server's log.
 
     Args:
         host: that it is to run on.
         build: makes the engine.
         say: takes a line.
-        files: has the run's compiled programs; None: nobody.
+        files: server of the run's compiled programs; None: there is none.
+        connections: to that, at a time.
+        spare_bytes: of the device's memory to leave to others, if an engine fits beside them.
 
     Raises:
         AttentionNotAvailable: this device cannot run what all engines of the run have to.
@@ -200,15 +219,26 @@ def prepared_engine(
     config = server_run(config, say=say, host=host)
     say(f"device {devices_found()[0].device_kind}; compiled programs in {place}")
     if files is not None:
-        say(asyncio.run(fetch_compiled(files, compile_cache.kind(), place)))
+        say(asyncio.run(fetch_compiled(files, compile_cache.kind(), place, connections)))
     started = time.perf_counter()
-    engine = engine_of(config, announce=say, build=build)
+    try:
+        engine = engine_of(config, announce=say, build=build, taken_bytes=spare_bytes)
+    except NotEnoughMemory:
+        if not spare_bytes:
+            raise
+        engine = engine_of(config, announce=say, build=build)
     say(f"programs ready in {time.perf_counter() - started:.1f} s")
     return engine
 
 
 async def _serve(
-    args: argparse.Namespace, manager: Endpoint, config: RunConfig, engine: Engine, log: LogLines
+    args: argparse.Namespace,
+    manager: Endpoint,
+    config: RunConfig,
+    engine: Engine,
+    scorer: Scorer | None,
+    log: LogLines,
+    connections: int,
 ) -> str:
     hello = hello_of(
         engine,
@@ -218,7 +248,16 @@ async def _serve(
         zone=args.zone,
         nonce=os.environ.get(NONCE_VARIABLE, ""),
     )
-    puller = Puller(source=config.weights.source, manager=manager, weights=args.weights)
+    of_teachers = 0 if scorer is None else connections // 4  # both may pull at once
+    puller, teachers = (
+        Puller(
+            source=config.weights.source,
+            manager=manager,
+            weights=args.weights,
+            connections=max(1, most),
+        )
+        for most in (connections - of_teachers, of_teachers)
+    )
     try:
         decode_server(encode(hello))
     except msgspec.ValidationError as error:
@@ -227,16 +266,23 @@ async def _serve(
             "letters, digits, '.', '_' and '-' only and are short, and so is --zone"
         ) from None
     before = num_compiles()
-    sharing = Sharing(engine, say=log.say) if isinstance(engine, SharedEngine) else None
-    worker = Worker(engine, Recorder(config.observe.profile_step), turns=sharing)
+    sharing = SharedServer(engine, say=log.say) if isinstance(engine, SharedEngine) else None
+    worker = EngineWorker(engine, Recorder(config.observe.profile_step), turns=sharing)
+
+    def reach(port: int) -> None:
+        for each in (puller, teachers):
+            each.reach(port)
+
     client = InstanceClient(
         lambda: manager,
         hello,
         worker,
         puller,
+        teachers=teachers,
+        scorer=scorer,
         orphan_seconds=config.fleet.orphan_seconds,
         compiled=lambda: num_compiles() - before,
-        reach=puller.reach,
+        reach=reach,
         log=log,
     )
     _heed_signals(args, config.fleet, client)
@@ -254,7 +300,7 @@ async def _serve(
     narrating = asyncio.ensure_future(narrate(client.seen, narrator))
     log.say(f"registering with {args.manager}")
     try:
-        async with puller:
+        async with puller, teachers:
             if sharing is None:
                 return await client.run()
             sharing.serve(worker)
@@ -269,13 +315,16 @@ async def _serve(
 
 
 def _heed_no_more() -> None:
-    """A signal is no news to one that leaves. The loop would close its pipe for them before it
-    takes its handlers back: what comes in between would be printed as an error."""
+    """Ignore signals while this server leaves.
+
+    The loop would close its pipe for them before it takes its handlers back: what comes in between
+    would be printed as an error.
+    """
     signal.set_wakeup_fd(-1)
 
 
 def _heed_signals(args: argparse.Namespace, fleet: FleetConfig, client: InstanceClient) -> None:
-    """SIGINT and SIGTERM end this server at once, unless that signal comes with some grace.
+    """End this server at once on SIGINT and SIGTERM, unless that signal comes with some grace.
 
     A second one of the kind does: its sender has lost patience.
     """

@@ -1,6 +1,7 @@
-"""Announced versions on their way into the engine: of several only the last is taken, which may be
-an older one than the engine has. One that is likely to be announced next is pulled beside the work
-and waits in memory.
+"""Loading of announced versions into the engine: of several only the last is taken.
+
+The last may be an older one than the engine has. A version that is likely to be announced next is
+pulled beside the work and waits in memory.
 
 Invariants: no two are pulled or loaded at once; a version that could not be had is tried again for
 as long as no other is announced; what is said belongs to the stream on which it was announced.
@@ -10,12 +11,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from rlboost_jax.backoff import backoff_seconds
 from rlboost_jax.messages import MAX_REASON, Manifest, Ready, WeightsRejected
-from rlboost_jax.observe.spans import Recorder
-from rlboost_jax.rollout.worker import Worker, WorkerStopped
+from rlboost_jax.observe.span_recorder import Recorder
+from rlboost_jax.platform.backoff import backoff_seconds
+from rlboost_jax.rollout.engine_worker import EngineWorker, WorkerStopped
+from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter
-from rlboost_jax.weights.names import WeightsError
 
 FIRST_RETRY_SECONDS = 0.1  # doubles with each attempt
 LONGEST_RETRY_SECONDS = 2.0
@@ -23,7 +24,7 @@ LONGEST_RETRY_SECONDS = 2.0
 
 @runtime_checkable
 class PullerLike(Protocol):
-    """What is needed of `rlboost_jax.weights.pull.Puller`."""
+    """Part of `rlboost_jax.weights.pull.Puller` that is needed here."""
 
     pulled: ByteCounter
 
@@ -31,7 +32,7 @@ class PullerLike(Protocol):
 
 
 class WeightUpdates:
-    """To be used in one event loop.
+    """Pulls and loads announced versions. To be used in one event loop.
 
     Args:
         say: sends a message on the stream of the moment.
@@ -42,7 +43,7 @@ class WeightUpdates:
     def __init__(
         self,
         puller: PullerLike,
-        worker: Worker,
+        worker: EngineWorker,
         *,
         say: Callable[[Ready | WeightsRejected], None],
         fail: Callable[[BaseException], None],
@@ -56,8 +57,11 @@ class WeightUpdates:
         self._loaded: tuple[int, str] | None = None  # version and digest that the engine has
 
     def announce(self, manifest: Manifest) -> None:
-        """Take this version, in place of any other. Returns at once: to end an older pull takes
-        time, in which the stream is to be heard."""
+        """Take this version, in place of any other.
+
+        Returns at once: to end an older pull takes time, in which messages of the stream have to be
+        handled.
+        """
         self._cancel()
         if self._ahead is not None and self._ahead[0] != manifest and not self._ahead[1].done():
             self._forget()  # not before what is wanted now
@@ -66,15 +70,18 @@ class WeightUpdates:
         self._newest.add_done_callback(self._ended)
 
     def prefetch(self, manifest: Manifest) -> None:
-        """Pull this version once what was announced is loaded, in place of any other that was
-        pulled so; it waits for its announcement, and takes as much memory as a pull does."""
+        """Pull this version once what was announced is loaded.
+
+        It replaces any other version pulled in advance, waits for its announcement, and takes as
+        much memory as a pull does.
+        """
         self._forget()
         pull = asyncio.get_running_loop().create_task(self._pull_ahead(manifest))
         pull.add_done_callback(_seen)
         self._ahead = manifest, pull
 
     async def stop(self) -> None:
-        """Give up what is under way; returns when all of it has ended."""
+        """Cancel pulls and loads; returns when all have ended."""
         self._cancel()
         self._forget()
         async with self._one:
@@ -95,7 +102,7 @@ class WeightUpdates:
         self._fail(error)
 
     async def _take(self, manifest: Manifest, announced: float) -> None:
-        """Pull a version, as often as it takes, and make it the engine's."""
+        """Pull a version, as often as it takes, and load it into the engine."""
         async with self._one:
             version, params_digest = manifest.version, manifest.params_digest
             near = self._spans.near(version)
@@ -139,7 +146,7 @@ class WeightUpdates:
             return await self._pull(manifest)
 
     def _pulled_ahead(self, manifest: Manifest) -> Any | None:
-        """What was pulled of a version beforehand, once; None: nothing, or not that version."""
+        """Hand out a version pulled in advance, once; None if it is not there."""
         if self._ahead is None or self._ahead[0] != manifest:
             return None
         pull = self._ahead[1]
@@ -151,6 +158,6 @@ class WeightUpdates:
 
 
 def _seen(pull: asyncio.Task[Any]) -> None:
-    """A pull beforehand that failed is tried again when its version is announced."""
+    """Ignore the failure of a pull in advance: it is repeated when its version is announced."""
     if not pull.cancelled():
         pull.exception()

@@ -25,9 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from rlboost_jax.host.garbage import seldom_collected
-from rlboost_jax.relay.start import finish, speak_through_relay
-from rlboost_jax.storage import foreign_json
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.garbage_collection import seldom_collected
+from rlboost_jax.platform.output_relay import finish, speak_through_relay
 
 END_SECONDS: Final = 1.0  # for what a server has printed to reach its log
 READ_BYTES = 65536
@@ -55,7 +55,7 @@ class Zygote:
         self._children: dict[int, str] = {}
 
     def serve(self) -> None:
-        """Work until the commands end."""
+        """Serve until the commands end."""
         # A signal's number arrives as a byte in this pipe: the loop below is the only code
         # that reaps, so that a child's death can never interrupt a fork or a report.
         wake, woken = os.pipe()
@@ -110,7 +110,7 @@ class Zygote:
     def _become_server(
         self, name: str, args: list[str], env: dict[str, str], output: int
     ) -> NoReturn:
-        """The child's whole life; it must not return into the parent's loop."""
+        """Run the server in the child process, never returning into the parent's loop."""
         code = 1
         try:
             os.setsid()

@@ -35,7 +35,7 @@ def stopped(
 
 
 def most_of_turn(sampled: int, *, max_tokens: int, turn_tokens: int = 0) -> int:
-    """How many tokens a turn may have.
+    """Return how many tokens a turn may have.
 
     Args:
         sampled: in the turns before it.
@@ -49,7 +49,7 @@ def most_of_turn(sampled: int, *, max_tokens: int, turn_tokens: int = 0) -> int:
 def finish_reason(
     last: int, num_tokens: int, *, max_tokens: int, stop_ids: Collection[int]
 ) -> FinishReason | None:
-    """Why a response, or one of its turns, is over; None: it goes on.
+    """Return why a response, or one of its turns, is over; None: it continues.
 
     Args:
         last: its newest token, of no matter where it has none.
@@ -62,7 +62,7 @@ def finish_reason(
 
 
 def stop_positions(tokens: NDArray[np.int32], stop_ids: Iterable[int]) -> list[int]:
-    """Where in some tokens ids are that end a response, in order."""
+    """Find the positions of ids that end a response, in order."""
     found = np.zeros(len(tokens), bool)
     for stop_id in stop_ids:
         found |= tokens == stop_id
@@ -71,7 +71,7 @@ def stop_positions(tokens: NDArray[np.int32], stop_ids: Iterable[int]) -> list[i
 
 
 def kept(start: int, count: int, *, room: int, stops: Iterable[int]) -> int:
-    """How many of `count` new tokens belong to a response: what follows its end does not.
+    """Count how many of `count` new tokens belong to a response, up to its end.
 
     Args:
         start: of these tokens among those that `stops` is about.

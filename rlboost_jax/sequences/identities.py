@@ -42,7 +42,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def noise_seed(self) -> int:
-        """What takes the place of the run's seed in the noise of this sequence: 32 bits.
+        """Seed of this sequence's noise, in place of the run's: 32 bits.
 
         The first sequence of an episode folds nothing in, so that the noise of a run without
         episodes is a function of (seed, batch, sample, position) alone.
@@ -51,7 +51,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def noise_seed(seed: int, sequence: int) -> int:
-    """See `Work.noise_seed`."""
+    """Compute `Work.noise_seed`."""
     if sequence == 0:
         return seed
     named = hashlib.sha256(f"{seed} {sequence}".encode()).digest()
@@ -59,7 +59,7 @@ def noise_seed(seed: int, sequence: int) -> int:
 
 
 def sample_number(prompt: int, place: int, *, group_size: int, purpose: Purpose) -> int:
-    """The number in its batch of a response that is `place` in the group of a prompt.
+    """Return the number, in its batch, of the response at `place` in the group of a prompt.
 
     The numbers of what measures the policy follow those of all that could be trained on: the
     noise of a response does not depend on how much else the batch has.

@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sequence:
-    """T tokens, N of them sampled. Nobody changes it: `with_*` make longer ones.
+    """T tokens, N of them sampled. It is immutable: `with_*` return longer ones.
 
     Attributes:
         tokens: all of them.
@@ -84,7 +84,7 @@ class Sequence:
 
     @classmethod
     def of_prompt(cls, prompt: ArrayLike) -> "Sequence":
-        """A prompt, with nothing sampled yet."""
+        """Make a sequence of a prompt alone."""
         tokens = np.asarray(prompt, np.int32)
         nothing = np.zeros(0, np.float32)
         return cls(tokens=tokens, runs=(len(tokens),), logprobs=nothing, versions=())
@@ -99,7 +99,7 @@ class Sequence:
         version: Version,
         routes: NDArray[np.unsignedinteger] | None = None,
     ) -> "Sequence":
-        """The simplest case: a prompt, and one response that one version sampled."""
+        """Make the simplest sequence: a prompt, and one response that one version sampled."""
         return cls.of_prompt(prompt).with_sampled(
             response, logprobs, version=version, routes=routes
         )
@@ -112,7 +112,7 @@ class Sequence:
         version: Version,
         routes: NDArray[np.unsignedinteger] | None = None,
     ) -> "Sequence":
-        """The policy's tokens after these.
+        """Append tokens of the policy.
 
         Args:
             routes: of the positions that no routes are of yet, up to the one before the last
@@ -149,7 +149,7 @@ class Sequence:
 
     @property
     def trained_length(self) -> int:
-        """Tokens up to the last sampled one: what was given after it is no context of any."""
+        """Tokens up to the last sampled one; given ones after it are context of none."""
         if len(self.runs) < 2:
             return 0
         return len(self.tokens) - (self.runs[-1] if len(self.runs) % 2 else 0)
@@ -160,7 +160,7 @@ class Sequence:
 
     @property
     def continuation(self) -> NDArray[np.int32]:
-        """All after the prompt, given or sampled."""
+        """All tokens after the prompt, given or sampled."""
         return self.tokens[self.runs[0] :]
 
     @property
@@ -169,7 +169,7 @@ class Sequence:
 
     @property
     def newest_turn(self) -> NDArray[np.int32]:
-        """The last tokens that were sampled one after the other; none before any was."""
+        """Last run of sampled tokens; empty before any was sampled."""
         turns = [run.tokens for run in self.split() if run.sampled]
         return turns[-1] if turns else self.tokens[:0]
 
@@ -190,14 +190,14 @@ class Sequence:
         return np.repeat(versions, [count for _, count in self.versions])
 
     def split(self) -> Iterator[Run]:
-        """Its runs in order, the prompt first."""
+        """Yield the runs in order, the prompt first."""
         start = 0
         for place, count in enumerate(self.runs):
             yield Run(place % 2 == 1, start, self.tokens[start : start + count])
             start += count
 
     def digested(self) -> Iterator[bytes]:
-        """All that a digest of it covers, to the last bit, in an order that cannot be mistaken.
+        """Yield all bytes that a digest of the sequence covers, in an unambiguous order.
 
         For prompt and one response: four arrays, each after its length, and what routes there
         are. With more runs their lengths come before the routes; that they do follows from there
@@ -218,7 +218,7 @@ class Sequence:
 
 
 def runs_after_prompt(reported: Runs, num_tokens: int) -> Runs:
-    """Numbers of tokens in turn sampled and given, as messages say them.
+    """Return numbers of tokens, in turn sampled and given, from a message.
 
     Args:
         reported: () says that all were sampled.
@@ -234,7 +234,7 @@ def runs_after_prompt(reported: Runs, num_tokens: int) -> Runs:
 
 
 def common_tokens(one: bytes | bytearray, other: bytes | bytearray) -> int:
-    """With how many equal tokens both begin; int32 each."""
+    """Count the equal tokens that both begin with; int32 each."""
     count = min(len(one), len(other)) // 4
     ours, theirs = (np.frombuffer(data, np.int32, count) for data in (one, other))
     differs = np.flatnonzero(ours != theirs)

@@ -1,4 +1,4 @@
-"""Stop strings as a table over token ids: whoever has no tokenizer sees by it where a turn ends.
+"""Stop strings as a table over token ids, by which a turn's end is found without a tokenizer.
 
 While the tokens of a turn are read one after the other, a *state* says how much of a string they
 end with: 0 is nothing. A row of the table is (state, token, next state); a token that has no row
@@ -18,7 +18,8 @@ ROW_BYTES: Final = 12  # three of int32
 
 
 class StopTable:
-    """
+    """A table of stop strings.
+
     Attributes:
         num_rows: 0: there are no strings.
         tokens: that have a row; any other leads to state 0.
@@ -37,7 +38,7 @@ class StopTable:
         self.reach = max((following for _, _, following in rows), default=0) + 1
 
     def end(self, turn: Sequence[int] | NDArray[np.int32], new: int) -> int | None:
-        """How many tokens a turn has when a string is complete; None: none is.
+        """Return how many tokens a turn has when a string is complete; None: none is.
 
         Args:
             turn: its sampled tokens; what is read before them counts for nothing.
@@ -60,11 +61,11 @@ class StopTable:
 
 
 def pack(rows: Iterable[tuple[int, int, int]]) -> bytes:
-    """Rows (state, token, next state) in the form in which they travel."""
+    """Encode rows (state, token, next state) for the wire."""
     return np.array(sorted(rows), "<i4").tobytes()
 
 
 @functools.lru_cache(maxsize=8)
 def stop_table(packed: bytes) -> StopTable:
-    """The table of a run; it has one."""
+    """Return the run's table, made once."""
     return StopTable(packed)

@@ -9,12 +9,12 @@ cost s · R, so p is a discount of 1 − (r − 1) / (k · s), whatever R is.
 import math
 
 from rlboost_jax.configs.sim.h100_speedups import SPEEDUPS
-from rlboost_jax.settings.memory import num_parameters
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.memory_estimates import num_parameters
+from rlboost_jax.settings.run_config import RunConfig
 
 
 def worth(speedup: float, count: int) -> float:
-    """What one of so many instances is worth, over the price of all reserved devices."""
+    """Value of each of `count` instances, as a fraction of the price of all reserved devices."""
     return (speedup - 1) / count
 
 
@@ -28,7 +28,7 @@ def discount(speedup: float, count: int, share: float) -> float:
 
 
 def speedups_of(config: RunConfig) -> tuple[float, ...]:
-    """Simulated speed-ups with 1, 2, … instances; empty for a run that is like no preset."""
+    """Simulated speed-ups with 1, 2, … instances; empty where no preset resembles the run."""
     own = {
         "num_params": num_parameters(config.model),
         "lora_rank": config.model.lora.rank,
@@ -47,12 +47,12 @@ def speedups_of(config: RunConfig) -> tuple[float, ...]:
 
 
 def device_share(config: RunConfig) -> float:
-    """Devices of one instance over the reserved ones."""
+    """Devices of one instance, as a fraction of the reserved ones."""
     return config.engine.tensor_parallel / math.prod(config.learner.mesh)
 
 
 def break_even_text(config: RunConfig) -> str:
-    """Up to which price the run's own fleet pays; "" for a run without instances."""
+    """Say up to which price the run's own fleet pays; "" for a run without instances."""
     fleet, count = config.fleet, config.fleet.most_instances
     if not count:
         return ""
@@ -78,7 +78,8 @@ def break_even_text(config: RunConfig) -> str:
 
 
 def _up_to(least: float, most: float, price: float) -> str:
-    """
+    """Say in which range of prices an instance pays, and whether its own price is in it.
+
     Args:
         least: discount at which instances begin to pay.
         most: dollars an hour up to which one pays; 0 where the reserved devices have no price.

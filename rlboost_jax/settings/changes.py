@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.setting import settings_of
 
 # Where the learner's arrays lie and how its rows are cut: another sum of gradients, of equal terms.
@@ -44,20 +44,20 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def differences(first: RunConfig, second: RunConfig) -> tuple[Difference, ...]:
-    """Fields in which two configurations differ."""
+    """List the settings in which two configurations differ."""
     pairs = zip(_fields(first, ""), _fields(second, ""), strict=True)
     return tuple(Difference(name, one, other) for (name, one), (_, other) in pairs if one != other)
 
 
 def foreign(before: RunConfig, now: RunConfig) -> tuple[Difference, ...]:
-    """Those that a run which has begun cannot have."""
+    """List the differences that a run which has begun cannot adopt."""
     changeable = {each.name for each in settings_of(RunConfig) if each.may_change != "never"}
     return tuple(each for each in differences(before, now) if each.name not in changeable)
 
 
 def unlike_warmed(before: RunConfig, now: RunConfig) -> bool:
-    """Whether a warm-up with the settings of now would have ended in other bits."""
-    return bool(now.warmup.max_updates) and any(d.name in LAYOUT for d in differences(before, now))
+    """Whether the new settings would have given a warm-up that ended in other bits."""
+    return now.warmup.any and any(d.name in LAYOUT for d in differences(before, now))
 
 
 def recorded(
@@ -68,7 +68,7 @@ def recorded(
     step: int,
     again: Collection[str] = (),
 ) -> tuple[Change, ...]:
-    """The record, once the run goes on from `step` with settings that may be others.
+    """Return the record of changes for a run that goes on from `step` with settings `now`.
 
     What is changed here holds from this step to the end: a change of the same setting that was
     recorded for a later step is of steps which are not there any more. Nothing is recorded of
@@ -83,7 +83,7 @@ def recorded(
         for each in (before, now)
     )
     names = {each.name for each in differences(before, now)} | set(again)
-    known, warmed = list(changes), LAYOUT if now.warmup.max_updates else ()
+    known, warmed = list(changes), LAYOUT if now.warmup.any else ()
     kept = [each for each in known if each.name not in names or each.step < step]
     for name in names:
         later = (each.before for each in known if each.name == name and each.step >= step)
@@ -95,7 +95,7 @@ def recorded(
 
 
 def settings_at(run: RunConfig, changes: Iterable[Change], step: int) -> RunConfig:
-    """The settings that a step has. What takes effect at once has its newest value.
+    """Return the settings that a step has. What takes effect at once has its newest value.
 
     Args:
         run: the newest settings.
@@ -109,7 +109,7 @@ def settings_at(run: RunConfig, changes: Iterable[Change], step: int) -> RunConf
 
 
 def next_change(changes: Iterable[Change], step: int) -> int | None:
-    """The first step after `step` that has other settings than the one before it."""
+    """Return the first step after `step` whose settings differ from those of the step before."""
     known = _from_their_step()
     return min((e.step for e in changes if e.step > step and e.name in known), default=None)
 
@@ -129,12 +129,12 @@ def lines(changes: Sequence[Change], *, step: int) -> Iterator[str]:
 
 
 def shown(value: Any) -> str:
-    """A value of JSON as somebody would write it in a configuration."""
+    """Format a JSON value as one would write it in a configuration."""
     return repr(tuple(value) if isinstance(value, list) else value)
 
 
 def _written(value: object) -> str:
-    """A value of a record as a configuration has it: records as dictionaries, without defaults."""
+    """Format a setting as a configuration has it: records as dictionaries, without defaults."""
     if isinstance(value, tuple):
         inner = ", ".join(map(_written, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"

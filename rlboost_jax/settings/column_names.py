@@ -13,12 +13,12 @@ def is_field(name: str) -> bool:
 
 
 def path_of(field: str) -> str:
-    """The path that a template's field is: `a[b].c` is `a.b.c`."""
+    """Return the dotted path of a template's field: `a[b].c` is `a.b.c`."""
     return field.replace("]", "").replace("[", ".")
 
 
 def shown_as(column: str) -> str:
-    """By what name rewards and environments know a column: the last name of its path.
+    """Return the name by which rewards and environments know a column: the last in its path.
 
     `reward_model.ground_truth` is `ground_truth`; an entry of a list is `choices_0`.
     """

@@ -15,15 +15,17 @@ from pathlib import Path
 
 from absl import flags
 
-from rlboost_jax import usage
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform import command_parser, exits
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.other_names import elsewhere
 from rlboost_jax.settings.renamed import successor
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.shipped import file_of, shipped
-from rlboost_jax.supervision import exits
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _CONFIG = re.compile(r"--?config(?:=(.*))?", re.DOTALL)
+_OPTION = re.compile(r"--?([a-zA-Z_][\w.-]*)")
+SEE_ALL = "docs/reference/settings.md has all"
 # Their entries are no fields: names are right if the file has them.
 _DICTIONARIES = ("environment.options.", "environment.template_options.", "data.chat_options.")
 
@@ -45,12 +47,12 @@ def parse(
         others: more such records and kinds, which the configuration may be of as well; `KIND/NAME`
             is theirs where a name is of several.
     """
-    if usage.HELP.intersection(arguments[1:]):
+    if command_parser.HELP.intersection(arguments[1:]):
         own = flags.FLAGS.get_flags_for_module(arguments[0])
-        print(usage.help_of_flags(command, sys.modules["__main__"].__doc__, own), end="")
+        print(command_parser.help_of_flags(command, sys.modules["__main__"].__doc__, own), end="")
         sys.exit(0)
     try:
-        if problem := usage.unreadable(arguments):
+        if problem := command_parser.unreadable(arguments):
             raise ConfigError(problem)
         given = config_path(arguments)
         for other, name in others:
@@ -62,6 +64,7 @@ def parse(
         check_overrides(
             arguments, *([record] if named else [record, *(each for each, _ in others)])
         )
+        check_options(arguments[1:], record, *(each for each, _ in others))
         try:
             program, *unknown = flags.FLAGS(arguments)
         except Exception as error:  # a configuration file is a program and raises anything
@@ -79,7 +82,7 @@ def _is_of(given: str, kind: str, before: str) -> bool:
 
 
 def with_files(arguments: list[str], kind: str) -> list[str]:
-    """With a path in place of a name after `--config`. Raises ConfigError."""
+    """Replace names after `--config` with paths of files; raises ConfigError."""
     found = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         match = _CONFIG.fullmatch(argument)
@@ -96,7 +99,7 @@ def with_files(arguments: list[str], kind: str) -> list[str]:
 
 
 def config_path(arguments: list[str]) -> str:
-    """The file that `--config` names, without a string for its `get_config`; "" if not given."""
+    """Return the file that `--config` names, less the string for its `get_config`, or ""."""
     path = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if (match := _CONFIG.fullmatch(argument)) is not None:
@@ -121,13 +124,41 @@ def _objection(name: str, fields: tuple[str, ...]) -> str:
         return f"is a section; set a field of it, such as config.{inside[0]}"
     if renamed := successor(name):
         return f"does not exist; {renamed}"
-    near = difflib.get_close_matches(name, fields, n=1)
-    hint = f"did you mean config.{near[0]}?" if near else "docs/reference/settings.md has all"
+    hint = f"did you mean config.{near}?" if (near := _near(name, fields)) else SEE_ALL
     return f"does not exist; {hint}"
 
 
+def _near(name: str, fields: tuple[str, ...]) -> str:
+    """Return the field that a name is most likely meant to be; "" where none is near."""
+    last = name.rpartition(".")[2]
+    same = [field for field in fields if field.rpartition(".")[2] == last]
+    if len(same) == 1:  # in another section
+        return same[0]
+    return next(iter(difflib.get_close_matches(name, fields, n=1)), "")
+
+
+def check_options(arguments: list[str], *records: type) -> None:
+    """Raise ConfigError for the first unknown option that is a setting without `--config.`."""
+    fields = tuple(itertools.chain.from_iterable(map(field_names, records or (RunConfig,))))
+    for argument in arguments:
+        match = _OPTION.match(argument)
+        if match is None or match[1].startswith("config."):
+            continue
+        name = match[1]
+        if name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS:
+            continue
+        if name in fields:
+            raise ConfigError(f"no option --{name}; settings begin with config: --config.{name}")
+        row = elsewhere(name)
+        if row is not None and (row.here in fields or row.here.startswith("--")):
+            option = row.here if row.here.startswith("--") else f"--config.{row.here}"
+            raise ConfigError(f"no option --{name}; did you mean {option}?")
+        if "." in name and (near := _near(name, fields)):
+            raise ConfigError(f"no option --{name}; did you mean --config.{near}?")
+
+
 def field_names(record: type, prefix: str = "") -> Iterator[str]:
-    """Every field that holds a value, as on the command line."""
+    """List every setting of a record, by its name on the command line."""
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
             yield from field_names(field.type, f"{prefix}{field.name}.")
@@ -136,7 +167,7 @@ def field_names(record: type, prefix: str = "") -> Iterator[str]:
 
 
 def _missing(error: Exception, arguments: list[str], path: str) -> str:
-    """Of an entry of a dictionary that the file does not have; "" where it is something else."""
+    """Message for an override of a dictionary's entry that the file lacks; "" of another error."""
     for argument in arguments:
         match = _OVERRIDE.match(argument)
         if match is not None and match[1].startswith(_DICTIONARIES):
@@ -147,7 +178,7 @@ def _missing(error: Exception, arguments: list[str], path: str) -> str:
 
 
 def _explain(error: Exception, path: str) -> str:
-    """One line for what went wrong while flags were read or the file ran."""
+    """One-line message for an error while flags were read or the configuration file ran."""
     causes: list[BaseException] = [error]
     while (earlier := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(earlier)
@@ -163,7 +194,7 @@ def _explain(error: Exception, path: str) -> str:
 
 
 def _line_of(error: BaseException, path: str) -> int | None:
-    """Where in the file it happened, or None if it did not."""
+    """Line of the configuration file that an error comes from, None if it comes from elsewhere."""
     if not path:
         return None
     file = str(Path(path).absolute())

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from rlboost_jax.settings.data import DataConfig
-from rlboost_jax.settings.rewards import RewardConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.data_config import DataConfig
+from rlboost_jax.settings.rewards_config import RewardConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 BUILT_IN_REWARDS: Final = (
     "math",
@@ -89,7 +89,7 @@ DATA_PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def resolved(run: RunConfig) -> tuple[DataConfig, tuple[RewardConfig, ...]]:
-    """The data and reward functions of a run, its preset and model taken into account.
+    """Return the data and reward functions of a run, with its preset and model applied.
 
     Where a run names its own `source`, the preset's place of it (subset, splits) does not apply.
     """

@@ -7,35 +7,37 @@ import difflib
 import json
 import textwrap
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
-from rlboost_jax import usage
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform import command_parser
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.renamed import successor
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, Setting, settings_of
 
 WIDTH: Final = 118
 _KINDS: Final = {
     int: "integer",
     float: "number",
-    bool: "true or false",
+    bool: "boolean",
     str: "text",
     dict[str, Any]: "dictionary",
 }
 HEADER: Final = """\
 # Settings
 
-Every setting of a run: `--config.NAME=VALUE` on the command line, `config.NAME = VALUE` in a file.
-`--explain=learner.attention` says the same of one setting, `--explain=learner` of a section.
-What may change in a run that has begun says so: at once, or from the step on that the run goes on
-with ([docs/how-to/changing.md](../how-to/changing.md)). Nothing else may.
+Set one by `--config.NAME=VALUE` on the command line, or `config.NAME = VALUE` in a file.
+`--explain=learner.attention` prints one of them, `--explain=learner` a section. Anchors:
+`settings.md#learner.learning_rate`. See also the [glossary](glossary.md) and
+[names in TRL, verl and OpenRLHF](../how-to/from-trl-or-verl.md#settings-side-by-side).
+"May change": start the run again with another value ([changing a run](../how-to/changing.md)); it
+holds at once, or from the step with which the run resumes. All others are fixed.
 Made by `python -m rlboost_jax.settings.explain` from `rlboost_jax/settings/`.
 """
 
 
 def explain(name: str) -> str:
-    """What there is to know about a setting, or about each of a section.
+    """Describe a setting, or each of a section.
 
     Raises ConfigError for a name that does not exist.
     """
@@ -62,25 +64,33 @@ def _sentences(setting: Setting) -> str:
 
 
 def shown(value: Any) -> str:
-    """A default, as a command line would have it."""
+    """Format a default as a command line would have it."""
     return "that of algorithm.name" if value is FROM_PRESET else json.dumps(value)
 
 
 def _change(setting: Setting) -> str:
-    return "" if setting.may_change == "never" else f"; may change {setting.may_change}"
+    match setting.may_change:
+        case "never":
+            return ""
+        case "at once":
+            return "; may change at once"
+        case "from its step":
+            return "; may change from the next step"
+        case _:
+            assert_never(setting.may_change)
 
 
 def values_of(setting: Setting) -> str:
-    """Type, unit and range, or the choices."""
+    """Type, unit and range of a setting, or its choices."""
     if setting.choices:
         return " | ".join(map(json.dumps, setting.choices))
     limits = (("≥", setting.at_least), (">", setting.above), ("≤", setting.at_most))
-    ranges = [f"{sign} {limit:.10g}" for sign, limit in limits if limit is not None]
+    ranges = [f"{sign}{limit:.10g}" for sign, limit in limits if limit is not None]
     return ", ".join(filter(None, (_KINDS.get(setting.kind, "tuple"), setting.unit, *ranges)))
 
 
 def document() -> str:
-    """docs/reference/settings.md."""
+    """Text of docs/reference/settings.md."""
     return "\n".join([HEADER, *_sections()]) + "\n"
 
 
@@ -93,12 +103,22 @@ def _sections() -> Iterator[str]:
             yield f"## {named or 'The run'}\n"
             section = named
         default = f"default {shown(setting.default)}{_change(setting)}"
-        line = f"- **`{setting.name}`** ({values_of(setting)}; {default})"
-        yield textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        text = _sentences(setting)
-        yield textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        yield f'- <a id="{setting.name}"></a>'
+        line = f"**`{setting.name}`** ({values_of(setting)}; {default})"
+        yield _indented(line, break_on_hyphens=False)
+        yield _indented(_sentences(setting))
+
+
+def _indented(text: str, *, break_on_hyphens: bool = True) -> str:
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=break_on_hyphens,
+    )
 
 
 if __name__ == "__main__":
-    usage.take_none("rlboost_jax.settings.explain", __doc__)
+    command_parser.take_none("rlboost_jax.settings.explain", __doc__)
     print(document(), end="")

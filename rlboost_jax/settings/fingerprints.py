@@ -6,11 +6,12 @@ jax0.10.2-NVIDIA_H100_80GB_HBM3-mosaic_gpu-0123456789abcdef
 import hashlib
 from typing import get_args
 
-from rlboost_jax.settings.engine import EngineAttention
+from rlboost_jax.settings.engine_config import EngineAttention
 
 
 def composed(version: str, device: str, *, attention: str, digest: str) -> str:
-    """
+    """Compose an engine's fingerprint.
+
     Args:
         version: of jax.
         device: its kind.
@@ -22,19 +23,19 @@ def composed(version: str, device: str, *, attention: str, digest: str) -> str:
 
 
 def with_bits(fingerprint: str, bits: str) -> str:
-    """The fingerprint of an engine that was seen to make these bits, as a digest has them."""
+    """Add to an engine's fingerprint a digest of the bits that it was seen to make."""
     named, _, digest = fingerprint.rpartition("-")
     return f"{named}-{hashlib.sha256(f'{digest} {bits}'.encode()).hexdigest()[:16]}"
 
 
 def attention_of(fingerprint: str) -> str:
-    """The implementation of attention that it names; "" if it names none."""
+    """Return the implementation of attention that a fingerprint names; "" if none."""
     parts = fingerprint.split("-")
     return parts[-2] if len(parts) > 3 and parts[-2] in get_args(EngineAttention) else ""
 
 
 def difference(theirs: str, ours: str) -> str:
-    """Why two of them differ, as far as they say: a clause to put behind a sentence, or ""."""
+    """Clause that says where two fingerprints differ in attention; "" where they do not."""
     named, wanted = attention_of(theirs), attention_of(ours)
     if named == wanted or not wanted:
         return ""

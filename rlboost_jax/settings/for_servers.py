@@ -8,28 +8,30 @@ its business: those settings do not leave the manager.
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from typing import Any, Final
 
-from rlboost_jax.settings.alerts import AlertsConfig
-from rlboost_jax.settings.data import DataConfig, TaskConfig
-from rlboost_jax.settings.environment import EnvironmentConfig
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
-from rlboost_jax.settings.load import to_dict
-from rlboost_jax.settings.manager import ManagerConfig
-from rlboost_jax.settings.observe import ObserveConfig, WandbConfig
-from rlboost_jax.settings.page import PageConfig
-from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.settings.sampling import EvaluationConfig
+from rlboost_jax.settings.alerts_config import AlertsConfig
+from rlboost_jax.settings.config_loading import to_dict
+from rlboost_jax.settings.data_config import DataConfig, TaskConfig
+from rlboost_jax.settings.distillation_config import NOT_SAID, DistillationConfig, TeacherConfig
+from rlboost_jax.settings.environment_config import EnvironmentConfig
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
+from rlboost_jax.settings.manager_config import ManagerConfig
+from rlboost_jax.settings.observe_config import ObserveConfig, WandbConfig
+from rlboost_jax.settings.page_config import PageConfig
+from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.settings.sampling_config import EvaluationConfig, SamplingConfig
 from rlboost_jax.settings.setting import is_required
-from rlboost_jax.settings.warmup import WarmupConfig
-from rlboost_jax.settings.weights import CheckpointConfig
+from rlboost_jax.settings.warmup_config import WarmupConfig
+from rlboost_jax.settings.weights_config import CheckpointConfig
 
 # Sections that are nearly all blank for servers. What is blank is not sent: servers of the release
 # before would refuse a setting that they do not know.
 _BLANK: Final = (
     *("data", "rewards", "warmup", "evaluation", "checkpoint", "manager", "observe", "fleet"),
-    "environment",
+    *("environment", "distillation"),
 )
-_NEW: Final = ("environment",)  # sections that servers of the release before know nothing of
+# Sections that servers of the release before know nothing of.
+_NEW: Final = ("environment", "distillation")
 _NEW_CHOICES: Final = ("turn_advantages", "turn_discount")  # of the algorithm, and the learner's
 
 
@@ -44,6 +46,10 @@ def sent_to_servers(run: RunConfig) -> dict[str, Any]:
             del values[section]
     for name in _NEW_CHOICES:
         del values["algorithm"][name]
+    if (
+        sent.sampling.noise == SamplingConfig().noise
+    ):  # new; other noise is for servers that know it
+        del values["sampling"]["noise"]
     return values
 
 
@@ -66,13 +72,14 @@ def _default(field: Field[Any]) -> Any:
 
 
 def for_servers(run: RunConfig) -> RunConfig:
-    """The run with other values in place of all that is not for servers.
+    """Return a run whose settings for others than servers have neutral values.
 
     It is a configuration like any other and passes all checks: servers of other releases read it.
     """
     fleet = run.fleet
     return replace(
         run,
+        num_steps=max(1, run.num_steps),
         task=TaskConfig(name="dataset"),  # as if of a data set: the others check sizes against it
         data=DataConfig(
             source="none", tokenizer="bytes", max_prompt_tokens=run.engine.max_prompt_tokens
@@ -81,6 +88,7 @@ def for_servers(run: RunConfig) -> RunConfig:
         algorithm=replace(run.algorithm, turn_advantages="episode", turn_discount=1.0),
         environment=EnvironmentConfig(max_given_tokens=run.environment.max_given_tokens),
         warmup=WarmupConfig(max_updates=0),
+        distillation=_distillation(run),
         evaluation=EvaluationConfig(
             every_steps=0, top_p=run.evaluation.top_p, top_k=run.evaluation.top_k
         ),
@@ -101,3 +109,15 @@ def for_servers(run: RunConfig) -> RunConfig:
             notice_seconds=fleet.notice_seconds,
         ),
     )
+
+
+def _distillation(run: RunConfig) -> DistillationConfig:
+    """The architecture of teachers that servers hold. Their weights come as snapshots."""
+    if not run.distillation.on_servers:
+        return DistillationConfig()
+    models = (each.model for each in run.distillation.teachers)
+    teachers = tuple(
+        TeacherConfig(source=NOT_SAID, model=model and replace(model, source=""))
+        for model in models
+    )
+    return DistillationConfig(scored_by="servers", teachers=teachers)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError, nearest, plain
+from rlboost_jax.platform.mistakes import ConfigError, nearest, plain
 
 _MOST_NAMED: Final = 20  # keys in a line
 
@@ -44,7 +44,7 @@ def refuse_unknown(
 
 
 def report_unknown(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Log one warning with all keys that are passed over; the same warning once a process.
+    """Warn once per process of all keys that are ignored.
 
     For records that carry much which no reader needs, such as the rest of a `config.json`.
     """
@@ -59,7 +59,7 @@ def warn_once(line: str) -> None:
 
 
 def _named(keys: Sequence[str]) -> str:
-    """The first of them, cut: whoever writes a record may write a thousand keys of any length."""
+    """Name the first few keys, each cut: a record may have thousands of keys of any length."""
     shown = ", ".join(plain(key) for key in keys[:_MOST_NAMED])
     more = len(keys) - _MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
-from rlboost_jax.settings.data import MixtureConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.data_config import MixtureConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 OF_ENTRIES: Final = tuple(  # what each entry says of its rows, by the names that `data` has
     field.name
@@ -16,7 +16,7 @@ OF_ENTRIES: Final = tuple(  # what each entry says of its rows, by the names tha
 )
 
 
-class Part(NamedTuple):
+class MixturePart(NamedTuple):
     """A data set of a mixture.
 
     Attributes:
@@ -32,13 +32,13 @@ class Part(NamedTuple):
     run: RunConfig
 
 
-def parts_of(run: RunConfig) -> tuple[Part, ...]:
+def parts_of(run: RunConfig) -> tuple[MixturePart, ...]:
     """The data sets of a run's mixture, in their order."""
     return tuple(_part(run, entry) for entry in run.data.mixture)
 
 
 def allotted(count: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`count` in whole parts by weight; each that has a weight gets one, if there is enough."""
+    """Split `count` into whole parts by weight, each positive weight getting one if possible."""
     whole = math.fsum(weights)
     if not whole:
         return (0,) * len(weights)
@@ -54,7 +54,7 @@ def allotted(count: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _part(run: RunConfig, entry: MixtureConfig) -> Part:
+def _part(run: RunConfig, entry: MixtureConfig) -> MixturePart:
     data = replace(run.data, mixture=(), **{name: getattr(entry, name) for name in OF_ENTRIES})
     heldout_weight = entry.heldout_weight
     if heldout_weight is None:
@@ -64,9 +64,9 @@ def _part(run: RunConfig, entry: MixtureConfig) -> Part:
     if not heldout_weight:
         data = replace(data, heldout_share=0.0)
         run = replace(run, evaluation=replace(run.evaluation, every_steps=0))
-    return Part(_name(entry), entry.weight, heldout_weight, replace(run, data=data))
+    return MixturePart(_name(entry), entry.weight, heldout_weight, replace(run, data=data))
 
 
 def _name(entry: MixtureConfig) -> str:
-    """Its own, or the preset's, or the file's without endings."""
+    """Name of a data set: its own, or the preset's, or the file's without endings."""
     return entry.name or entry.preset or PurePath(entry.source).name.partition(".")[0]

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from rlboost_jax.settings.errors import ConfigError, suggestion
-from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.pools import MOST_POOLS, POOL_NAME, PoolConfig
+from rlboost_jax.platform.mistakes import ConfigError, suggestion
+from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.settings.pool_config import MOST_POOLS, POOL_NAME, PoolConfig
 from rlboost_jax.settings.ranges import objection_to
 from rlboost_jax.settings.setting import settings_of
 
@@ -21,7 +21,10 @@ Check = Callable[[FleetConfig], Iterator[str]]
 
 
 def fleet_of(fleet: FleetConfig, pool: PoolConfig) -> FleetConfig:
-    """Raises ConfigError where its options are none of its provider's section."""
+    """Return the fleet with a pool's settings in place of its own.
+
+    Raises ConfigError where the pool's options are none of its provider's section.
+    """
     section = getattr(fleet, pool.provider, None)
     own: dict[str, Any] = {}
     if is_dataclass(section) and not isinstance(section, type):
@@ -52,9 +55,10 @@ def fleet_of(fleet: FleetConfig, pool: PoolConfig) -> FleetConfig:
 
 
 def pool_mistakes(fleet: FleetConfig, check: Check) -> Iterator[str]:
-    """
+    """Yield a line per mistake in the settings of pools.
+
     Args:
-        check: of a fleet with one provider.
+        check: yields the mistakes of a fleet with one provider.
     """
     names = [pool.name for pool in fleet.pools]
     if len(names) > MOST_POOLS:
@@ -118,5 +122,5 @@ def mixed(fleet: FleetConfig) -> bool:
 
 
 def device_kinds(fleet: FleetConfig) -> tuple[str, ...]:
-    """That pools name, each once."""
+    """List the kinds of devices that pools name, each once."""
     return tuple(dict.fromkeys(pool.device for pool in fleet.pools if pool.device))

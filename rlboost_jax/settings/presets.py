@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from rlboost_jax.settings.algorithm import AlgorithmConfig
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig
 
 # Shao et al. 2024, arXiv:2402.03300, section 4.1. The paper's β is 0.04; 0 here, as in most
 # recipes since, keeps no reference model.
@@ -46,7 +46,7 @@ GRPO: Final = AlgorithmConfig(
     epochs=1,
     critic_learning_rate=1e-5,
     value_clip=0.2,
-    routing_replay=True,  # Ma et al. 2025, arXiv:2510.11370; BUILD-notes.md says why by default
+    routing_replay=True,  # Ma et al. 2025, arXiv:2510.11370; models/NOTES.md says why by default
 )
 
 # Liu et al. 2025, arXiv:2503.20783, section 3.2: neither the deviation nor the response's own
@@ -139,7 +139,7 @@ PRESETS: Final[Mapping[str, AlgorithmConfig]] = {
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The `algorithm` section, with the preset's choice where there is none.
+    """Fill the `algorithm` section with the preset's choices.
 
     An unknown name is left to the checks of `ranges.py`, which suggest a known one.
     """

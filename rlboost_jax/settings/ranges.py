@@ -5,13 +5,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rlboost_jax.settings.errors import suggestion
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.platform.mistakes import suggestion
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.setting import Setting, settings_of
 
 
 def out_of_range(config: Any, section: str = "") -> Iterator[str]:
-    """One line per setting with a value that cannot be: the value and what to choose.
+    """Yield a line per setting that is out of range: its value, and what to choose.
 
     Args:
         config: a RunConfig, or what has the section.
@@ -26,7 +26,7 @@ def out_of_range(config: Any, section: str = "") -> Iterator[str]:
 
 
 def objection_to(setting: Setting, value: Any) -> str:
-    """Why a setting cannot have a value of its type; "" if it can."""
+    """Say why a setting cannot have a value of its type; "" if it can."""
     if setting.choices:
         if value in setting.choices:
             return ""

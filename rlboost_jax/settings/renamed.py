@@ -1,11 +1,13 @@
-"""Settings of earlier releases, and what each is called now.
+"""Settings of earlier releases and of other libraries, and what each is called here.
 
-A configuration file, a command line or a `config.json` that still has one is refused with a line
-that says what to write instead.
+A configuration file, a command line or a `config.json` that has one is refused with a line that
+says what to write instead.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
+
+from rlboost_jax.settings.other_names import meant
 
 _SUCCESSORS: Final = {
     "algorithm.normalize_by_std": 'algorithm.advantage = "group_std" for True, "group_mean" for '
@@ -24,18 +26,17 @@ _AT_LEAST: Final = {"checkpoint.keep": 2}
 
 
 def successor(name: str) -> str:
-    """What to say of a setting that has another name now, or has gone; "" of any other.
+    """Say what became of a setting: renamed, removed or another library's; "" of any other.
 
     Args:
         name: dotted.
     """
     now = _SUCCESSORS.get(name)
-    return _RETIRED.get(name, "") if now is None else f"it was renamed; write {now}"
+    return (_RETIRED.get(name) or meant(name)) if now is None else f"it was renamed; write {now}"
 
 
 def without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dictionaries of a `config.json`, less what is of no effect any more, and with
-    what an earlier release allowed raised to what is the least now."""
+    """Update an older `config.json`: drop retired settings, raise values below new limits."""
     kept = dict(values)
     for name in _RETIRED:
         section, _, field = name.partition(".")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.settings.algorithm import AlgorithmConfig
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """The shape of a route."""
+    """Shape of the experts' choices at one position, as they are recorded."""
 
     num_layers: int
     num_experts: int  # of a layer
@@ -30,24 +30,24 @@ class Routing:
 
     @property
     def dtype(self) -> str:
-        """The smallest that holds the id of an expert, little-endian."""
+        """Smallest little-endian type that holds the id of an expert."""
         return "<u1" if self.num_experts <= 2**8 else "<u2"
 
     @property
     def route_bytes(self) -> int:
-        """Of one position: 384 for the 48 layers and 8 experts of Qwen3-30B-A3B."""
+        """Bytes per position: 384 for the 48 layers and 8 experts of Qwen3-30B-A3B."""
         return self.num_layers * self.experts_per_token * np.dtype(self.dtype).itemsize
 
     def pack(self, routes: NDArray[np.unsignedinteger]) -> bytes:
         return np.asarray(routes, self.dtype).tobytes()
 
     def unpack(self, data: bytes) -> NDArray[np.unsignedinteger]:
-        """[positions, layers, experts]. Raises ValueError where bytes are left over."""
+        """Decode to [positions, layers, experts]. Raises ValueError where bytes are left over."""
         return np.frombuffer(data, self.dtype).reshape(-1, *self.shape)
 
 
 def routing_of(model: ModelConfig, algorithm: AlgorithmConfig) -> Routing | None:
-    """None where nothing is recorded."""
+    """Return the shape of recorded routes, None where nothing is recorded."""
     if not (model.num_experts and algorithm.routing_replay):
         return None
     return Routing(

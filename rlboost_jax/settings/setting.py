@@ -80,7 +80,7 @@ def setting(
     choices: tuple[str, ...] = (),
     may_change: MayChange | None = None,
 ) -> Any:
-    """A field of a record of settings; the arguments are those of `Setting`.
+    """Define a field of a record of settings; the arguments are those of `Setting`.
 
     Args:
         unit: where the end of the name does not say it.
@@ -106,13 +106,13 @@ def setting(
 
 
 def section(*, may_change: MayChange) -> Any:
-    """A field that is a record of its own, of whose settings this holds unless they say else."""
+    """Define a field that is a record; its settings may change when `may_change` says."""
     return dataclasses.field(metadata={_SECTION: may_change})
 
 
 @functools.cache
 def settings_of(record: type) -> tuple[Setting, ...]:
-    """All settings of a record's class and of the records inside it, in their order."""
+    """List all settings of a record's class and of the records inside it, in their order."""
     return tuple(_settings(record, "", "never"))
 
 
@@ -139,6 +139,6 @@ def is_section(kind: Any) -> bool:
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
-    """Whether nothing says what the field is where it is not given."""
+    """Whether a field has no default."""
     preset = field.metadata.get(_KEY, {}).get("default") is FROM_PRESET
     return not preset and field.default is field.default_factory is dataclasses.MISSING

@@ -7,22 +7,23 @@
 """
 
 import ast
+import os
 import signal
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax import configs, usage
-from rlboost_jax.settings.errors import ConfigError, nearest, suggestion
-from rlboost_jax.supervision import exits
+from rlboost_jax import configs
+from rlboost_jax.platform import command_parser, exits
+from rlboost_jax.platform.mistakes import ConfigError, nearest, suggestion
 
 FOLDER: Final = Path(configs.__path__[0])
 OF_SIMULATIONS: Final = "sim"  # its folder in there; runs have none of their own
 
 
 def shipped(kind: str = "") -> dict[str, Path]:
-    """Configurations by name.
+    """Map the names of shipped configurations to their files.
 
     Args:
         kind: "" for runs, or `OF_SIMULATIONS`.
@@ -32,7 +33,7 @@ def shipped(kind: str = "") -> dict[str, Path]:
 
 
 def file_of(given: str, kind: str = "") -> str:
-    """The file that `--config=GIVEN` is about.
+    """Return the file that `--config=GIVEN` names.
 
     Args:
         given: a path or a name, and after a colon a string for `get_config`, which is kept.
@@ -51,6 +52,8 @@ def file_of(given: str, kind: str = "") -> str:
             return f"{known[name]}{colon}{argument}"
         if "/" not in name and not name.endswith(".py"):
             hint = suggestion(name, known, shown="--config={}")
+            if os.path.isfile(own := f"{name}.py"):
+                hint = f"did you mean --config={own}?"
             raise ConfigError(f"--config={name}: no file and no name; {hint}") from None
         hint = nearest(Path(name).stem, known, shown="--config={}")
         hint = hint or "name a file, or what `rlboost configs` lists"
@@ -59,12 +62,12 @@ def file_of(given: str, kind: str = "") -> str:
 
 
 def first_line(path: Path) -> str:
-    """Of a file's docstring."""
+    """Read the first line of a file's docstring."""
     return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = usage.parser("configs", __doc__)
+    parser = command_parser.parser("configs", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
     name = parser.parse_args(argv).name
     runs, simulations = shipped(), shipped(OF_SIMULATIONS)
@@ -72,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for title, found in (("train", runs), ("simulate, advise, calibrate", simulations)):
             print(f"for {title}:")
             for each, path in found.items():
-                line = textwrap.shorten(first_line(path), usage.WIDTH - 23, placeholder=" …")
+                line = textwrap.shorten(
+                    first_line(path), command_parser.WIDTH - 23, placeholder=" …"
+                )
                 print(f"  {each:<20} {line}")
         return
     known = simulations | runs | {f"{OF_SIMULATIONS}/{n}": path for n, path in simulations.items()}

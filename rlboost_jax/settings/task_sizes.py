@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlboost_jax.settings.data import TaskConfig
+from rlboost_jax.settings.data_config import TaskConfig
 
 DATASET: Final = "dataset"  # task.name of a run whose prompts are those of config.data
 ENVIRONMENT: Final = "environment"  # task.name of a run whose environment makes its examples
@@ -60,5 +60,5 @@ TASK_SIZES: Final[Mapping[str, Callable[[TaskConfig], TaskSize]]] = {
 
 
 def task_size(task: TaskConfig) -> TaskSize:
-    """Raises KeyError for a task that does not exist."""
+    """Return the sizes of a task; raises KeyError for an unknown one."""
     return TASK_SIZES[task.name](task)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.storage.bounded_files import Unreadable, explained, read_text
+from rlboost_jax.platform.bounded_files import Unreadable, explained, read_text
+from rlboost_jax.platform.mistakes import ConfigError
 
 MOST_BYTES: Final = 2**26  # of a file: a million rows and more
 
@@ -18,8 +18,7 @@ class TraceRow:
 
 
 def read_trace(path: str | Path, *, setting: str = "fleet.trace") -> tuple[TraceRow, ...]:
-    """The rows of a trace file. Empty lines, lines that begin with # and one header line
-    are passed over.
+    """Read the rows of a trace file. Empty lines, lines that begin with # and a header are skipped.
 
     Args:
         setting: that named the file, for errors.

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
 
 HALVINGS = 60
 Floats = NDArray[np.float64]
@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Of one step, in seconds, each no more than what it can take."""
+    """Lower bounds on the seconds and dollars of one step."""
 
     learner: float  # had all responses been there from the start
     liquid: float  # were there no tails: only the sum of all work counts
@@ -57,7 +57,8 @@ class Bound:
 
 
 def step_bound(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64], n: int) -> Bound:
-    """
+    """Compute a step's lower bounds, whatever the policy.
+
     Args:
         lengths: tokens of every response, by sample.
         n: preemptible instances there are at most.
@@ -72,7 +73,7 @@ def step_bound(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64], n:
     remaining = np.cumsum(np.sort(trained))[::-1]  # at least, when the i-th group is complete
 
     def worked(seconds: float) -> Floats:
-        """When engines can have done the works, in a step of so many seconds."""
+        """Earliest times by which engines can finish the work, in a step of so many seconds."""
         seeding = max(0.0, seconds - learner)
         later = works - own * seeding  # of the instances alone
         alone = later / n if n else np.where(later > 0, np.inf, 0.0)
@@ -108,7 +109,7 @@ def run_bound(
     steps: Sequence[Sequence[int] | NDArray[np.int64]],
     instance_seconds: Callable[[float], float],
 ) -> float:
-    """Seconds that some steps take together, at least, however far ahead they are generated.
+    """Least seconds that some steps take together, however far ahead they are generated.
 
     Args:
         steps: of each, the tokens of every response, by sample.
@@ -138,7 +139,7 @@ def lag_bound(
     lag: int,
     ends: Sequence[float] = (),
 ) -> list[float]:
-    """When each of some steps ends at the earliest, in seconds from the first one's begin.
+    """Earliest end of each of some steps, in seconds from the first one's begin.
 
     Args:
         steps: of each, the tokens of every response, by sample.
@@ -185,19 +186,19 @@ def lag_bound(
 
 
 def _learner_seconds(config: SimConfig, trained: Floats, after: float) -> float:
-    """That the learner has to do in a step in which its chips are not used for anything else."""
+    """Seconds of the learner's own work in a step, during which its chips do nothing else."""
     return config.trainer.begin_seconds + float(trained.sum()) + after
 
 
 def _tokens(config: SimConfig, lengths: Sequence[int] | NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Of every response, by group: its tokens, and the context that it reads."""
+    """Tokens of every response, by group, and the tokens of context that it reads."""
     work = config.workload
     tokens = np.asarray(lengths, np.float64).reshape(-1, work.group_size)
     return tokens, tokens * work.prompt_tokens + tokens * (tokens - 1) / 2
 
 
 def _trained(config: SimConfig, tokens: Floats) -> tuple[Floats, float]:
-    """Seconds that the learner takes for each group, and for the update once."""
+    """Seconds that the learner trains on each group, and the update's, counted once."""
     work, trainer = config.workload, config.trainer
     groups = [[work.prompt_tokens + int(t) for t in group] for group in tokens]
     seconds = np.array([train_seconds(config, group) for group in groups])
@@ -206,14 +207,14 @@ def _trained(config: SimConfig, tokens: Floats) -> tuple[Floats, float]:
 
 
 def _least_works(config: SimConfig, tokens: Floats, reads: Floats) -> Floats:
-    """`_works` of whichever engines are the faster."""
+    """Least `_works` of reserved engines and of instances."""
     longest = float(np.max(tokens)) + config.workload.prompt_tokens
     rates = (EngineRates(config, reserved=side) for side in (False, True))
     return np.asarray(np.minimum(*(_works(each, tokens, reads, longest) for each in rates)))
 
 
 def _works(rates: EngineRates, tokens: Floats, reads: Floats, longest: float) -> Floats:
-    """Engine-seconds of the first groups, at least, however they are chosen: entry i of i + 1.
+    """Least engine-seconds of any i + 1 groups, at index i.
 
     Steps are as many as slots make necessary, and as many as the cache does; of each the least
     sums over groups.
@@ -226,6 +227,6 @@ def _works(rates: EngineRates, tokens: Floats, reads: Floats, longest: float) ->
 
 
 def _alone(rates: EngineRates, tokens: Floats, reads: Floats) -> Floats:
-    """Seconds that groups take without company, the shortest first."""
+    """Seconds of each group in an engine of its own, the shortest first."""
     fixed, slope = rates.step_line
     return np.asarray(np.sort((tokens * fixed + slope * reads).max(axis=1)), np.float64)

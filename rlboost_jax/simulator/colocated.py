@@ -11,16 +11,16 @@ import heapq
 from collections import deque
 from typing import Any
 
-from rlboost_jax.simulator.engine import Engine, Row
-from rlboost_jax.simulator.lengths import response_lengths
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.response_lengths import response_lengths
+from rlboost_jax.simulator.sim_config import SimConfig
+from rlboost_jax.simulator.simulated_engine import Row, SimulatedEngine
 
 
 def colocated(
     config: SimConfig, *, seed: int, seconds: float, static: bool = False
 ) -> list[dict[str, Any]]:
-    """A row per step, for `config.num_steps` steps or while `seconds` last.
+    """Simulate `config.num_steps` steps, or as many as end within `seconds`; a row for each.
 
     Args:
         static: every engine gets its share of the groups at the beginning of a step.
@@ -63,7 +63,7 @@ def _generate(config: SimConfig, rates: EngineRates, lengths: list[int], *, stat
     """Seconds until the last engine is done."""
     work, settings = config.workload, config.engine
     engines = [
-        Engine(
+        SimulatedEngine(
             rates,
             slots=rates.slots,
             dispatch_tokens=settings.dispatch_tokens,

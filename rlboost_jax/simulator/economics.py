@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
 
 Row = Mapping[str, Any]
 
 
 def dollars(config: SimConfig, row: Row, *, instance_price: float | None = None) -> float:
-    """Of one step.
+    """Compute the dollars of one step.
 
     Args:
         instance_price: per hour, another than the configuration's.
@@ -30,7 +30,7 @@ def dollars(config: SimConfig, row: Row, *, instance_price: float | None = None)
 
 
 def on_demand_price(config: SimConfig) -> float:
-    """Of an instance's chips, were they reserved, per hour."""
+    """Price per hour of an instance's chips at the rate of reserved ones."""
     chips = config.engine.chips / config.reserved.chips_per_node
     return chips * config.reserved.price_per_node_hour
 
@@ -38,7 +38,7 @@ def on_demand_price(config: SimConfig) -> float:
 def break_even(
     config: SimConfig, rows: Sequence[Row], baseline: Sequence[Row], *, baseline_nodes: int
 ) -> float | None:
-    """The discount on instances from which on a run trains more tokens per dollar than another.
+    """Least discount on instances at which a run trains more tokens per dollar than another.
 
     Tokens per dollar fall linearly in their inverse with the instances' price, so it is where
     two straight lines meet; 0 where it wins at the full price, None where it never does.

@@ -16,7 +16,7 @@ Number = float | None  # None: there is none, whatever the reason
 
 
 def mean(values: Sequence[Number]) -> Number:
-    """None where any value is none, or not finite."""
+    """Mean of the values; None where any is None or not finite."""
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not numbers or len(numbers) < len(values):
         return None
@@ -24,7 +24,7 @@ def mean(values: Sequence[Number]) -> Number:
 
 
 def half_width(values: Sequence[Number]) -> Number:
-    """Of the 95 % interval of the mean, by Student's law; None of fewer than two values."""
+    """Half width of the mean's 95 % interval, by Student's law; None for fewer than two values."""
     middle = mean(values)
     if middle is None or len(values) < 2:
         return None
@@ -35,5 +35,5 @@ def half_width(values: Sequence[Number]) -> Number:
 
 
 def with_interval(name: str, values: Sequence[Number]) -> dict[str, Number]:
-    """`name` and `name_half_width`."""
+    """Return the mean as `name`, and its interval's half width as `name_half_width`."""
     return {name: mean(values), f"{name}_half_width": half_width(values)}

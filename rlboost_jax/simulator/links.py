@@ -8,11 +8,11 @@ A heap of the counts at which pulls end says who is next.
 import heapq
 from collections.abc import Callable
 
-from rlboost_jax.simulator.clock import Clock
+from rlboost_jax.simulator.virtual_clock import VirtualClock
 
 
 class Link:
-    def __init__(self, clock: Clock, *, sender: float, receiver: float) -> None:
+    def __init__(self, clock: VirtualClock, *, sender: float, receiver: float) -> None:
         self._clock, self._sender, self._receiver = clock, sender, receiver
         self._got = 0.0  # bytes that a pull under way all the time would have
         self._at = 0.0
@@ -24,7 +24,7 @@ class Link:
         self._dollars = 0.0  # for 1e9 bytes to each running pull
 
     def pull(self, size: float, done: Callable[[], None], *, dollars_per_gb: float = 0.0) -> int:
-        """Begin one; returns what `abandon` takes."""
+        """Begin a transfer; returns its number for `abandon`."""
         self._advance()
         self._count += 1
         self._pulls[self._count] = dollars_per_gb, done
@@ -34,7 +34,7 @@ class Link:
         return self._count
 
     def abandon(self, pull: int) -> None:
-        """What was sent of it by now was sent for nothing."""
+        """End a transfer; the bytes sent so far are wasted."""
         if pull in self._pulls:
             self._advance()
             self._dollars -= self._pulls.pop(pull)[0]

@@ -1,12 +1,12 @@
-"""From the rows of simulated steps to what was asked: ratios, means, intervals."""
+"""Reduce the rows of simulated steps to results: ratios, means, intervals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.simulator.economics import break_even, dollars
 from rlboost_jax.simulator.intervals import Number, mean, with_interval
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
 from rlboost_jax.simulator.systems import BASELINE, PUBLISHED
 
 Row = Mapping[str, Any]
@@ -28,7 +28,7 @@ RATIOS = ("throughput_ratio", "cost_efficiency")
 
 
 class Outcome:
-    """One system on one market with one seed, settled steps only.
+    """Results of one system on one market with one seed, settled steps only.
 
     Args:
         rows: None of a system that generates nothing and never ends a step: it yields no tokens.
@@ -54,13 +54,17 @@ class Outcome:
         self.tokens_per_dollar = tokens / self.dollars
 
     def means(self) -> dict[str, Number]:
-        """Of what the rows have, per step."""
+        """Means of the rows' figures per step."""
         present = [key for key in MEANS if self.rows and key in self.rows[0]]
         return {key: mean([row[key] for row in self.rows]) for key in present}
 
     def against(self, baseline: "Outcome") -> dict[str, Number]:
-        """Throughput and cost efficiency (tokens per dollar), relative; the discount on
-        instances from which on it is the cheaper one, None where none is enough."""
+        """Compare with a baseline: throughput, cost efficiency, break-even discount.
+
+        Both ratios are relative to the baseline, and cost efficiency is tokens per dollar. The
+        discount on instances is the least at which this system is the cheaper one, None where none
+        is enough.
+        """
         nodes = baseline.config.reserved.nodes
         discount = None
         if self.rows:
@@ -76,7 +80,8 @@ Outcomes = Mapping[tuple[str, str], Sequence[Outcome]]  # (system, market) → o
 
 
 def summary(outcomes: Outcomes, instances: Mapping[str, int | None]) -> dict[str, Any]:
-    """
+    """Summarise all outcomes by system and market.
+
     Args:
         outcomes: the baseline's among them.
         instances: market → its size, if that is fixed.
@@ -96,8 +101,11 @@ def summary(outcomes: Outcomes, instances: Mapping[str, int | None]) -> dict[str
 
 
 def _figures(outcomes: Outcomes, system: str, market: str) -> dict[str, Number]:
-    """Means over seeds. Ratios are taken seed by seed: both sides have met the same lengths and
-    the same market, so that what these did to both is not in the interval."""
+    """Average a system's figures over seeds.
+
+    Ratios are taken seed by seed: both sides have the same lengths and the same market, so their
+    effect on both cancels and does not widen the interval.
+    """
     each = outcomes[system, market]
     ratios = _ratios(outcomes, system, market, BASELINE)
     figures = {
@@ -115,13 +123,13 @@ def _figures(outcomes: Outcomes, system: str, market: str) -> dict[str, Number]:
 
 
 def _ratios(outcomes: Outcomes, system: str, market: str, other: str) -> list[dict[str, Number]]:
-    """Of a system to another in the same market, per seed."""
+    """Compare a system with another in the same market, per seed."""
     pairs = zip(outcomes[system, market], outcomes[other, market], strict=True)
     return [outcome.against(baseline) for outcome, baseline in pairs]
 
 
 def _over_markets(outcomes: Outcomes, system: str) -> dict[str, Number]:
-    """Mean over markets, with the interval that seeds give it."""
+    """Average over markets, with an interval over seeds."""
     markets = [market for own, market in outcomes if own == system]
     each = [_ratios(outcomes, system, market, BASELINE) for market in markets]
     by_seed = list(zip(*each, strict=True))
@@ -132,7 +140,7 @@ def _over_markets(outcomes: Outcomes, system: str) -> dict[str, Number]:
 
 
 def _by_instances(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """What fixed fleets gain under the published policies, by their size."""
+    """Gains of fixed fleets under the published policies, by their size."""
     static = [r for r in results if r["system"] == PUBLISHED and r["instances"] is not None]
     if not static:
         return {}

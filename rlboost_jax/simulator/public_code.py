@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any
 
 from rlboost_jax.manager.reducer.components import Choices
-from rlboost_jax.manager.reducer.control import WindowControl
-from rlboost_jax.manager.reducer.dispatch import Dispatch
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.reducer.rollout_dispatch import RolloutDispatch
+from rlboost_jax.manager.reducer.window_control import WindowControl
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
@@ -37,7 +37,7 @@ FLOOR_SECONDS = 5
 
 
 class Controller:
-    """`balance.rs`: seconds are whole, the memory is a moving average by number of instances."""
+    """Window lengths by `balance.rs`: whole seconds, a moving average per number of instances."""
 
     def __init__(self, seconds: int, table: Mapping[int, int]) -> None:
         self.seconds = self._peak = seconds  # peak: the window at which throughput last grew
@@ -47,7 +47,7 @@ class Controller:
     def update(
         self, *, count: int, generation: float, step: float, bubble: float, throughput: int
     ) -> int:
-        """The next window.
+        """Return the next window, in seconds.
 
         Args:
             count: instances that are registered.
@@ -80,8 +80,8 @@ class Controller:
         return self.seconds
 
 
-class GroupDispatch(Dispatch):
-    """Groups as they are dispatched."""
+class GroupDispatch(RolloutDispatch):
+    """Dispatch of whole groups."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -110,7 +110,7 @@ class GroupDispatch(Dispatch):
             self._dispatch(step, [i for i in eligible if i.name in self._seen], now)
 
     def wake_at(self, step: BatchRecord) -> float:
-        """When the window ends, answers are read, or a poll may let more groups go."""
+        """Time of the window's end, of reading answers, or of a poll that may release groups."""
         clock = self._seeding.clock
         moments = [clock.until] if clock.open else []
         moments += [self._poll_at] if step.num_waiting else []
@@ -134,18 +134,18 @@ class GroupDispatch(Dispatch):
 
 
 class GroupPlacements(Placements):
-    """Groups as they are cut."""
+    """Placements of whole groups, cut to their shortest member."""
 
     def put_back(self, instance: Instance, request_ids: Iterable[int]) -> int:
         back = [instance.let_go(request_id) for request_id in request_ids]
-        wait = [r for r in back if r is not None and r.result is None and not r.batch.cancelled]
+        wait = [r for r in back if r is not None and not r.finished and not r.batch.cancelled]
         cuts: dict[BatchRecord, dict[Rollout, int]] = {}
         for rollout in wait:
             size = rollout.batch.begin.group_size
             first = rollout.group * size
             members = [rollout.batch.rollout_of(first + place) for place in range(size)]
-            shortest = min(member.num_tokens for member in members if member is not None)
-            if shortest < rollout.num_tokens:
+            shortest = min(member.transcript.num_tokens for member in members if member is not None)
+            if shortest < rollout.transcript.num_tokens:
                 cuts.setdefault(rollout.batch, {})[rollout] = shortest
         for step, own in cuts.items():
             self._ledger.redo(step, own)
@@ -155,10 +155,11 @@ class GroupPlacements(Placements):
 
 
 class PublicControl(WindowControl):
-    """
+    """Window control by the public code's controller.
+
     Args:
-        controller: says how long the next window is.
-        accelerators: reserved ones, which throughput is reported by.
+        controller: computes the length of the next window.
+        accelerators: number of reserved ones, by which throughput is divided.
     """
 
     def __init__(self, *parts: Any, controller: Controller, accelerators: float) -> None:
@@ -178,7 +179,7 @@ class PublicControl(WindowControl):
     ) -> None:
         rollout = step.rollout_seconds
         seconds = rollout + (now - step.begun_at - rollout)
-        tokens = sum(r.num_tokens for r in step.delivered(measuring=False))
+        tokens = sum(r.transcript.num_tokens for r in step.delivered(measuring=False))
         window = self._controller.update(
             count=self._roster.members,
             generation=rollout,
@@ -190,10 +191,11 @@ class PublicControl(WindowControl):
 
 
 class PublicCode(Manager):
-    """
+    """The public code's manager.
+
     Args:
         table: window by number of instances, in seconds, to begin with.
-        accelerators: reserved ones, which throughput is reported by.
+        accelerators: number of reserved ones, by which throughput is divided.
     """
 
     def __init__(

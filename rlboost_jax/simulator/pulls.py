@@ -7,7 +7,7 @@ from rlboost_jax.simulator.surroundings import ServerSurroundings
 
 
 class Pulls:
-    """One version is on its way at a time, and one lies in memory at most."""
+    """Transfers of weights, one at a time, and at most one version in memory."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Pulls:
         self._fetches = self._takes = 0  # begun so far: what is of an earlier one is void
 
     def take(self, manifest: Manifest) -> None:
-        """Load a version once it is here, in place of any other."""
+        """Load a version once it has arrived, in place of any other."""
         self._takes += 1
         self._wanted = manifest, self._world.clock.now
         if manifest == self._here:
@@ -40,13 +40,13 @@ class Pulls:
             self._fetch(manifest)
 
     def prefetch(self, manifest: Manifest) -> None:
-        """Bring a version into memory beside the work, once what is wanted is here."""
+        """Fetch a version into memory during the work, after the wanted one has arrived."""
         self._next = manifest
         if self._wanted is None:
             self._fetch_next()
 
     def abandon(self) -> None:
-        """Nothing is wanted any more."""
+        """Cancel all wanted versions."""
         self._takes += 1
         self._fetches += 1
         self._world.link.abandon(self._pull)

@@ -9,11 +9,11 @@ import bisect
 import copy
 from collections.abc import Sequence
 
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
 
 
 class EngineRates:
-    """Of one engine on `config.engine.chips` chips. Times in seconds."""
+    """Speeds of one engine on `config.engine.chips` chips. Times in seconds."""
 
     def __init__(self, config: SimConfig, *, reserved: bool = False) -> None:
         chip, engine, model = config.chip, config.engine, config.model
@@ -40,14 +40,14 @@ class EngineRates:
         self._line = self._table.line(longest) if self._table else (0.0, 0.0)
 
     def slowed(self, factor: float) -> "EngineRates":
-        """Of an engine that takes so many times as long for everything."""
+        """Return the rates of an engine that takes `factor` times as long for everything."""
         slow = copy.copy(self)
         slow.slowness = factor
         slow.prefill_seconds = factor * self.prefill_seconds
         return slow
 
     def step_seconds(self, batch: int, context: float) -> float:
-        """One decode step of `batch` sequences that hold `context` tokens together."""
+        """Seconds of a decode step of `batch` sequences that hold `context` tokens together."""
         if self._table is not None:
             return self.slowness * self._table.seconds(batch, context / batch)
         memory = self._weights + self._per_context * context
@@ -55,15 +55,16 @@ class EngineRates:
 
     @property
     def step_line(self) -> tuple[float, float]:
-        """A line that no decode step is below: seconds of one, and of each token it reads."""
+        """Line below all decode steps: seconds of one step, and of each token it reads."""
         if self._table is not None:
             return self.slowness * self._line[0], self.slowness * self._line[1]
         return self.slowness * (self._overhead + self._weights), self.slowness * self._per_context
 
 
 class StepTable:
-    """Measured decode steps on a grid of batches and contexts; linear in between, and beyond
-    the grid as at its edge, in proportion to the batch.
+    """Measured decode steps on a grid of batches and contexts.
+
+    They are linear in between; beyond the grid they are as at its edge, in proportion to the batch.
 
     Raises ValueError where the rows are no grid.
     """
@@ -81,7 +82,7 @@ class StepTable:
         self._seconds = [[known[b, c] for c in self._contexts] for b in self._batches]
 
     def line(self, longest: float) -> tuple[float, float]:
-        """What no step is below: seconds, and more of them for each token that it reads.
+        """Line below all steps: seconds of one, and of each token that it reads.
 
         Between points that are above a·1 + b·(batch · context) so is what is interpolated, for
         that is linear in each of the two. Before the grid it is as at its edge, and more than
@@ -112,7 +113,7 @@ class StepTable:
 
 
 def train_seconds(config: SimConfig, lengths: Sequence[int]) -> float:
-    """Learner time for sequences of so many tokens, prompts included: as known, or by FLOPs.
+    """Learner time for sequences of `lengths` tokens, prompts included: measured, or by FLOPs.
 
     A forward pass takes 2 FLOPs per parameter and token, and 2 per layer, query width and pair
     of a token with one before it, twice (Kaplan et al. 2020, arXiv:2001.08361, table 1).

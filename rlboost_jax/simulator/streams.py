@@ -17,9 +17,10 @@ NAMES: Final = (
 
 
 def stream(name: str, seed: int, *path: int) -> np.random.Generator:
-    """
+    """Make the random generator of a stream.
+
     Args:
-        name: of `NAMES`.
-        path: what within it, such as a step.
+        name: one of `NAMES`.
+        path: position within the stream, such as a step.
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(NAMES.index(name), *path)))

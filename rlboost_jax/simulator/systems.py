@@ -26,9 +26,9 @@ from typing import Any, Final
 
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.economics import on_demand_price
-from rlboost_jax.simulator.market.markets import Market, static
+from rlboost_jax.simulator.market.simulated_market import Market, static
 from rlboost_jax.simulator.public_code import PublicCode
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
 from rlboost_jax.simulator.world import World
 
 FOREVER: Final = 1e9  # seconds
@@ -118,8 +118,10 @@ def _colocated(nodes: int, *, static: bool = False) -> System:
 def _disaggregated(
     config: SimConfig, market: Market, seed: int, seconds: float, world: Worlds
 ) -> Simulated:
-    """With as many instances as keep the learner busy: those of the fleet, if that is fixed,
-    else as many as the reserved nodes have engines."""
+    """Simulate with as many instances as keep the learner busy.
+
+    They are those of the fleet, if that is fixed, else as many as the reserved nodes have engines.
+    """
     instances = config.num_engines if market.instances is None else market.instances
     config = replace(
         config,

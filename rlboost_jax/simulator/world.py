@@ -29,29 +29,30 @@ from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import ToServer, ToTrainer
 from rlboost_jax.providers.base import Granted, Started
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
-from rlboost_jax.settings.manager import ManagerConfig
-from rlboost_jax.simulator.clock import Clock
-from rlboost_jax.simulator.lengths import response_lengths
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
+from rlboost_jax.settings.manager_config import ManagerConfig
 from rlboost_jax.simulator.links import Link
 from rlboost_jax.simulator.market.kinds import MachineKind, Machines, kind_name
-from rlboost_jax.simulator.market.markets import Change
+from rlboost_jax.simulator.market.simulated_market import MachineChange
 from rlboost_jax.simulator.rates import EngineRates
-from rlboost_jax.simulator.records import PolicyConfig, SimConfig
-from rlboost_jax.simulator.server import Server
-from rlboost_jax.simulator.trainer import STREAM, Trainer
+from rlboost_jax.simulator.response_lengths import response_lengths
+from rlboost_jax.simulator.sim_config import PolicyConfig, SimConfig
+from rlboost_jax.simulator.simulated_server import SimulatedServer
+from rlboost_jax.simulator.simulated_trainer import STREAM, SimulatedTrainer
+from rlboost_jax.simulator.virtual_clock import VirtualClock
 
 PATIENT = 1e9  # seconds: losses are reported, so leases need not find them
 MAX_SERVERS = 100_000
 
 
 class World:
-    """
+    """A simulated run: the manager with its learner, servers, links and market.
+
     Args:
-        changes: of the market, in order of time from 0 on.
-        seconds: how long it lasts; the step then under way is not reported.
+        changes: arrivals and losses of machines, in order of time from 0 on.
+        seconds: length of the market; the step then under way is not reported.
         reserved_engines: False: the learner's chips only train.
-        manager: makes who decides, of its settings and the time.
+        manager: makes the manager, from its settings and the time.
         sleeps: the learner takes its chips back when the manager says so and not before.
         server: makes rollout servers and reserved engines.
         machines: of several kinds; None: all are the configuration's own.
@@ -60,14 +61,14 @@ class World:
     def __init__(
         self,
         config: SimConfig,
-        changes: Sequence[Change],
+        changes: Sequence[MachineChange],
         *,
         seed: int,
         seconds: float,
         reserved_engines: bool = True,
         manager: Callable[[Settings, float], Manager] = Manager,
         sleeps: bool = False,
-        server: Callable[..., Server] = Server,
+        server: Callable[..., SimulatedServer] = SimulatedServer,
         machines: Machines | None = None,
     ) -> None:
         self._server = server
@@ -75,7 +76,7 @@ class World:
         self._kinds: dict[str, str] = {}  # of servers that there are or were
         self.config, self._seed, self._seconds = config, seed, seconds
         self.run_id = "simulated"
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.rates = {own: EngineRates(config, reserved=own) for own in (False, True)}
         links = config.links
         sender = links.sender_bytes_per_second * config.reserved.nodes
@@ -88,7 +89,7 @@ class World:
         self.published_at = 0.0  # the newest weights
         self._streams = STREAM
         self._peers: dict[int, Callable[[ToServer], None]] = {}  # who hears, by stream
-        self._servers: dict[str, Server] = {}  # of the provider, by name
+        self._servers: dict[str, SimulatedServer] = {}  # of the provider, by name
         self._billed_since: dict[str, float] = {}
         self._billed = self._paid = 0.0  # instance-seconds and dollars of ended instances
         self._lap = (0.0, 0.0, 0.0, 0.0)  # of each column, until the last one
@@ -97,7 +98,7 @@ class World:
         self._tick_at = float("inf")
         self._inbox: deque[Event] = deque()
         self._handling = False
-        self.trainer = Trainer(self)
+        self.trainer = SimulatedTrainer(self)
         self.reserved = [
             server(self, "", f"engine-{number}", reserved=True)
             for number in range(config.num_engines if reserved_engines else 0)
@@ -108,13 +109,13 @@ class World:
             engine.connect()
 
     def run(self) -> list[dict[str, Any]]:
-        """The rows of all whole steps."""
+        """Run to the end and return the rows of all whole steps."""
         self.clock.at(0.0, self.trainer.start)
         self.clock.run(self._done, self._seconds)
         return self.trainer.rows
 
     def rates_of(self, name: str, *, reserved: bool) -> EngineRates:
-        """Of a reserved engine, or of a server of the provider, by its number."""
+        """Speeds of a reserved engine, or of a provider's server by the number in its name."""
         rates = self.rates[reserved] if reserved else self.kind_of(name).rates
         every = self.config.instance.slow_every
         number = name.rpartition("-")[2]
@@ -122,7 +123,7 @@ class World:
         return rates.slowed(self.config.instance.slow_factor) if slow else rates
 
     def kind_of(self, name: str) -> MachineKind:
-        """What a server of the provider runs on."""
+        """Machine that a server of the provider runs on."""
         return self._machines.kinds[self._kinds[name]]
 
     @property
@@ -130,11 +131,11 @@ class World:
         return self._machines.reserved_device
 
     def over(self, step: int) -> bool:
-        """Whether that step is not to be begun any more."""
+        """Whether no step from this one on is begun."""
         return 0 < self.config.num_steps <= step
 
     def length(self, step: int, sample: int) -> int:
-        """Of a whole response, in tokens."""
+        """Length of a whole response, in tokens."""
         if step not in self._lengths:
             work = self.config.workload
             self._lengths[step] = response_lengths(work, seed=self._seed, step=step)
@@ -149,7 +150,7 @@ class World:
         return self._streams
 
     def ended(self, name: str, stream: int) -> None:
-        """A machine is no longer paid for."""
+        """Note that a machine is no longer paid for."""
         self._peers.pop(stream, None)
         since = self._billed_since.pop(name, None)
         if since is not None:
@@ -158,7 +159,7 @@ class World:
             self._paid += seconds / 3600 * self.kind_of(name).price_per_hour
 
     def lap(self) -> dict[str, float]:
-        """What was paid and sent since the last call."""
+        """Return the billed seconds, bytes and dollars since the last call."""
         now = self.clock.now
         billed, paid = self._billed, self._paid
         for name, since in self._billed_since.items():
@@ -171,7 +172,7 @@ class World:
         return {n: end - begin for n, end, begin in zip(names, columns, before, strict=True)}
 
     def deliver(self, event: Event) -> None:
-        """Hand an event to the manager and do what it wants done; one after the other."""
+        """Hand an event to the manager and carry out its effects, one event after the other."""
         self._inbox.append(event)
         if self._handling:
             return
@@ -200,7 +201,7 @@ class World:
             case Exit(code, reason):
                 raise RuntimeError(f"the manager has left: {reason} ({code})")
 
-    def _plan(self, change: Change) -> None:
+    def _plan(self, change: MachineChange) -> None:
         if change.added:
             event: Event = MachineAdded(change.machine)
         else:
@@ -250,7 +251,7 @@ class World:
 
 
 def settings(config: SimConfig, machines: Machines | None = None) -> Settings:
-    """Of the manager: a run's, with leases that nothing has to renew."""
+    """Settings of a simulated manager: a run's, with leases that need no renewal."""
     policy, work = config.policy, config.workload
     manager = ManagerConfig(
         **_named_alike(ManagerConfig, policy),
@@ -288,6 +289,6 @@ def settings(config: SimConfig, machines: Machines | None = None) -> Settings:
 
 
 def _named_alike(record: type[ManagerConfig] | type[FleetConfig], policy: PolicyConfig) -> Any:
-    """The settings of a record that a simulation has, too."""
+    """Copy the settings that a record shares with a simulation's policy."""
     names = {field.name for field in fields(record)} & {field.name for field in fields(policy)}
     return {name: getattr(policy, name) for name in names}

@@ -1,7 +1,7 @@
 """Policy versions between the learner and the servers: written, announced, fetched, verified.
 
 `snapshots`: `SnapshotStore` has versions on disk, written by `shares` where a trainer has several
-processes. `seal`: manifests that only the run's trainer can have made. `serve`: files over HTTP.
-`pull`: `Puller` fetches what a manifest names, by `download`, into a `spool`, and reads it.
-`compiled` and `wheels` take programs and packages the same way.
+processes. `serve`: files over HTTP, by the process of `file_server`. `pull`: `Puller` fetches what
+a manifest names, by `download`, into a `spool`, and reads it. `compiled` and `wheels` take programs
+and packages the same way.
 """

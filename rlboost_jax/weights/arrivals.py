@@ -1,4 +1,4 @@
-"""Files on their way to this host's disk, and what they are checked against.
+"""Files being fetched to this host's disk, and their expected sizes and digests.
 
 Sizes and digests are known beforehand and bound everything: no byte beyond a size is kept, and a
 file counts only once its digest is right.
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from rlboost_jax.messages import FileEntry
-from rlboost_jax.weights.names import WeightsError
+from rlboost_jax.trust.snapshot_names import WeightsError
 
 CHUNK_BYTES: Final = 2**20
 
 
 class ByteCounter:
-    """Bytes that have come so far, of all files, in any thread."""
+    """Bytes received so far, of all files; may be used in any thread."""
 
     def __init__(self) -> None:
         self._lock, self._total = threading.Lock(), 0
@@ -39,7 +39,7 @@ class ByteCounter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class FileSource:
     """Files that a URL serves one behind the other, as one string of bytes.
 
     Attributes:
@@ -102,7 +102,7 @@ def copy_file(
 class ArrivingFiles:
     """The wanted files of a source on this host's disk, checked as they become complete."""
 
-    def __init__(self, source: Source, folder: Path, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, source: FileSource, folder: Path, threads: ThreadPoolExecutor) -> None:
         self.url, self._folder, self._threads = source.url, folder, threads
         self._entries = source.files
         self._begins = [0, *itertools.accumulate(entry.size for entry in source.files)]
@@ -115,7 +115,7 @@ class ArrivingFiles:
                 self._came(number, 0)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Ranges of bytes to fetch, as long as possible."""
+        """Byte ranges still to fetch, as long as possible."""
         found: list[tuple[int, int]] = []
         for number in self._missing:
             begin, end = self._begins[number], self._begins[number + 1]
@@ -126,7 +126,7 @@ class ArrivingFiles:
         return found
 
     def write(self, at: int, data: memoryview) -> None:
-        """Put bytes in their places, those from `at` on."""
+        """Write received bytes at offset `at` of the source."""
         number = bisect.bisect_right(self._begins, at) - 1
         while data:
             size = min(len(data), self._begins[number + 1] - at)
@@ -136,12 +136,12 @@ class ArrivingFiles:
             number, at, data = number + 1, at + size, data[size:]
 
     def raise_if_wrong(self) -> None:
-        """Raises WeightsError of a file that is here and not what was announced."""
+        """Raise WeightsError if a complete file differs from its entry."""
         while self._checks and self._checks[0].done():
             self._checks.popleft().result()
 
     async def checked(self) -> None:
-        """Wait for all that is being hashed. Raises WeightsError at the first that is wrong."""
+        """Wait for all running hashes. Raises WeightsError at the first wrong file."""
         while self._checks:
             await self._checks.popleft()
 

@@ -22,13 +22,14 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry
-from rlboost_jax.storage import durable
-from rlboost_jax.weights.arrivals import ByteCounter, Source, check_file
+from rlboost_jax.platform import durable
+from rlboost_jax.trust.credentials import Endpoint
+from rlboost_jax.trust.snapshot_names import WeightsError
+from rlboost_jax.weights.arrivals import ByteCounter, FileSource, check_file
 from rlboost_jax.weights.connections import Connections
 from rlboost_jax.weights.download import download
-from rlboost_jax.weights.names import WeightsError
+from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 
 FOLDER: Final = "compiled"
 INDEX: Final = "index"
@@ -90,7 +91,7 @@ def sealed_index(index: CompiledIndex, key: Ed25519PrivateKey) -> CompiledIndex:
 
 
 def read_index(data: bytes, public: bytes) -> CompiledIndex:
-    """An index that this run's trainer has made.
+    """Decode an index and verify that this run's trainer sealed it.
 
     Raises:
         WeightsError: it has not, or names what it must not.
@@ -111,18 +112,25 @@ def read_index(data: bytes, public: bytes) -> CompiledIndex:
 
 
 async def fetch_compiled(
-    server: Endpoint, kind: str, cache: Path, *, seconds: float = FETCH_SECONDS
+    server: Endpoint,
+    kind: str,
+    cache: Path,
+    connections: int = MOST_CONNECTIONS,
+    *,
+    seconds: float = FETCH_SECONDS,
 ) -> str:
-    """Bring what a run has for this kind of host into the cache; what is there already stays.
+    """Fetch the run's programs for this kind of host into the cache; existing entries stay.
 
     Args:
         server: that serves files of the run.
+        connections: to it, at a time.
 
     Returns:
         A line for the server's log. Nothing that goes wrong is raised: it compiles, then.
     """
     try:
-        async with asyncio.timeout(seconds), Connections().to(server) as (session, retries):
+        lines = Connections(most=connections)
+        async with asyncio.timeout(seconds), lines.to(server) as (session, retries):
             data = await _get(session, URL, MAX_INDEX_BYTES)
             index = read_index(data, server.credentials.seal)
             entries = index.kinds.get(kind, ())
@@ -130,7 +138,7 @@ async def fetch_compiled(
                 raise WeightsError(f"compiled programs: over {MAX_BYTES:,} bytes")
             missing = [entry for entry in entries if not (cache / entry.path).exists()]
             sources = [
-                Source(url=f"{URL}/{entry.sha256}", files=(entry,), wanted={entry.path})
+                FileSource(url=f"{URL}/{entry.sha256}", files=(entry,), wanted={entry.path})
                 for entry in missing
             ]
             with tempfile.TemporaryDirectory(dir=cache, prefix=".fetched-") as place:
@@ -147,7 +155,7 @@ async def fetch_compiled(
 
 
 def _keep(entries: Iterable[FileEntry], place: Path, cache: Path) -> None:
-    """Give those that are whole and right their final names."""
+    """Move the complete and correct files into the cache."""
     for entry in entries:
         with contextlib.suppress(WeightsError, FileNotFoundError):
             check_file(entry, place / entry.path, "the run")
@@ -167,7 +175,7 @@ async def _get(session: aiohttp.ClientSession, url: str, most: int) -> bytes:
 
 
 def _known(path: Path, key: Ed25519PrivateKey) -> Mapping[str, tuple[FileEntry, ...]]:
-    """Kinds that the index has so far; none of a folder of another run's."""
+    """Entries of the existing index by kind; none if it is missing, damaged or of another run."""
     try:
         return read_index(path.read_bytes(), key.public_key().public_bytes_raw()).kinds
     except (OSError, WeightsError):

@@ -7,16 +7,17 @@ from typing import Final
 
 import aiohttp
 
-from rlboost_jax.credentials import Endpoint
-from rlboost_jax.host.congestion import dialling_socket
+from rlboost_jax.platform.congestion import dialling_socket
+from rlboost_jax.trust.credentials import Endpoint
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 
+DOWNLOADS: Final = 2_048  # connections of all servers that the file server takes at a time
 KEPT_SECONDS: Final = 25.0  # between two downloads: a little less than `gate.KEEP_ALIVE_SECONDS`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How long a piece is tried for.
+    """Limits on retrying a piece of a download.
 
     Attributes:
         attempts: in a row that brought next to nothing, broken connections included.
@@ -32,15 +33,23 @@ class Retries:
 RETRIES: Final = Retries()
 
 
+def connections_each(servers: int) -> int:
+    """How many connections each of so many servers may use, so that `DOWNLOADS` suffice for all."""
+    return max(1, min(MOST_CONNECTIONS, DOWNLOADS // max(1, servers)))
+
+
 class Connections:
-    """To a file server, as many as a download may use.
+    """Connections to a file server, as many as a download may use.
 
     Within `async with` they are kept from one download to the next, which saves the two round trips
     of TCP and TLS; else they end with their download.
+
+    Args:
+        most: at a time; see `connections_each`.
     """
 
-    def __init__(self, retries: Retries = RETRIES) -> None:
-        self._retries = retries
+    def __init__(self, retries: Retries = RETRIES, *, most: int = MOST_CONNECTIONS) -> None:
+        self._retries, self._most = retries, most
         self._keeps = False
         self._kept: tuple[str, aiohttp.ClientSession] | None = None  # and the address
 
@@ -73,7 +82,7 @@ class Connections:
             server.url(),
             headers=server.headers,
             connector=aiohttp.TCPConnector(
-                limit=MOST_CONNECTIONS,
+                limit=self._most,
                 ssl=server.tls,
                 keepalive_timeout=KEPT_SECONDS,
                 socket_factory=dialling_socket,

@@ -9,9 +9,9 @@ from typing import Final
 
 import aiohttp
 
-from rlboost_jax.weights.arrivals import ArrivingFiles, ByteCounter, Source
+from rlboost_jax.trust.snapshot_names import WeightsError
+from rlboost_jax.weights.arrivals import ArrivingFiles, ByteCounter, FileSource
 from rlboost_jax.weights.connections import RETRIES, Retries
-from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pieces import (
     FIRST_CONNECTIONS,
     GROWTH,
@@ -26,13 +26,13 @@ REASON_LETTERS: Final = 200  # of what a server answers in place of bytes
 
 
 async def download(
-    sources: Sequence[Source],
+    sources: Sequence[FileSource],
     session: aiohttp.ClientSession,
     folder: Path,
     counter: ByteCounter,
     retries: Retries = RETRIES,
 ) -> None:
-    """Fetch files by HTTP over several connections, as `PiecePlan` says, each byte once.
+    """Fetch files over HTTP by several connections in the order of `PiecePlan`, each byte once.
 
     Args:
         session: its connector bounds the connections.
@@ -70,17 +70,20 @@ class _Carriers:
         retries: Retries,
     ) -> None:
         self._files, self._session, self._plan, self._retries = files, session, plan, retries
+        assert session.connector is not None
+        self._most = session.connector.limit
         self._fetches: dict[Piece, set[asyncio.Task[None]]] = {}
         self._moved = 0  # bytes since the last look
         self._refused = False  # a connection was, for there being too many
         self._changed = asyncio.Event()  # there may be another piece
 
     async def run(self, counter: ByteCounter) -> None:
-        """Until all has come. Raises what a carrier does."""
+        """Fetch until everything has arrived. Raises what a carrier task raises."""
         clock = asyncio.get_running_loop().time
         self._counter = counter
         carriers: set[asyncio.Task[None]] = set()
-        wanted, looked = min(FIRST_CONNECTIONS, self._plan.useful_connections()), clock()
+        wanted = min(FIRST_CONNECTIONS, self._most, self._plan.useful_connections())
+        looked = clock()
         before = 0.0  # bytes per second when there were fewer
         try:
             while not self._plan.complete:
@@ -97,7 +100,8 @@ class _Carriers:
                 self._changed.set()  # by now something may have stalled
                 rate, self._moved = self._moved / max(clock() - looked, 1e-9), 0
                 looked = clock()
-                more = grown(len(carriers), self._plan.useful_connections(), before, rate)
+                useful = self._plan.useful_connections()
+                more = min(self._most, grown(len(carriers), useful, before, rate))
                 self._plan.full = rate < GROWTH * before
                 if self._refused:
                     wanted = len(carriers)
@@ -142,7 +146,7 @@ class _Carriers:
             self._changed.set()
 
     def _settle(self, piece: Piece, error: BaseException | None, brought: int) -> None:
-        """Go on after an attempt, or raise what cannot be gone on from."""
+        """Continue after a failed attempt, or raise an error that no retry can mend."""
         if error is None:
             return
         if not isinstance(error, aiohttp.ClientError | TimeoutError | ConnectionError):
@@ -158,7 +162,7 @@ class _Carriers:
             )
 
     async def _fetch(self, piece: Piece) -> None:
-        """Bring what is missing; raises what aiohttp raises when the connection breaks."""
+        """Fetch one piece; raises what aiohttp raises when the connection breaks."""
         files, clock = self._files[piece.source], asyncio.get_running_loop().time
         at = piece.at
         # Identity: a Range counts bytes of the string itself.
@@ -190,7 +194,7 @@ class _TooMany(aiohttp.ClientError):
 
 
 async def _refuse_other(response: aiohttp.ClientResponse) -> None:
-    """Raise unless the answer has bytes in it: ClientError where another attempt may help."""
+    """Raise unless the response carries bytes: ClientError where another attempt may help."""
     status = response.status
     if status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
         return

@@ -35,7 +35,7 @@ class LeafCache:
         )
 
     def complete(self, params: dict[str, Any], manifest: Manifest) -> None:
-        """Add what was not missing, and from now on keep this manifest's lasting leaves.
+        """Add the cached leaves to `params`, and keep this manifest's lasting leaves from now on.
 
         Args:
             params: nested, of the leaves that were missing.

@@ -1,9 +1,9 @@
 """Which bytes a connection asks for next, so that a bad line is full and none of them come in vain.
 
 What is to be fetched is one or more strings of bytes. Connections take pieces of them: small ones
-at first and at the end, longer ones where a connection is fast. Whoever finds no piece left helps:
-with the second half of one that others have hardly begun, or, where a connection has stalled, with
-all that is missing of its piece. Of two that carry the same bytes the quicker one counts.
+at first and at the end, longer ones where a connection is fast. A connection that finds no piece
+left takes the second half of one that another has hardly begun, or, where a connection has stalled,
+all that is missing of its piece. If two fetch the same bytes, the first to arrive counts.
 
 A `PiecePlan` does no I/O and has no clock. Invariants: each byte counts once; a piece that breaks
 is gone on with from its last byte; the number of requests is bounded by the number of bytes.
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from rlboost_jax.backoff import backoff_seconds
+from rlboost_jax.platform.backoff import backoff_seconds
 
 LEAST_BYTES: Final = 2**14  # of a piece: what TCP sends of an answer in its first round trip
 FIRST_BYTES: Final = 2**18  # the longest piece of a connection whose rate is not known
@@ -26,6 +26,7 @@ STALLED_SECONDS: Final = 1.0  # without a byte, until another connection carries
 FULL_STALLED_SECONDS: Final = 4.0  # the same where connections wait for each other
 FIRST_CONNECTIONS: Final = 4
 MOST_CONNECTIONS: Final = 32
+SMALL_BYTES: Final = 2**21  # of a download that does not wait for a byte before it grows
 GROWTH_SECONDS: Final = 0.25  # between two doublings of the connections
 GROWTH: Final = 1.5  # in bytes per second since the last one, or there is no other
 FAST_BYTES_PER_SECOND: Final = 2.0**18  # of a connection: such a line needs no more of them
@@ -33,7 +34,7 @@ FAST_BYTES_PER_SECOND: Final = 2.0**18  # of a connection: such a line needs no 
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """Bytes of one string that are asked for in one request.
+    """A range of bytes fetched by one request.
 
     Attributes:
         source: number of its string.
@@ -60,7 +61,8 @@ class Piece:
 
 
 class PiecePlan:
-    """
+    """Plan of the pieces that connections fetch.
+
     Args:
         gaps: source, first byte and the byte after the last, of all that is to come.
         first_backoff_seconds: after a failure, doubling with each one in a row.
@@ -83,14 +85,13 @@ class PiecePlan:
         return not (self._gaps or self._pieces)
 
     def useful_connections(self) -> int:
-        """How many connections have something to do, or soon will."""
-        waiting = math.ceil(self._waiting / LEAST_BYTES) + sum(
+        """Number of connections that have something to fetch now or soon; there may be fewer."""
+        return math.ceil(self._waiting / LEAST_BYTES) + sum(
             math.ceil(piece.missing / LEAST_BYTES) for piece in self._pieces
         )
-        return min(MOST_CONNECTIONS, waiting)
 
     def next_piece(self, now: float, rate: float, connections: int) -> Piece | None:
-        """What a free connection asks for; None: nothing for the moment.
+        """The next piece for a free connection; None: nothing for the moment.
 
         Args:
             rate: of this connection, in bytes per second; 0: not known.
@@ -105,7 +106,7 @@ class PiecePlan:
         return piece
 
     def arrived(self, piece: Piece, upto: int, now: float) -> tuple[int, int]:
-        """Take note that a connection has brought its piece up to this byte.
+        """Record that a connection has received its piece up to byte `upto`.
 
         Returns:
             The first byte that is new, and the byte after the last; equal where none is.
@@ -118,11 +119,11 @@ class PiecePlan:
         return first, last
 
     def ended(self, piece: Piece) -> None:
-        """Take note that a connection carries it no more, for whatever reason."""
+        """Record that a connection no longer fetches the piece, for whatever reason."""
         piece.carriers -= 1
 
     def failed(self, piece: Piece, brought: int, now: float) -> int:
-        """Take note of an attempt that failed; returns how many have in a row.
+        """Record a failed attempt; returns the number of failures in a row.
 
         Args:
             brought: new bytes that the attempt had brought.
@@ -149,7 +150,7 @@ class PiecePlan:
         return piece
 
     def _helped(self, now: float) -> Piece | None:
-        """A piece, or the second half of one, that another connection is too slow with."""
+        """A piece, or the second half of one, that another connection fetches too slowly."""
         carried = [piece for piece in self._pieces if piece.carriers == 1]
         silence = FULL_STALLED_SECONDS if self.full else STALLED_SECONDS
         stalled = [piece for piece in carried if now - piece.moved_at >= silence]
@@ -170,16 +171,23 @@ class PiecePlan:
 
 
 def grown(connections: int, useful: int, before: float, now: float) -> int:
-    """How many connections to have from now on: twice as many where each is slow and more help.
+    """Number of connections to use from now on: doubled where each is slow and more would help.
 
     TCP takes a lost packet for a sign to send less: a line that loses packets is filled by many
     connections and by no single one.
 
+    While no byte comes the line may be long, or the server busy with the handshakes of others, to
+    which every new connection adds. A small download is a matter of round trips, so it grows
+    meanwhile; a larger one waits for its first byte: 32 servers that pulled 16 MiB at once opened
+    ten times as many connections.
+
     Args:
-        useful: as many as have something to do.
+        useful: as many as would have something to do.
         before: bytes per second of all together, as they were when there were fewer connections.
         now: the same at present.
     """
+    if now == 0.0 and useful * LEAST_BYTES > SMALL_BYTES:
+        return connections
     if now >= connections * FAST_BYTES_PER_SECOND or now < GROWTH * before:
         return connections
     return max(connections, min(2 * connections, useful, MOST_CONNECTIONS))

@@ -17,14 +17,15 @@ from typing import Any, Final
 import numpy as np
 import tensorstore as ts
 
-from rlboost_jax.credentials import Endpoint
 from rlboost_jax.messages import FileEntry, Manifest
-from rlboost_jax.weights.arrivals import ByteCounter, Source, copy_file
+from rlboost_jax.trust.credentials import Endpoint
+from rlboost_jax.trust.seal import check_seal
+from rlboost_jax.trust.snapshot_names import WeightsError, check_names
+from rlboost_jax.weights.arrivals import ByteCounter, FileSource, copy_file
 from rlboost_jax.weights.connections import RETRIES, Connections, Retries
 from rlboost_jax.weights.download import download
 from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf
-from rlboost_jax.weights.names import WeightsError, check_names
-from rlboost_jax.weights.seal import check_seal
+from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 from rlboost_jax.weights.serve import weights_url
 from rlboost_jax.weights.spool import spooled
 
@@ -52,6 +53,7 @@ class Puller:
         weights: HOST:PORT where they are served, whatever `reach` says; "": go by `reach`.
         folder: for spools; None takes memory where there is room, else the temporary folder.
         retries: of downloads.
+        connections: of a download, at most.
 
     Attributes:
         pulled: counts what has come so far, of all snapshots.
@@ -65,11 +67,12 @@ class Puller:
         folder: Path | None = None,
         weights: str = "",
         retries: Retries = RETRIES,
+        connections: int = MOST_CONNECTIONS,
     ):
         self._source, self._manager, self._folder = source, manager, folder
         self._weights, self._port = weights, 0
         self._kept, self.pulled = LeafCache(), ByteCounter()
-        self._connections = Connections(retries)
+        self._connections = Connections(retries, most=connections)
 
     async def __aenter__(self) -> "Puller":
         await self._connections.__aenter__()
@@ -79,8 +82,7 @@ class Puller:
         await self._connections.__aexit__(*error)
 
     def reach(self, port: int) -> None:
-        """Weights are served at this port of the host where the manager is reached; 0: at the
-        manager's own."""
+        """Set the port of the manager's host that serves weights; 0: the manager's own port."""
         self._port = port
 
     async def pull(self, manifest: Manifest) -> Pulled:
@@ -153,7 +155,7 @@ async def fetch(
     if server is None:
         raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
     wanted = frozenset(entry.path for entry in files)
-    snapshot = Source(url=weights_url(manifest.version), files=manifest.files, wanted=wanted)
+    snapshot = FileSource(url=weights_url(manifest.version), files=manifest.files, wanted=wanted)
     async with (connections or Connections()).to(server) as (session, retries):
         await download([snapshot], session, spool, counter, retries)
     return spool
@@ -177,7 +179,7 @@ def read_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def open_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The same with nothing read yet: each leaf is an array on disk, and so are slices of it.
+    """Open the arrays without reading them: each leaf is an array on disk, and so are its slices.
 
     What is read later is not verified: for who has written it.
     """
@@ -188,7 +190,7 @@ def open_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _opened(folder: Path, manifest: Manifest) -> dict[str, ts.TensorStore]:
-    """By name of the leaf."""
+    """Open the array of each leaf, by its name."""
     context = ts.Context()
     opening = {
         leaf.name: ts.open(
@@ -221,7 +223,7 @@ def _opened(folder: Path, manifest: Manifest) -> dict[str, ts.TensorStore]:
 async def _copy_all(
     files: tuple[FileEntry, ...], directory: Path, spool: Path, counter: ByteCounter
 ) -> None:
-    """Several at a time: hashing leaves the interpreter free for the others."""
+    """Copy several files at a time: hashing releases the interpreter lock."""
     loop = asyncio.get_running_loop()
     abort = threading.Event()
     threads = ThreadPoolExecutor(CONCURRENT_FILES, thread_name_prefix="weights")

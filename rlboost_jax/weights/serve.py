@@ -17,8 +17,8 @@ CHUNK_BYTES: Final = 2**18  # read and encrypted at a time for a connection
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes of a file.
+class FilePart:
+    """A range of bytes of a file.
 
     Attributes:
         size: of the whole file.
@@ -32,7 +32,7 @@ class Part:
 
 
 class ServedVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a manifest is needed to serve its files."""
+    """The part of a manifest that is needed to serve its files."""
 
     version: int
     directory: str
@@ -43,13 +43,13 @@ class ServedVersion(msgspec.Struct, frozen=True, kw_only=True):
     def num_bytes(self) -> int:
         return sum(self.sizes)
 
-    def parts(self, begin: int, end: int) -> list[Part]:
-        """Where these bytes of all files together are."""
+    def parts(self, begin: int, end: int) -> list[FilePart]:
+        """File ranges that hold bytes `begin` to `end` of all files concatenated."""
         found, offset = [], 0
         for path, size in zip(self.paths, self.sizes, strict=True):
             first, last = max(begin - offset, 0), min(end - offset, size)
             if first < last:
-                found.append(Part(path, size, first, last))
+                found.append(FilePart(path, size, first, last))
             offset += size
         return found
 
@@ -78,7 +78,7 @@ class ServedVersions:
         self._versions = {served.version: served for served in versions}
 
     async def replace(self, versions: Iterable[ServedVersion]) -> None:
-        """Let these be fetched, and no others."""
+        """Serve these versions, and no others."""
         async with self._changed:
             self._versions = {served.version: served for served in versions}
             self._changed.notify_all()
@@ -134,8 +134,8 @@ def add_routes(app: web.Application, versions: ServedVersions) -> None:
     app.router.add_get(r"/weights/{version:\d{1,18}}", serve, allow_head=False)
 
 
-def _problem(directory: str, parts: Iterable[Part]) -> str:
-    """What is wrong with the first of these files that is not as its manifest says; "": nothing."""
+def _problem(directory: str, parts: Iterable[FilePart]) -> str:
+    """First mismatch between the files on disk and their manifest; "" if there is none."""
     for part in parts:
         try:
             state = os.stat(os.path.join(directory, part.path))
@@ -148,9 +148,9 @@ def _problem(directory: str, parts: Iterable[Part]) -> str:
     return ""
 
 
-def _chunks(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """The same bytes in groups of `CHUNK_BYTES` at most: small files together, long ones cut."""
-    group: list[Part] = []
+def _chunks(parts: Iterable[FilePart]) -> Iterator[list[FilePart]]:
+    """Group the ranges into reads of at most `CHUNK_BYTES`: small files together, long ones cut."""
+    group: list[FilePart] = []
     room = CHUNK_BYTES
     for part in parts:
         while part.begin < part.end:
@@ -165,8 +165,8 @@ def _chunks(parts: Iterable[Part]) -> Iterator[list[Part]]:
         yield group
 
 
-def _read(directory: str, group: Iterable[Part]) -> bytes:
-    """Raises ConnectionError, which breaks the answer off, where a file was cut meanwhile."""
+def _read(directory: str, group: Iterable[FilePart]) -> bytes:
+    """Read a group. Raises ConnectionError, which aborts the response, if a file was truncated."""
     found = []
     for part in group:
         with open(os.path.join(directory, part.path), "rb", buffering=0) as file:

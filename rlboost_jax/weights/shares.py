@@ -43,7 +43,7 @@ class Share:
 
     @property
     def nbytes(self) -> int:
-        """Of its parts."""
+        """Bytes of all parts of the share."""
         return sum(part.nbytes for part in self.parts.values())
 
 
@@ -91,7 +91,7 @@ def from_local_parts(share: Share, sharding: Sharding) -> jax.Array:
 def write_shares(
     folder: Path, params: Params, *, dtype: str | np.dtype, describe: bool
 ) -> list[FileEntry]:
-    """Write what is this process's of a snapshot; returns its files.
+    """Write this process's share of a snapshot; returns its files.
 
     Args:
         params: a tree of `Share`, or of host arrays, which are wholly this process's.
@@ -119,7 +119,7 @@ def write_shares(
 
 
 def leaf_entries(params: Params, dtype: np.dtype) -> tuple[LeafEntry, ...]:
-    """Of all leaves, in the order of their names, as they are on disk."""
+    """Manifest entries of all leaves in the order of their names, with their dtype on disk."""
     shares = {name: as_share(leaf) for name, leaf in flatten_params(params).items()}
     return tuple(
         LeafEntry(name=name, shape=share.shape, dtype=stored(share, dtype).name)
@@ -128,7 +128,7 @@ def leaf_entries(params: Params, dtype: np.dtype) -> tuple[LeafEntry, ...]:
 
 
 def as_share(leaf: Any) -> Share:
-    """The same, or the whole of a host array as its only part."""
+    """Return a share as it is; wrap a host array as a share with one part."""
     if isinstance(leaf, Share):
         return leaf
     array = np.asarray(leaf)
@@ -165,7 +165,7 @@ def _copied(
 
 
 def _owners(leaf: jax.Array, burdens: dict[int, int]) -> dict[Place, int]:
-    """The process that writes each part of a leaf.
+    """Process that writes each part of a leaf.
 
     Args:
         burdens: bytes that processes write so far; those of this leaf are added.
@@ -194,7 +194,7 @@ def _place_of(index: tuple[slice, ...], shape: Place, part_shape: Place) -> Plac
 def _write_leaf(
     folder: Path, name: str, share: Share, dtype: np.dtype, describe: bool, context: ts.Context
 ) -> list[FileEntry]:
-    """Plain Zarr without compression, which costs more time than it saves here."""
+    """Write a leaf as plain Zarr, uncompressed: compression costs more time than it saves here."""
     spec = {
         "driver": "zarr",
         "kvstore": {"driver": "file", "path": f"{folder / name}/"},

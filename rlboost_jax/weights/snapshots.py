@@ -23,8 +23,8 @@ import numpy as np
 
 from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
 from rlboost_jax.models.params import Params
+from rlboost_jax.platform import durable
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.storage import durable
 from rlboost_jax.weights.shares import leaf_entries, write_shares
 
 FOLDER: Final = "snapshots"  # of a run, in its workdir
@@ -130,13 +130,15 @@ class SnapshotStore:
 
 
 def beside(place: Path) -> Path:
-    """Where what belongs to a place is written first."""
+    """Temporary path next to `place`, where its content is written first."""
     return place.with_name(place.name + PARTIAL)
 
 
 def _put_in_place(place: Path) -> None:
-    """What is there goes another way first: on a network file system a folder of files that are
-    still open somewhere cannot be emptied."""
+    """Rename the written folder to its place, moving an existing one aside first.
+
+    On a network file system a folder whose files are still open somewhere cannot be emptied.
+    """
     if place.exists():
         old = place.with_name(f"{place.name}{PARTIAL}-old")
         shutil.rmtree(old, ignore_errors=True)

@@ -36,7 +36,7 @@ def lock_folder(descriptor: int) -> None:
 async def spooled(
     folder: Path | None, num_bytes: int, spool: "Spool | None" = None
 ) -> AsyncIterator[Path]:
-    """A folder of this process, gone afterwards; those of killed processes go too.
+    """Provide a folder for this process, removed afterwards; killed processes' folders go too.
 
     Args:
         folder: to make it in; None takes memory where there is room, else the temporary folder.
@@ -91,7 +91,7 @@ class Spool:
             os.close(self._lock)
 
     def _locked(self, path: Path) -> int | None:
-        """A lock on a new folder; None if it was taken for an orphan before it had one."""
+        """Lock a new folder; None if another process removed it as an orphan first."""
         try:
             lock = os.open(path, _FOLDER_ONLY)
         except FileNotFoundError:
@@ -118,7 +118,7 @@ def _remove_orphans_of(parent: Path) -> None:
 
 
 def _roomiest(num_bytes: int) -> Path:
-    """Memory where the snapshot fits twice (spool and arrays), else the temporary folder."""
+    """Folder in memory if the snapshot fits twice (spool and arrays), else a temporary one."""
     writable = os.access(MEMORY_FOLDER, os.W_OK)
     if writable and shutil.disk_usage(MEMORY_FOLDER).free > 2 * num_bytes:
         return MEMORY_FOLDER
@@ -126,7 +126,7 @@ def _roomiest(num_bytes: int) -> Path:
 
 
 def _remove_if_orphaned(spool: Path) -> None:
-    """A lock ends with the process that holds it, however that ended."""
+    """Remove a spool whose lock is free: its process has ended, however that happened."""
     try:
         lock = os.open(spool, _FOLDER_ONLY)
     except OSError:

@@ -1,6 +1,6 @@
 """A folder of wheels, for hosts without the package: listed with their digests, and served.
 
-`rlboost_jax/bootstrap.py` is the other side.
+`rlboost_jax/cli/bootstrap.py` is the other side.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from rlboost_jax.host.private_paths import code_folder
 from rlboost_jax.messages import FileEntry
+from rlboost_jax.platform.private_paths import code_folder
 from rlboost_jax.weights.compiled import INDEX
 from rlboost_jax.weights.compiled import URL as COMPILED_URL
 
@@ -20,14 +20,14 @@ URL: Final = "/wheels"
 
 
 class Wheelhouse:
-    """What a folder holds, read again when it has changed."""
+    """Entries of a folder of wheels, read again when the folder has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[tuple[str, int, int], FileEntry] = {}  # name, size, time of change
 
     def entries(self) -> list[FileEntry]:
-        """Blocks. Raises OSError."""
+        """List the wheels. Blocks. Raises OSError."""
         found = []
         for path in sorted(self._folder.glob("*.whl")):
             state = path.stat()
@@ -41,7 +41,7 @@ class Wheelhouse:
 
 
 def check_place(folder: str) -> None:
-    """What lies in a wheelhouse runs on every server that starts from it.
+    """Check who can write to a wheelhouse: its content runs on every server started from it.
 
     Args:
         folder: `fleet.wheelhouse`; "": there is none.

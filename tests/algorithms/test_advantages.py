@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.algorithms.advantages import STD_FLOOR, group_advantages, whitened
-from rlboost_jax.settings.algorithm import GroupAdvantage
+from rlboost_jax.settings.algorithm_config import GroupAdvantage
 
 # Of six digits: closer rewards than these are equal.
 rewards = st.lists(st.floats(-10, 10).map(lambda v: round(v, 6)), min_size=2, max_size=16)

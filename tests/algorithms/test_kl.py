@@ -5,13 +5,19 @@ equal, and what is biased is not.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.algorithms.kl import kl_estimates, kl_losses, kl_rewards
+from rlboost_jax.algorithms.kl import (
+    distilled_losses,
+    kl_estimates,
+    kl_losses,
+    kl_rewards,
+)
 
 RNG = np.random.default_rng(1)
 LOGITS, OLD_LOGITS, REFERENCE = RNG.normal(size=(3, 7))
@@ -29,16 +35,19 @@ def exact(logits, reference):
 
 
 def mean_gradient(estimator, gradient, *, sampled_from):
+    return mean_gradient_of(
+        partial(kl_losses, estimator=estimator, gradient=gradient), sampled_from=sampled_from
+    )
+
+
+def mean_gradient_of(losses_of, *, sampled_from):
     """Over all outcomes, of the loss that each would give if it were sampled."""
     weights = probabilities(sampled_from)
 
     def loss(logits):
         logprobs, old = jax.nn.log_softmax(logits), jax.nn.log_softmax(sampled_from)
         frozen = jax.nn.log_softmax(REFERENCE)
-        losses = kl_losses(
-            logprobs, frozen, EVERYTHING, logprobs - old, estimator=estimator, gradient=gradient
-        )
-        return (losses * weights).sum()
+        return (losses_of(logprobs, frozen, EVERYTHING, logprobs - old) * weights).sum()
 
     with jax.enable_x64(True):
         return jax.grad(loss)(jnp.asarray(LOGITS))
@@ -88,6 +97,12 @@ def test_the_trap_of_kl_off_policy_only_the_ratio_makes_it_right(estimator, true
     np.testing.assert_allclose(found, true_gradient, atol=1e-12)
     astray = mean_gradient(estimator, "straight_through", sampled_from=OLD_LOGITS)
     assert np.abs(astray - true_gradient).max() > 0.01
+
+
+@pytest.mark.parametrize("sampled_from", [LOGITS, OLD_LOGITS], ids=["on policy", "off policy"])
+def test_the_kl_to_a_teacher_has_its_gradient_whoever_sampled(sampled_from, true_gradient):
+    found = mean_gradient_of(distilled_losses, sampled_from=sampled_from)
+    np.testing.assert_allclose(found, true_gradient, atol=1e-12)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

@@ -1,4 +1,4 @@
-"""Literal cases; `tests/learner/test_objective.py` has the loops and the slopes."""
+"""Literal cases; `tests/learner/programs/test_objective.py` has the loops and the slopes."""
 
 import jax
 import jax.numpy as jnp

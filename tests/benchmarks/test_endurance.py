@@ -108,7 +108,7 @@ def test_files_that_grow_by_a_line_are_counted_apart(tmp_path: Path) -> None:
         ("python -m rlboost_jax.main --config=x", "trainer", "trainer's children"),
         ("python -m rlboost_jax.manager --workdir=x", "trainer", "manager"),
         ("python -m rlboost_jax.manager --workdir=x", "manager", "manager's children"),
-        ("python -I -S /x/relay/passing.py 5.0 5:3", "trainer", "relays"),
+        ("python -I -S /x/platform/output_relay_process.py 5.0 5:3", "trainer", "relays"),
         ("python -m rlboost_jax.rollout.zygote", "trainer", "zygote"),
         ("python -m rlboost_jax.rollout.zygote", "zygote", "servers"),
         ("cat", "trainer", "others"),

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.chip import MEMORY_BYTES
-from rlboost_jax.engine.memory import NotEnoughMemory
+from rlboost_jax.engine.device_memory import NotEnoughMemory
 from rlboost_jax.learner.setup import fit
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h100.json"
 ROWS = [r for r in json.loads(RESULTS.read_text())["rows"] if r["part"] == "learner"]

@@ -8,8 +8,8 @@ import pytest
 from benchmarks import gpu, gpu_fire, gpu_table
 from benchmarks.gpu_figures import beats_its_bound, figure
 from benchmarks.h100.jobs import MESHES
-from rlboost_jax.qualification.host import Host
-from rlboost_jax.qualification.records import Trial, Verdict
+from rlboost_jax.qualification.trial_host import Host
+from rlboost_jax.qualification.trial_records import KernelVerdict, Trial
 
 # Beginnings of names of figures: one for each way that a stage measures.
 WAYS = {
@@ -113,13 +113,13 @@ def test_a_run_that_fails_says_why():
 
 
 def test_what_learners_would_choose_is_listed_beside_engines():
-    """Of each preset attention, and of the mixture its experts."""
+    """Each preset asks for attention, and the mixture for experts too."""
     asked = []
 
     def verdict_of(spec):
         asked.append(spec.problem)
         trials = [Trial(candidate=name, outcome="right", seconds=1e-3) for name in spec.candidates]
-        return Verdict(platform="gpu", device="H100", trials=tuple(trials))
+        return KernelVerdict(platform="gpu", device="H100", trials=tuple(trials))
 
     cases = gpu_table.qualification(tiny=False, host=Host(verdict_of=verdict_of))
     figures = ran(cases)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rlboost_kernels.packed_attention.spans import RowSpans
 
 from benchmarks import gpu_attention, gpu_inputs, gpu_table
 from benchmarks.gpu_engine import decoding
@@ -52,7 +53,7 @@ def test_a_packed_row_is_one_causal_row():
     run, program, (*_, first, last) = kernel("packed attention")
     T = run.row_tokens
     assert (np.asarray(first) == 0).all() and (np.asarray(last) == T - 1).all()
-    pairs = pairs_of(gpu_inputs.Spans(first, last))
+    pairs = pairs_of(RowSpans(first, last))
     assert pairs == T * (T + 1) // 2
     heads = run.model.num_query_heads * run.model.head_dim
     # Forwards, and twice that backwards.
@@ -113,7 +114,7 @@ def test_attention_that_is_measured_reads_all_pages():
 
 
 def test_routes_of_a_batch_reach_all_experts():
-    """Of zeros one expert would have all choices."""
+    """Inputs of zeros would send all tokens to one expert."""
     run = run_here(MIXTURE, tiny=True)
     rows, tokens = run.learner.pack_rows, run.learner.row_tokens
     chosen = run.model.experts_per_token

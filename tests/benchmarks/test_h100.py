@@ -329,7 +329,7 @@ ENTRY %main (rows: bf16[1024,256], gate: bf16[4,256,512], up: bf16[4,256,512], h
 
 
 def test_products_of_groups_take_what_their_rows_ask_for() -> None:
-    """Of 1,024 rows that there is room for, 256 are in groups."""
+    """There is room for 1,024 rows, of which 256 are in groups."""
     matrix = 4 * 256 * 512 * 2
     everything, some = (
         cost_of(parse(GROUPED), Assumptions(grouped_rows=rows)) for rows in (None, 256)

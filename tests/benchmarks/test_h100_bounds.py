@@ -18,8 +18,10 @@ ROWS: list[dict[str, Any]] = json.loads(derived.TABLE.read_text())["rows"]
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen3_8b_openr1", 1), ("qwen3_14b_openr1", 2)])
 def test_a_decode_step_is_what_its_context_takes_and_the_rest(name: str, gpus: int) -> None:
-    """Of a token: 2 x layers x 8 heads x 128 numbers of two bytes are read, and each query head
-    has 4 x 128 FLOPs for it in every layer."""
+    """A token of context costs 2 x layers x 8 heads x 128 numbers of two bytes to read.
+
+    Each query head has 4 x 128 FLOPs for it in every layer.
+    """
     layers, heads, slots = {1: (36, 32, 64), 2: (40, 40, 32)}[gpus]
     token = 2 * layers * 8 * 128 * 2 / 3.35e12 + 4 * 128 * layers * heads / 989e12
     decode = {"seconds_serial": 8 * (0.007 + slots * 1000 * token / gpus), "context": 1000.0}

@@ -97,7 +97,7 @@ def test_bulk_takes_as_long_as_its_bytes_on_the_wire() -> None:
     assert wire < last < 1.3 * wire
 
 
-KERNEL = {0.99: 1.24, 0.999: 2.26, 0.9999: 4.74}  # quantile → seconds; see BUILD-notes.md
+KERNEL = {0.99: 1.24, 0.999: 2.26, 0.9999: 4.74}  # quantile → seconds; see tests/NOTES.md
 
 
 def test_pauses_are_as_long_as_a_kernels_own() -> None:

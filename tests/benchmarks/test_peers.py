@@ -8,13 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import real_model
 from benchmarks.engine import MODELS
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.checkpoint import END, endless_params, write_folder
+from benchmarks.peers.float32_gguf import write_float32
 from benchmarks.peers.training import __main__ as training
-from benchmarks.peers.training.work import make_work
+from benchmarks.peers.training import learner
+from benchmarks.peers.training.side import module_of
+from benchmarks.peers.training.work import SMALL, make_work
+from configs import base
 from rlboost_jax.models.forward import embed, head
 from rlboost_jax.models.params import init_params
+from rlboost_jax.settings.config_loading import run_config_from_dict
 
 TINY = replace(
     MODELS["10M"],
@@ -116,52 +122,95 @@ def test_an_unknown_peer_is_refused(capsys):
     assert "nobody; choose of openvino, onnxruntime, torch" in capsys.readouterr().err
 
 
+def small_update(folder, *, rank):
+    """Three sequences of the tiny model."""
+    run = run_config_from_dict(base.get_config().to_dict())
+    model = replace(TINY, lora=replace(TINY.lora, rank=rank))
+    return make_work(replace(run, model=model), SMALL, init_params(TINY, 0), folder, 3)
+
+
 @pytest.mark.optimized(False)
-@pytest.mark.parametrize("peer", training.PEERS)
-def test_an_update_of_a_peer_has_the_gradient_of_the_learner(peer, tmp_path):
-    module = pytest.importorskip(f"benchmarks.peers.training.{peer}", exc_type=ImportError)
-    params = init_params(TINY, 0)
-    work = make_work(TINY, params, 3, tmp_path / "checkpoint")
-    theirs = module.make_update(work, module.SIZES[0])
-    ours = training.learner_update(work, params, 1)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_update_of_a_peer_has_the_gradient_of_the_learner(rank, tmp_path):
+    found = [each for each in training.PEERS if peers.imported(each, module_of)[0]]
+    if not found:
+        pytest.skip("neither torch nor TRL is installed")
+    work = small_update(tmp_path / "checkpoint", rank=rank)
+    ours = learner.make_update(work, 1)
     expected = [ours() for _ in range(2)]
     assert min(expected) > 0.1  # nearly no ratio is clipped, and each token is compared
-    np.testing.assert_allclose([theirs() for _ in range(2)], expected, rtol=1e-4)
+    for peer in found:
+        theirs = module_of(peer).make_update(work, 2)
+        np.testing.assert_allclose([theirs() for _ in range(2)], expected, rtol=1e-4, err_msg=peer)
 
 
-@pytest.mark.optimized(False)
-def test_a_peer_of_another_gradient_is_not_timed(tmp_path, monkeypatch):
-    other = SimpleNamespace(make_update=lambda work, size: lambda: 0.0, SIZES=[1])
-    monkeypatch.setitem(sys.modules, "benchmarks.peers.training.torch", other)
-    with pytest.raises(AssertionError, match="torch with 1"):
-        training.measure("tiny", TINY, ["torch"], 2, 1, tmp_path / "checkpoint")
+class Sized:
+    """An update that takes as long as its size is from 2."""
+
+    seconds = 0.0
+
+    def __init__(self, size):
+        self.size = size
+
+    def update(self):
+        Sized.seconds += abs(self.size - 2)
+        return 1.0
+
+    def close(self):
+        pass
 
 
 def test_each_side_works_with_what_it_is_fastest_with():
-    class Clocked:
-        """Takes as long as its size says."""
-
-        seconds = 0.0
-
-        def make(self, size):
-            def update():
-                self.seconds += abs(size - 2)
-                return 1.0
-
-            return update
-
-    clocked = Clocked()
-    _, size = training.fastest(clocked.make, (1, 2, 4), 1.0, "one", clock=lambda: clocked.seconds)
-    assert size == 2
+    assert training.fastest(Sized, (1, 2, 4), clock=lambda: Sized.seconds) == 2
 
 
-def test_a_missing_trainer_is_left_out_with_what_to_install(tmp_path, monkeypatch):
+@pytest.mark.optimized(False)
+def test_a_peer_of_another_gradient_is_not_timed():
+    with pytest.raises(AssertionError, match="torch"):
+        training.check_norms({"learner": 1.0, "trl": 1.0001, "torch": 1.01})
+
+
+def test_a_missing_trainer_is_left_out_with_what_to_install(monkeypatch):
+    def no_work():
+        raise AssertionError("there is nothing to compare with")
+
     monkeypatch.setitem(sys.modules, "torch", None)  # which both peers need
     for peer in training.PEERS:
         monkeypatch.delitem(sys.modules, f"benchmarks.peers.training.{peer}", raising=False)
-    found, reasons = training.measure("tiny", TINY, training.PEERS, 2, 1, tmp_path / "checkpoint")
+    found, reasons = training.measure("tiny", no_work, training.PEERS, 1)
     assert found == []
     assert reasons == [
         f"{peer}: torch is not installed; pip install -r {peers.REQUIREMENTS}"
         for peer in training.PEERS
     ]
+
+
+def test_tokens_agree_up_to_the_first_difference():
+    ours = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]], np.int32)
+    theirs = np.array([[1, 2, 3], [4, 0, 6], [0, 8, 9]], np.int32)
+    assert real_model.agreement(ours, theirs) == "1 of 3 equal, 4 of 9 tokens"
+
+
+def test_a_side_that_does_not_start_is_a_line(tmp_path):
+    arguments = [f"--folder={tmp_path}", "--most=1", "--tokens=80"]
+    with pytest.raises(RuntimeError, match="nobody"):
+        real_model.Side("nobody", sys.executable, arguments)
+
+
+def test_a_file_in_float32_has_the_numbers_of_its_blocks(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType.Q8_0
+    blocks = gguf.quants.quantize(np.random.default_rng(0).normal(size=(3, 64)), kind)
+    writer = gguf.GGUFWriter(tmp_path / "blocks.gguf", "llama")
+    writer.add_token_list(["a", "b"])
+    writer.add_context_length(99)
+    writer.add_tensor("output.weight", blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    write_float32(tmp_path / "blocks.gguf", tmp_path / "float32.gguf")
+    reader = gguf.GGUFReader(tmp_path / "float32.gguf")
+    np.testing.assert_array_equal(reader.tensors[0].data, gguf.quants.dequantize(blocks, kind))
+    assert reader.fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
+    assert reader.fields["llama.context_length"].contents() == 99

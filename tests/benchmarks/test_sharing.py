@@ -25,7 +25,7 @@ from rlboost_jax.rollout.sharing.slack import Latencies
 
 
 def programs_of(spread: float) -> Programs:
-    """Of two models, and a machine whose programs take up to `spread` longer."""
+    """Make programs of two models, on a machine that takes up to `spread` longer."""
     random = np.random.default_rng(5)
     usual = {MIXED: 0.010, 8: 0.004, 16: 0.005, 32: 0.006}
     seconds = {

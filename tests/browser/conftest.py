@@ -50,6 +50,18 @@ def until(page: Any, expression: str) -> None:
         page.wait_for_timeout(20)
 
 
+def faults_of(page: Any) -> list[str]:
+    """What axe finds serious."""
+    page.context.new_cdp_session(page).send("Page.setBypassCSP", {"enabled": True})
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run()")["violations"]
+    return [
+        f"{fault['id']}: {[node['html'][:200] for node in fault['nodes'][:3]]}"
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
+    ]
+
+
 @dataclass
 class Tab:
     """A page, and what went wrong in it."""
@@ -94,7 +106,7 @@ def tab(chromium: Any) -> Iterator[Callable[..., Tab]]:
 @contextmanager
 def serving(workdir: Path) -> Iterator[str]:
     """The address, with the token, of a process that serves a run."""
-    command = [sys.executable, "-m", "rlboost_jax.page", f"--workdir={workdir}"]
+    command = [sys.executable, "-m", "rlboost_jax.cli.page", f"--workdir={workdir}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and "page/url" in process.stdout.readline()

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from configs import base
-from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.files_tracker import FilesTracker
+from rlboost_jax.observe.history import WARMUP
 from rlboost_jax.observe.metrics import metrics_row
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.config_loading import run_config, write_run_config
 from tests.observe.conftest import EPOCH, row
 
 SERVERS = 8  # at once, each for two minutes
@@ -24,6 +25,8 @@ def write_run(folder: Path, *, steps: int, hours: float) -> Path:
     with FilesTracker(folder) as files:
         for values in rows(0, steps):
             files.step(values)
+    losses = [{"step": update, "loss": 2.5 - update} for update in range(3)]
+    (folder / WARMUP).write_text("".join(json.dumps(loss) + "\n" for loss in losses))
     with open(folder / "samples.jsonl", "w") as file:
         for step in range(0, steps, STEPS_KEPT):
             file.writelines(json.dumps(sample) + "\n" for sample in samples(step))
@@ -52,7 +55,7 @@ def rows(begin: int, end: int) -> Iterator[dict[str, Any]]:
 
 
 def samples(step: int) -> Iterator[dict[str, Any]]:
-    """Of an environment; those of odd numbers as a release wrote them that knew of none."""
+    """Samples of an environment; odd ones are as written before environments existed."""
     for number in range(8):
         turns = [["sampled", EVIL], ["given", "9"]] if number == 1 else []
         lost = f"its tool is gone {EVIL}" if number == 6 else ""
@@ -90,7 +93,7 @@ def turns_of(number: int) -> list[dict[str, Any]]:
 
 
 def append_events(folder: Path, begin: float, end: float) -> int:
-    """Of some hours of a fleet that is shot at; returns how many lines."""
+    """Append hours of events of a fleet under attack; returns how many lines."""
     lines = []
     for number in range(int(begin * 30 * SERVERS), int(end * 30 * SERVERS)):
         name, born = f"spot-{number}", number * 120 / SERVERS

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.observe.events import read_events
+from rlboost_jax.observe.events_file import read_events
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.page.points import SHOWN
 from tests.browser.conftest import ROOT, Tab, until
@@ -28,7 +28,7 @@ PATIENCE = 1_000 * PATIENCE_SECONDS
 WATCH = """
 window.seen = {};
 new MutationObserver(() => {
-  for (const mark of document.querySelectorAll('#fleet [data-ending=lost]')) {
+  for (const mark of document.querySelectorAll('#fleet [data-ending=killed]')) {
     window.seen[mark.dataset.instance] ??= Date.now() / 1000;
   }
 }).observe(document.getElementById('panels'), {childList: true, subtree: true});

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.observe.files import FilesTracker
-from rlboost_jax.observe.report import write_report
-from tests.browser.conftest import AXE, Tab, until
+from rlboost_jax.observe.files_tracker import FilesTracker
+from rlboost_jax.observe.html_report import write_report
+from tests.browser.conftest import AXE, Tab, faults_of, until
 from tests.browser.runs import append_events, rows
 from tests.patience import PATIENCE_SECONDS
 
@@ -42,6 +42,8 @@ def test_nothing_is_wider_than_the_window(address: str, tab: MakeTab, width: int
     page = opened(made, address)
     page.wait_for_selector(".responses li", timeout=PATIENCE)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    said = page.inner_text('[data-tile="supervised loss"]')
+    assert "0.5" in said and "nats per token after 3 updates on rows, 2.5" in said
     page.locator("#logs summary").click()
     until(page, "document.querySelector('.log').textContent.includes('a line')")
     made.shot(f"page-{width}")
@@ -150,23 +152,11 @@ def test_a_day_takes_little_memory(day: Path, address: str, tab: MakeTab) -> Non
 
 
 def processor_seconds(page: Any) -> float:
-    """Of the process that draws it, from its start."""
+    """Processor time of the process that draws the page, since its start."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
     metrics = session.send("Performance.getMetrics")["metrics"]
     return float({metric["name"]: metric["value"] for metric in metrics}["ProcessTime"])
-
-
-def faults_of(page: Any) -> list[str]:
-    """What axe finds serious."""
-    page.context.new_cdp_session(page).send("Page.setBypassCSP", {"enabled": True})
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run()")["violations"]
-    return [
-        f"{fault['id']}: {[node['html'][:200] for node in fault['nodes'][:3]]}"
-        for fault in found
-        if fault["impact"] in ("serious", "critical")
-    ]
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed (RLBOOST_AXE)")

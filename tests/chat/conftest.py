@@ -2,9 +2,9 @@ import pytest
 
 from configs import base
 from rlboost_jax.chat.conversation import described
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data.tokenizers import open_tokenizer
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.config_loading import run_config
 from tests.chat.forms import FORMS, Form
 
 BEGIN = "<|begin|>"

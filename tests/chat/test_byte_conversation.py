@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config
 
 
 def octets(**data):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from rlboost_jax.chat.conversation import Given, NewSequence, UnstableTemplate
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data.chat_rendering import ChatRefused
 from rlboost_jax.data.stop_strings import strings_in
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.sequences.endings import stopped
-from rlboost_jax.settings.errors import ConfigError
 from tests.chat.conftest import ADD, BEGIN, opened, saved
 from tests.chat.forms import CHATML_MARKS, FORMS, HARMONY, PLAIN, Form
 
@@ -395,7 +395,7 @@ def test_a_tokenizer_whose_tokens_reach_across_the_end_of_a_turn_is_refused(tmp_
 
 
 def test_a_turn_that_is_rewritten_begins_a_new_sequence(tokenizer_of):
-    """With `continues`, with what the template makes of all messages; else turns are continued."""
+    """The new one renders all messages; with `continues` turns are continued instead."""
     tokenizer = tokenizer_of(Form(BROKEN["old turns are shortened"], **CHATML_MARKS))
     conversation = conversation_of(tokenizer, tools=(ADD,), unstable="new_sequence")
     assert "begins another sequence" in " ".join(conversation.notes)

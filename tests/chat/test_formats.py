@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlboost_jax.chat.formats import hermes, llama3, mistral, objects, plain, tagged
-from rlboost_jax.chat.formats.choice import detected, parser_of
+from rlboost_jax.chat.formats.format_choice import detected, parser_of
 from tests.chat.conftest import ADD
 from tests.chat.forms import FORMS
 

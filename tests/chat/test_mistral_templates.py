@@ -10,7 +10,7 @@ import json
 import pytest
 
 from rlboost_jax.chat.conversation import Given, NewSequence, UnstableTemplate
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from tests.chat.conftest import ADD, BEGIN
 from tests.chat.forms import MISTRAL_MARKS, Form
 from tests.chat.test_conversation import QUESTION, ids, joined, result, user

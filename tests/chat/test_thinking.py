@@ -3,9 +3,9 @@
 import pytest
 
 from rlboost_jax.chat.conversation import Given, NewSequence
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.chat.thinking import KNOWN, THINK, is_open, marks_of, split
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from tests.chat.conftest import ADD
 from tests.chat.test_conversation import CALL, QUESTION, ids, result, user
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.chat.conversation import UnstableTemplate
-from rlboost_jax.chat.opening import conversation_of
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.chat.conversation_setup import conversation_of
+from rlboost_jax.platform.mistakes import ConfigError
 from tests.chat.conftest import ADD
 from tests.chat.forms import CHATML_MARKS, Form
 

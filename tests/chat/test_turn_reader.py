@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from tests.chat.conftest import ADD, opened, saved
 from tests.chat.forms import FORMS
 from tests.chat.test_conversation import CALL, QUESTION, ids, user

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.run_config import RunConfig
 from tests.patience import PATIENCE_SECONDS
 
 GSM8K = [

@@ -7,8 +7,8 @@ import pytest
 from rlboost_jax.data.columns import stored_columns, value_at
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.row import BrokenRow
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.column_names import shown_as
-from rlboost_jax.settings.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("unjudged")
 

@@ -8,8 +8,8 @@ from rlboost_jax.data.conversations import conversation_in, tools_in
 from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.questions import identity
 from rlboost_jax.data.row import BrokenRow
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings import foreign_keys
-from rlboost_jax.settings.errors import ConfigError
 from tests.chat.conftest import ADD, saved
 from tests.chat.forms import FORMS, Form
 
@@ -335,7 +335,7 @@ def test_a_question_is_the_same_by_what_is_said():
 def test_an_environment_makes_its_own_prompts(name, build):
     import dataclasses
 
-    from rlboost_jax.settings.validation.data import dataset_mistakes
+    from rlboost_jax.settings.validation.data_checks import dataset_mistakes
 
     run = build("rows.jsonl", **{name: {"x": 1} if name == "chat_options" else "tools"})
     run = dataclasses.replace(run, environment=dataclasses.replace(run.environment, name="own:it"))

@@ -10,6 +10,7 @@ import pytest
 
 from configs import base
 from rlboost_jax.data.dataset import Dataset
+from rlboost_jax.data.dataset_rows import open_rows
 from rlboost_jax.data.open import (
     DataChanged,
     ends_of,
@@ -17,16 +18,15 @@ from rlboost_jax.data.open import (
     open_exercises,
     record_lines,
 )
-from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.data.prompt_stream import PromptStream
 from rlboost_jax.data.questions import answer_in
 from rlboost_jax.data.row import BrokenRow
-from rlboost_jax.data.rows import open_rows
 from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings
 from rlboost_jax.data.vocabulary import END
+from rlboost_jax.platform.at_rest import read_sealed
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings import foreign_keys
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.storage.at_rest import read_sealed
+from rlboost_jax.settings.config_loading import run_config
 from tests.data.conftest import GSM8K
 from tests.patience import PATIENCE_SECONDS
 
@@ -158,7 +158,10 @@ def test_what_cannot_be_used_is_left_out_and_counted(dataset, write_lines, tmp_p
     assert left_out["unusable"]["rows"] == 10
     assert left_out["unusable"]["first"].startswith("rows.jsonl, line 2: no JSON")
     assert left_out["too long"]["rows"] == 1
-    assert left_out["too long"]["first"] == "rows.jsonl, line 12: 601 tokens, 256 allowed"
+    assert (
+        left_out["too long"]["first"]
+        == "rows.jsonl, line 12: 601 tokens, engine.max_prompt_tokens is 256"
+    )
     lines = list(record_lines(data.record))
     assert "13 rows of" in lines[0] and "2 to train on, 0 held out" in lines[0]
     assert any(
@@ -402,7 +405,7 @@ def test_what_was_read_must_be_the_same_when_the_run_goes_on(dataset, write_line
 
 
 def test_tokens_must_be_the_same_when_the_run_goes_on(dataset, write_lines, tmp_path):
-    """Of as many rows, as long, by another template."""
+    """Another template gives as many rows of the same length."""
     pytest.importorskip("jinja2")
 
     def record(mark):
@@ -498,7 +501,17 @@ def test_no_more_stop_ids_than_an_engine_has_room_for(dataset, write_lines):
     [
         ({"data.source": ""}, ["data.source"]),
         ({"data.tokenizer": ""}, ["data.tokenizer"]),
-        ({"warmup.max_updates": 5}, ["warmup.max_updates", "5"]),
+        ({"warmup.max_updates": 5}, ["warmup.max_updates", "5", "warmup.source"]),
+        ({"warmup.split": "test"}, ["warmup.split", "'test'", "without a warmup.source"]),
+        (
+            {"warmup.source": "x", "warmup.messages_column": "m", "warmup.response_column": "r"},
+            ["warmup.messages_column", "warmup.response_column", "keep one"],
+        ),
+        (
+            {"warmup.source": "x", "warmup.response_template": "{a", "warmup.response_column": "r"},
+            ["warmup.response_template", "warmup.response_column", "keep one"],
+        ),
+        ({"warmup.source": "x", "warmup.response_template": "{a"}, ["warmup.response_template"]),
         ({"data.heldout_share": 0.0}, ["data.heldout_share", "evaluation.every_steps"]),
         ({"data.heldout_share": 0.95}, ["data.heldout_share", "0.95"]),
         ({"data.max_prompt_tokens": 999}, ["999", "engine.max_prompt_tokens"]),

@@ -10,11 +10,11 @@ import pytest
 
 from rlboost_jax.data.exported_tokenizer import write_tokenizer
 from rlboost_jax.data.tokenizers import open_tokenizer
-from rlboost_jax.settings.data import MixtureConfig
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.data_config import MixtureConfig
 from rlboost_jax.settings.data_presets import resolved
-from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.huggingface.generation import end_ids
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 from tests.data.test_tokenizers import CHAT, MESSAGES
 from tests.data.test_tokenizers import folder as folder
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rlboost_jax.data.columns import value_at
 from rlboost_jax.data.conversations import conversation_in, tools_in, with_text_arguments
+from rlboost_jax.data.dataset_rows import open_rows
 from rlboost_jax.data.questions import identity
 from rlboost_jax.data.row import BrokenRow
-from rlboost_jax.data.rows import open_rows
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 
 NAMES = ("role", "from", "content", "value", "tool_calls", "function", "name", "arguments", "type")
 WORDS = ("user", "assistant", "tool", "human", "function_call", "text", "function", "{}", "[1]", "")

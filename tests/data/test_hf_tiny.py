@@ -9,7 +9,7 @@ import pytest
 
 from configs import hf_tiny
 from rlboost_jax.data.dataset import Dataset
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.config_loading import run_config
 from tests.oracles import torch_oracle
 from tests.patience import PATIENCE_SECONDS
 

@@ -9,9 +9,9 @@ from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.id_range import ids_without_row, outside_row
 from rlboost_jax.data.open import record_lines
 from rlboost_jax.environments.prompt_renderer import UnencodableObservation, renderer_of
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.huggingface.sources import source_fields
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from tests.oracles import torch_oracle
 
 pytestmark = pytest.mark.usefixtures("unjudged")
@@ -77,7 +77,7 @@ def on(run, folder):
 
 
 def test_a_run_on_it_opens_and_has_transformers_logits(gemma, build, write_lines):
-    from rlboost_jax.logits import learner_logits
+    from rlboost_jax.cli.logits import learner_logits
     from rlboost_jax.models.checkpoint_reader import read_checkpoint
     from tests.models.checkpoints import logits_of
 

@@ -9,10 +9,10 @@ import pytest
 
 from rlboost_jax.data.mixture import Mixture
 from rlboost_jax.data.open import keep_record, open_exercises, record_lines
-from rlboost_jax.data.prompts import PromptStream
+from rlboost_jax.data.prompt_stream import PromptStream
 from rlboost_jax.data.row import DataChanged
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import read_run_config, write_run_config
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import read_run_config, write_run_config
 from rlboost_jax.settings.mixture_parts import allotted
 from tests.patience import PATIENCE_SECONDS
 

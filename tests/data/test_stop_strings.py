@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.data.stop_strings import NO_STRINGS, StopStrings
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.sequences.stop_table import StopTable, stop_table
-from rlboost_jax.settings.errors import ConfigError
 
 PIECES = (
     *(b"a", b"b", b"ab", b"ba", b"aab", b"abab", b"bb", b"<", b"</", b"/a", b">", b"x</a>y"),

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import base
-from rlboost_jax.data.tasks import HELDOUT_SHARE, RULES, Problem, Task, get_task, split_of
-from rlboost_jax.settings.data import TaskConfig
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.data.tasks import HELDOUT_SHARE, RULES, Task, TaskProblem, get_task, split_of
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.data_config import TaskConfig
 from rlboost_jax.settings.task_sizes import task_size
 
 CONFIG = run_config(base.get_config()).task
@@ -36,7 +36,7 @@ def solve(text: str) -> str:
     return " ".join(question)
 
 
-def solved(task: Task, problem: Problem) -> str:
+def solved(task: Task, problem: TaskProblem) -> str:
     found = solve(task.text(task.prompt_tokens(problem)))
     if task.name == "running_sum":
         return str(sum(map(int, found.split())))[-1]
@@ -103,9 +103,9 @@ def test_the_splits_are_disjoint(name: str, seeds: tuple[int, int], index: int) 
 
 
 def test_the_heldout_split_is_as_large_as_it_says() -> None:
-    """Of all 10 · 3 · 89 clock problems."""
+    """The share is of all 10 · 3 · 89 clock problems."""
     everything = [
-        Problem(task="clock", operands=(x, a, n))
+        TaskProblem(task="clock", operands=(x, a, n))
         for x in range(10)
         for a in range(1, 4)
         for n in range(2, 91)
@@ -127,7 +127,7 @@ def test_seeds_and_indices_give_other_problems(task: Task) -> None:
 
 def test_the_reward_is_for_the_whole_ending_only() -> None:
     task = TASKS["clock"]
-    problem = Problem(task="clock", operands=(5, 2, 3))  # 5, 7, 9, 1
+    problem = TaskProblem(task="clock", operands=(5, 2, 3))  # 5, 7, 9, 1
     mark, right, wrong, end = 4, 5 + 1, 5 + 2, 1
     assert task.reward(problem, [mark, right, end]) == 1.0
     assert task.reward(problem, [9, 9, mark, right, end]) == 1.0
@@ -146,7 +146,7 @@ def test_the_reward_is_for_the_whole_ending_only() -> None:
 
 def test_a_reversal_must_be_whole() -> None:
     task = TASKS["reversal"]
-    problem = Problem(task="reversal", operands=(1, 2, 3))
+    problem = TaskProblem(task="reversal", operands=(1, 2, 3))
     digits = {d: 5 + d for d in range(10)}
     assert task.reward(problem, [4, digits[3], digits[2], digits[1], 1]) == 1.0
     assert task.reward(problem, [4, digits[2], digits[1], 1]) == 0.0
@@ -168,7 +168,7 @@ def test_one_guess_in_ten_is_right() -> None:
     ],
 )
 def test_examples(name: str, operands: tuple[int, ...], question: str, worked: str) -> None:
-    task, problem = TASKS[name], Problem(task=name, operands=operands)
+    task, problem = TASKS[name], TaskProblem(task=name, operands=operands)
     assert task.text(task.prompt_tokens(problem)) == f"<begin> {question} ="
     assert task.text(task.worked_answer(problem)) == f"{worked} <end>"
 

@@ -9,9 +9,9 @@ import lzma
 import pytest
 
 from rlboost_jax.data import json_rows, text_rows
+from rlboost_jax.data.dataset_rows import open_rows
 from rlboost_jax.data.row import BrokenRow, DataChanged
-from rlboost_jax.data.rows import open_rows
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 
 ROWS = [
     {"question": f"What is {n},\n“{n}” + {n}?", "answer": str(2 * n), "nums": [n, {"a": n}]}
@@ -187,7 +187,7 @@ def test_a_row_that_becomes_another_one_is_not_read(name, before, after, tmp_pat
 
 
 def test_what_was_unpacked_stays_as_it_was(tmp_path):
-    """Of several files, in one place without a name."""
+    """Several files are unpacked into one place without a name."""
     for part in (0, 1):
         content = gzip.compress(lines(ROWS[part * 20 : part * 20 + 20]).encode())
         (tmp_path / f"{part}.jsonl.gz").write_bytes(content)

@@ -16,11 +16,11 @@ from rlboost_jax.data.dataset import Dataset
 from rlboost_jax.data.stop_strings import NO_STRINGS
 from rlboost_jax.data.tokenizer_check import check_belongs
 from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.special_tokens import kept_ids, unseen_lines
 from rlboost_jax.sequences.stop_table import stop_table
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.rewards import RewardConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.rewards_config import RewardConfig
 from tests.chat.conftest import saved
 from tests.chat.forms import Form
 from tests.patience import PATIENCE_SECONDS
@@ -208,7 +208,7 @@ def ended_by_hand(tokenizer, ids, strings):
 
 
 def assert_ends(tokenizer, strings, texts):
-    """Of texts as the tokenizer writes them, and of random tokens."""
+    """Check ends on texts as the tokenizer writes them, and on random tokens."""
     draw = random.Random(1)
     rows = [row for row in tokenizer.encode(texts, chat=True) if row]
     rows += [draw.choices(range(tokenizer.vocab_size), k=60) for _ in range(40)]

@@ -32,7 +32,7 @@ class Rules:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of the processes that are to meet the faults."""
+        """Environment of the processes that are to meet the faults."""
         return {
             "LD_PRELOAD": str(self.library),
             "FAULTS_ROOT": str(self.root.resolve()),

@@ -13,8 +13,8 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
 from rlboost_jax.sequences.identities import Work
-from rlboost_jax.settings.engine import EngineConfig
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.engine_config import EngineConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from tests.small import ENGINE, small_model
 from tests.unoptimized import compiles_unoptimized
 

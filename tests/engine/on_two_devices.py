@@ -13,8 +13,8 @@ import numpy as np
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+from rlboost_jax.models.parameter_sharding import make_mesh, param_shardings
 from rlboost_jax.models.params import init_params, unstack_layers
-from rlboost_jax.models.sharding import make_mesh, param_shardings
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.routing import Routing
 from tests import unoptimized

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rlboost_jax.engine import metadata
+from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.engine import Engine
 
 
@@ -12,12 +12,12 @@ def step_programs(engine: Engine) -> Iterator[tuple[Any, ...]]:
     one of them has: they take its pools by donation."""
     programs, layout = engine.programs, engine.layout
     leaves, pools = engine.parameters.leaves_or_zeros(), engine.device_state.pools
-    yield programs.mixed, leaves, pools, metadata.pack_mixed(layout, ())
+    yield programs.mixed, leaves, pools, step_inputs.pack_mixed(layout, ())
     yield (
         programs.decode,
         leaves,
         pools,
-        metadata.pack_decode(layout, (), 0),
+        step_inputs.pack_decode(layout, (), 0),
         engine.device_state.ends,
     )
-    yield programs.copy_pages, pools, metadata.pack_copies(layout, ())
+    yield programs.copy_pages, pools, step_inputs.pack_copies(layout, ())

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from rlboost_jax.engine import metadata
+from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.compiles import num_compiles
-from rlboost_jax.engine.dispatches import Dispatch
+from rlboost_jax.engine.dispatches import EngineDispatch
 from rlboost_jax.engine.engine import Engine, EngineBusy
-from rlboost_jax.engine.rollouts import new_rollout
+from rlboost_jax.engine.engine_rollouts import new_rollout
 from rlboost_jax.messages import GenerateRequest, pack_tokens
 
 Build = Callable[..., Engine]
@@ -30,7 +30,7 @@ def requests(request_of: Requests) -> list[GenerateRequest]:
     ]
 
 
-def collect(dispatch: Dispatch, rollouts: Rollouts) -> None:
+def collect(dispatch: EngineDispatch, rollouts: Rollouts) -> None:
     ends = np.cumsum(dispatch.counts, dtype=np.int64)
     bits = dispatch.logprobs.view(np.int32)
     for i, start, end in zip(dispatch.request_ids, ends - dispatch.counts, ends, strict=True):
@@ -144,7 +144,7 @@ def test_decode_steps_begin_with_the_ends_of_others_or_touch_nothing(
     rollout.take_pages([9, 2, 5])
 
     def decode(record: Any, ends: Any) -> tuple[Any, Any, list[Any]]:
-        packed = metadata.pack_decode(layout, [rollout.decode_record(0), record], 3)
+        packed = step_inputs.pack_decode(layout, [rollout.decode_record(0), record], 3)
         leaves = engine.parameters.leaves
         engine.device_state.pools, outputs, ends = programs.decode(
             leaves, engine.device_state.pools, packed, ends

@@ -11,12 +11,12 @@ import pytest
 from rlboost_jax.engine.compiles import num_compiles
 from rlboost_jax.engine.dispatches import NonFiniteLogits
 from rlboost_jax.engine.engine import Engine, EngineBusy
-from rlboost_jax.engine.programs import AttentionNotAvailable
 from rlboost_jax.engine.requests import RequestRejected, RequestTooLong
+from rlboost_jax.engine.step_programs import AttentionNotAvailable
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.sequences.endings import finish_reason
-from rlboost_jax.settings.engine import EngineConfig
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.engine_config import EngineConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 Build = Callable[..., Engine]
 Requests = Callable[..., GenerateRequest]
@@ -121,7 +121,7 @@ def test_nothing_is_compiled_after_warm_up(
     said: list[str] = []
     engine.warm_up(said.append)
     engine.assert_row_invariance()
-    assert len(said) == 3 and all(line.startswith("compiling ") for line in said)
+    assert len(said) == 3 and all(line.startswith("preparing ") for line in said)
     on_device = jax.device_put(params)
     before = num_compiles()
     assert before > 0

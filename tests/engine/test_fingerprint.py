@@ -17,8 +17,8 @@ from rlboost_kernels.cpu.library import ISA_VARIABLE
 
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.fingerprint import fingerprint
-from rlboost_jax.settings.engine import EngineConfig
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.engine_config import EngineConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 
 @pytest.fixture

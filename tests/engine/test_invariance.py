@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from rlboost_kernels import available_implementations, noise_keys
 
-from rlboost_jax.engine import metadata, programs
+from rlboost_jax.engine import step_inputs
+from rlboost_jax.engine import step_programs as programs
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
-from rlboost_jax.engine.layouts import Layout, make_layout
+from rlboost_jax.engine.layouts import StepLayout, make_layout
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.params import init_params, unstack_layers
-from rlboost_jax.settings.engine import EngineConfig
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.engine_config import EngineConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from tests.engine.conftest import Rollouts
 from tests.engine.step_programs import step_programs
 from tests.planted import Plant
@@ -148,20 +149,30 @@ def test_programs_that_differ_from_each_other_are_found(fresh_engine: Any, plant
         fresh_engine().assert_row_invariance()
 
 
+@pytest.mark.parametrize("in_tiles", [False, True])
 def test_decode_steps_of_every_size_give_the_bits_of_a_mixed_one(
-    model: ModelConfig, engine_config: EngineConfig
+    in_tiles: bool,
+    model: ModelConfig,
+    engine_config: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a width whose sum XLA orders by the number of rows."""
+    """The width is one whose sum XLA orders by the number of rows."""
+    monkeypatch.setattr(programs, "LARGE_VOCABULARY", 1 if in_tiles else 2**31)
     engine = _of_three_sizes(model, engine_config)
     if "cpu" in available_implementations():
         assert engine.layout.decode_rows == (8, 16, 40)
     engine.assert_row_invariance()
 
 
+@pytest.mark.parametrize("in_tiles", [False, True])
 def test_the_sampler_does_not_know_how_many_rows_there_are(
-    model: ModelConfig, engine_config: EngineConfig
+    in_tiles: bool,
+    model: ModelConfig,
+    engine_config: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a vocabulary whose sum XLA orders by the number of rows."""
+    """The vocabulary is one whose sum XLA orders by the number of rows."""
+    monkeypatch.setattr(programs, "LARGE_VOCABULARY", 1 if in_tiles else 2**31)
     engine = _of_three_sizes(model, engine_config)
     random, most = np.random.default_rng(0), engine.layout.sampled_rows
     params = jax.tree.map(
@@ -171,17 +182,20 @@ def test_the_sampler_does_not_know_how_many_rows_there_are(
     x = jnp.asarray(random.standard_normal((most, 64)), jnp.float32)
 
     @jax.jit
-    def sample(x: Any) -> Any:
-        records = jnp.zeros((len(x), metadata.record_width(engine.layout)), jnp.int32)
+    def sample(x: Any, needed: Any = None) -> Any:
+        records = jnp.zeros((len(x), step_inputs.record_width(engine.layout)), jnp.int32)
         one = jax.lax.bitcast_convert_type(jnp.float32(1), jnp.int32)
-        controls = metadata.controls(records.at[:, metadata.TEMPERATURE].set(one))
+        controls = step_inputs.controls(records.at[:, step_inputs.TEMPERATURE].set(one))
         keys = noise_keys(controls.seed, controls.batch, controls.sample)
-        return engine.programs._sample(params, x, keys, jnp.arange(len(x)), controls)
+        return engine.programs._sample(params, x, keys, jnp.arange(len(x)), controls, needed)
 
     whole = sample(x)
     for rows in engine.layout.decode_rows:
         for part, all_rows in zip(sample(x[:rows]), whole, strict=True):
             assert np.asarray(part).tobytes() == np.asarray(all_rows)[:rows].tobytes()
+    for last in (0, 1, 8, 9, most):  # rows of a mixed step that are sampled from
+        for part, all_rows in zip(sample(x, jnp.arange(most) < last), whole, strict=True):
+            assert np.asarray(part)[:last].tobytes() == np.asarray(all_rows)[:last].tobytes()
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -195,7 +209,7 @@ def test_logits_are_those_of_rows_that_are_sampled(
 ) -> None:
     """As on a GPU: 128 rows of layers in every exact program, 64 of head and sampler."""
 
-    def many_rows(config: EngineConfig, slot_tokens: int, **_: bool) -> Layout:
+    def many_rows(config: EngineConfig, slot_tokens: int, **_: bool) -> StepLayout:
         config = replace(config, token_rows=128)
         return make_layout(config, slot_tokens, any_rows=False, exact=exact)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rlboost_kernels import active
 
-from rlboost_jax.engine import parameters, programs
+from rlboost_jax.engine import engine_parameters, step_programs
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.joined import joined
 from rlboost_jax.messages import GenerateRequest
@@ -56,7 +56,7 @@ def test_no_bit_depends_on_them(
     prompts = [random.integers(0, 96, n).tolist() for n in (1, 3, 13, 20)]
 
     def sampled(form: Callable[[Params], Params]) -> tuple[Rollouts, int]:
-        for module in (parameters, programs):
+        for module in (engine_parameters, step_programs):
             monkeypatch.setattr(module, "joined", form)
         engine = Engine(model, ENGINE, slot_tokens=44, truncated_sampling=False)
         engine.load(params, 1)

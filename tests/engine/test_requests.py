@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from rlboost_jax.engine.layouts import make_layout
-from rlboost_jax.engine.requests import Limits, RequestRejected, RequestTooLong, check_request
+from rlboost_jax.engine.requests import EngineLimits, RequestRejected, RequestTooLong, check_request
 from rlboost_jax.messages import GenerateRequest
-from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.engine_config import EngineConfig
 
-LIMITS = Limits(vocab_size=37, slot_tokens=44, truncated_sampling=False)
+LIMITS = EngineLimits(vocab_size=37, slot_tokens=44, truncated_sampling=False)
 Requests = Callable[..., GenerateRequest]
 
 

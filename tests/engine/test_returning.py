@@ -10,7 +10,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.rollout_dispatch import RolloutDispatch
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import Rollout
 from tests.manager.desk import Desk
@@ -143,10 +143,12 @@ def test_going_back_spares_what_is_there(build_engine: Callable[..., Engine], pl
     sequences = 20
     found = played(engines, sequences)
 
-    def never(self: Dispatch, rollout: Rollout, home: Instance, there: Sequence[Instance]) -> bool:
+    def never(
+        self: RolloutDispatch, rollout: Rollout, home: Instance, there: Sequence[Instance]
+    ) -> bool:
         return False
 
-    plant(Dispatch, "_goes_back", never)
+    plant(RolloutDispatch, "_goes_back", never)
     for engine in engines:
         engine._scheduler.prefixes.forget()
     other = played(engines, sequences)

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rlboost_jax.engine import metadata
-from rlboost_jax.engine.dispatches import Dispatch
+from rlboost_jax.engine import step_inputs
+from rlboost_jax.engine.dispatches import EngineDispatch
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
@@ -43,7 +43,7 @@ class RoutedOracle(Oracle):
         return out
 
     def routes_of(self, tokens: list[int]) -> np.ndarray:
-        """Of every token but the last: [positions, layers, experts]."""
+        """Routes of every token but the last: [positions, layers, experts]."""
         self.routes: list[np.ndarray] = []
         self.logits(tokens[:-1])
         return np.stack(self.routes, axis=1)
@@ -57,7 +57,7 @@ def moe_params() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def engines(moe_params: dict[str, Any]) -> tuple[Engine, Engine]:
-    """With pages for two long rollouts each, so that some are evicted."""
+    """Make engines with pages for two long rollouts each, so that some are evicted."""
 
     def make() -> Engine:
         engine = Engine(
@@ -73,7 +73,7 @@ def engines(moe_params: dict[str, Any]) -> tuple[Engine, Engine]:
     return make(), make()
 
 
-def take(dispatches: Iterable[Dispatch], recorded: Recorded) -> int:
+def take(dispatches: Iterable[EngineDispatch], recorded: Recorded) -> int:
     """Add what is yielded to what is there; returns the tokens run again after evictions."""
     again = 0
     for dispatch in dispatches:
@@ -129,7 +129,7 @@ def test_routes_are_those_of_every_position(
 def test_what_is_sampled_behind_a_stop_string_has_no_routes(
     engines: tuple[Engine, Engine], moe_params: Any, request_of: Requests
 ) -> None:
-    """With free pages, so that the next dispatch is under way before the end is seen."""
+    """Pages are free, so that the next dispatch is under way before the end is seen."""
     stops = pack([(0, token, token % 2 - 1) for token in range(1, 37) if token % 3])
     requests = [
         msgspec.structs.replace(
@@ -178,7 +178,7 @@ def test_a_rollout_that_moves_keeps_its_routes(
 def test_the_routes_of_what_is_given_come_with_the_turn_after_it(
     engines: tuple[Engine, Engine], moe_params: Any, request_of: Requests
 ) -> None:
-    """Of the token that ended the turn before, too: nothing was sampled after it until then."""
+    """The token that ended the turn before has one then, too: nothing followed it before."""
     recorded: Recorded = {}
     requests = groups(request_of)
     here, there = engines
@@ -200,7 +200,7 @@ def test_the_routes_of_what_is_given_come_with_the_turn_after_it(
 
 def test_nothing_is_recorded_unasked(build_engine: Callable[..., Engine]) -> None:
     engine = build_engine()
-    packed = metadata.pack_mixed(engine.layout, ())
+    packed = step_inputs.pack_mixed(engine.layout, ())
     _, output = jax.eval_shape(
         engine.programs.mixed, engine.parameters.leaves, engine.device_state.pools, packed
     )

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from rlboost_jax.engine.layouts import Layout
-from rlboost_jax.engine.rollouts import Rollout, new_rollout
-from rlboost_jax.engine.scheduler import Plan, ScheduledTokens, Scheduler
+from rlboost_jax.engine.engine_rollouts import EngineRollout, new_rollout
+from rlboost_jax.engine.layouts import StepLayout
+from rlboost_jax.engine.scheduler import ProgramPlan, ScheduledTokens, Scheduler
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.sequences.identities import Work
 
@@ -31,12 +31,12 @@ def next_token(tokens: tuple[int, ...]) -> int:
 class SymbolicDevice:
     """Runs plans, and knows which tokens every place of every page stands for."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: StepLayout) -> None:
         self.layout = layout
         self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
         self.seen: set[tuple[int, int]] = set()  # (rollout, position) that was once in its pages
 
-    def run(self, plan: Plan, before: Yields = ()) -> Yields:
+    def run(self, plan: ProgramPlan, before: Yields = ()) -> Yields:
         """What each piece of work yields; `before`: that of a plan that was not reported yet."""
         sources, targets = [c[0] for c in plan.copies], [c[1] for c in plan.copies]
         assert len(set(targets)) == len(targets) <= self.layout.slots
@@ -85,12 +85,12 @@ class SymbolicDevice:
                 break
         return list(known[start:])
 
-    def attend(self, rollout: Rollout, known: tuple[int, ...]) -> None:
+    def attend(self, rollout: EngineRollout, known: tuple[int, ...]) -> None:
         for position in range(len(known)):
             assert self.kv[self.place(rollout, position)] == known[: position + 1]
             self.seen.add((rollout.arrival, position))
 
-    def place(self, rollout: Rollout, position: int) -> tuple[int, int]:
+    def place(self, rollout: EngineRollout, position: int) -> tuple[int, int]:
         size = self.layout.page_size
         return rollout.pages[position // size], position % size
 
@@ -107,10 +107,10 @@ def oracle(request: GenerateRequest) -> tuple[int, ...]:
     return response
 
 
-def draw_layout(random: np.random.Generator) -> Layout:
+def draw_layout(random: np.random.Generator) -> StepLayout:
     """Small sizes, more often than not with fewer pages than the slots would like."""
     slots, pages = int(random.integers(1, 6)), int(random.integers(2, 7))
-    return Layout(
+    return StepLayout(
         token_rows=slots + int(random.integers(0, 12)),
         decode_rows=(8,),
         sampled_rows=8,
@@ -175,7 +175,7 @@ def test_every_rollout_gets_its_tokens_whatever_happens(seed: int) -> None:
         for _ in range(random.integers(1, 5))
     ]
     requests: dict[int, GenerateRequest] = {}
-    held: dict[int, Rollout] = {}
+    held: dict[int, EngineRollout] = {}
     released: set[int] = set()
     done: dict[int, tuple[int, ...]] = {}
     turns, num_requests = 0, int(random.integers(1, 16))
@@ -234,7 +234,7 @@ def make_request(
     )
 
 
-def check_invariants(scheduler: Scheduler, layout: Layout) -> None:
+def check_invariants(scheduler: Scheduler, layout: StepLayout) -> None:
     running, waiting = scheduler.running, scheduler.waiting
     order = [rollout.arrival for rollout in [*running, *waiting]]
     assert order == sorted(order), "a younger rollout runs before an older one"
@@ -246,13 +246,13 @@ def check_invariants(scheduler: Scheduler, layout: Layout) -> None:
         assert all(scheduler.pool.holders(page) for page in rollout.pages)
 
 
-def report(scheduler: Scheduler, plan: Plan, yields: Yields) -> None:
+def report(scheduler: Scheduler, plan: ProgramPlan, yields: Yields) -> None:
     for work, tokens in zip(plan.work, yields, strict=True):
         if tokens:
             scheduler.report(work.rollout, np.array(tokens, np.int32))
 
 
-LAYOUT = Layout(
+LAYOUT = StepLayout(
     token_rows=64,
     decode_rows=(8,),
     sampled_rows=8,
@@ -264,8 +264,8 @@ LAYOUT = Layout(
 
 
 @pytest.fixture
-def settle() -> Callable[[Scheduler, SymbolicDevice], list[Plan]]:
-    def run(scheduler: Scheduler, device: SymbolicDevice) -> list[Plan]:
+def settle() -> Callable[[Scheduler, SymbolicDevice], list[ProgramPlan]]:
+    def run(scheduler: Scheduler, device: SymbolicDevice) -> list[ProgramPlan]:
         plans = []
         while (plan := scheduler.plan()) is not None:
             plans.append(plan)
@@ -276,7 +276,7 @@ def settle() -> Callable[[Scheduler, SymbolicDevice], list[Plan]]:
 
 
 def test_a_group_prefills_its_prompt_once(
-    settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
+    settle: Callable[[Scheduler, SymbolicDevice], list[ProgramPlan]],
 ) -> None:
     layout = replace(LAYOUT, slots=4)
     scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
@@ -302,7 +302,7 @@ def test_a_group_prefills_its_prompt_once(
 
 
 def test_a_sibling_that_comes_after_the_first_has_left_still_shares(
-    settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
+    settle: Callable[[Scheduler, SymbolicDevice], list[ProgramPlan]],
 ) -> None:
     layout = replace(LAYOUT, slots=1)
     scheduler, prompt = Scheduler(layout, MAX_STEPS), list(range(20, 30))
@@ -373,7 +373,7 @@ def test_nothing_follows_a_plan_that_leaves_someone_out() -> None:
 
 
 def test_the_youngest_gives_way_and_comes_back(
-    settle: Callable[[Scheduler, SymbolicDevice], list[Plan]],
+    settle: Callable[[Scheduler, SymbolicDevice], list[ProgramPlan]],
 ) -> None:
     layout = replace(LAYOUT, num_pages=8)
     scheduler = Scheduler(layout, MAX_STEPS)

@@ -11,9 +11,9 @@ import pytest
 
 from rlboost_jax.engine.compiles import num_compiles
 from rlboost_jax.engine.engine import Engine, EngineBusy
-from rlboost_jax.engine.metadata import PAGES
-from rlboost_jax.engine.scheduler import Allowance
+from rlboost_jax.engine.scheduler import ProgramAllowance
 from rlboost_jax.engine.shared import SharedEngine, pool_sizes
+from rlboost_jax.engine.step_inputs import PAGES
 from rlboost_jax.messages import GenerateRequest, pack_tokens
 from rlboost_jax.sequences.identities import Version
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS
@@ -171,10 +171,10 @@ def test_what_is_allowed_bounds_the_next_program(
     engine: SharedEngine, request_of: Callable[..., GenerateRequest]
 ) -> None:
     engine.submit([request_of(n, range(n, n + 9), group=n) for n in range(4)])
-    engine.allow(Allowance(steps=8, rows=8, prefill_tokens=0))
+    engine.allow(ProgramAllowance(steps=8, rows=8, prefill_tokens=0))
     assert engine.wants.prefill_tokens == 4 * 8 and engine.begin() == 0, "only prefill is to do"
     kinds = set()
-    engine.allow(Allowance(steps=2, rows=2, prefill_tokens=3))
+    engine.allow(ProgramAllowance(steps=2, rows=2, prefill_tokens=3))
     while engine.held():
         assert engine.begin()
         plan = engine._launched[0][0]
@@ -193,7 +193,7 @@ def test_a_program_that_only_prefills_is_one_dispatch(
 ) -> None:
     prompt = [7] * 20  # that no other test has left pages of
     engine.submit([request_of(1, prompt)])
-    engine.allow(Allowance(steps=8, rows=8, prefill_tokens=8))
+    engine.allow(ProgramAllowance(steps=8, rows=8, prefill_tokens=8))
     yielded = []
     for _ in range(3):
         assert engine.begin() == 1

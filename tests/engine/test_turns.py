@@ -10,15 +10,15 @@ import pytest
 
 from configs import base
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner.doubts import EXACT, EXACT_CHOICE
 from rlboost_jax.learner.episodes.collector import sequence_of
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import pack
 from rlboost_jax.learner.programs.policy import PolicyPrograms
+from rlboost_jax.learner.tolerated_gaps import EXACT, EXACT_CHOICE
 from rlboost_jax.messages import FinishedRollout, GenerateRequest, pack_tokens, unpack_tokens
-from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.config_loading import run_config
 from tests.engine.conftest import MODEL, Oracle
 
 pytestmark = pytest.mark.optimized(False)  # what is sampled is compared with itself
@@ -188,7 +188,7 @@ def test_another_sequence_has_noise_of_its_own(
     drain: Callable[[Engine], Rollouts],
     request_of: Callable[..., GenerateRequest],
 ) -> None:
-    """That of the run whose seed `noise_seed` is."""
+    """The noise is that of the run whose seed is `noise_seed`."""
     engine = build_engine()
     second = request_of(4, [1, 2, 3], sequence=1)
     first = request_of(4, [1, 2, 3])
@@ -258,8 +258,10 @@ def test_a_budget_is_of_sampled_tokens(
 def test_a_learner_finds_what_was_said_of_every_turn(
     alone: dict[int, Episode], params: dict[str, Any]
 ) -> None:
-    """From the wire to packed rows: no log-probability and no choice of a sampled token is in
-    doubt, whatever was given between them."""
+    """No log-probability or choice is in doubt, from the wire to packed rows.
+
+    That holds for all sampled tokens, whatever was given between them.
+    """
     config = run_config(base.get_config())
     sampling = replace(config.sampling, temperature=0.8)
     policy = PolicyPrograms(

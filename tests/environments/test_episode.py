@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from rlboost_jax.environments.actions import (
     Drop,
     EpisodeQuestion,
-    Judge,
+    JudgeEpisode,
     Keep,
     Open,
     Reply,
     Say,
-    Stop,
+    StopRun,
     Take,
-    Wait,
+    WaitSeconds,
 )
 from rlboost_jax.environments.episode import CONTEXT_FULL, OUT_OF_TIME, Episode
-from rlboost_jax.environments.records import EpisodeLeftOut, TurnAnswered
-from rlboost_jax.settings.environment import EnvironmentConfig
+from rlboost_jax.environments.episode_records import EpisodeLeftOut, TurnAnswered
+from rlboost_jax.settings.environment_config import EnvironmentConfig
 
 SETTINGS = EnvironmentConfig(name="x:y", max_given_tokens=100, attempts=3)
 NAME, PROMPT = b"n" * 16, np.array([1, 2], "<i4").tobytes()
@@ -82,7 +82,7 @@ class Stage:
         self.had: list[bytes] | None = None  # by the environment that is there
         self.under_way: Any = None
         self.said: list[Say] = []
-        self.judged: list[Judge] = []
+        self.judged: list[JudgeEpisode] = []
         self.stopped: list[str] = []
         self.taken = 0
 
@@ -91,11 +91,11 @@ class Stage:
             match action:
                 case Say():
                     self.said.append(action)
-                case Judge():
+                case JudgeEpisode():
                     self.judged.append(action)
                 case Drop():
                     self.had = None
-                case Stop(why):
+                case StopRun(why):
                     self.stopped.append(why)
                 case _:
                     assert self.under_way is None, "one thing at a time"
@@ -121,7 +121,7 @@ class Stage:
             case Keep(record):
                 self.kept.append(record)
                 self.act(self.episode.kept())
-            case Wait():
+            case WaitSeconds():
                 self.act(self.episode.waited())
 
     def lose(self, **how: bool) -> None:
@@ -154,7 +154,7 @@ def sampled(sequence: int, turn: int, attempt: int = 0) -> bytes:
     return ids(10 + sequence, 20 + turn, 30 + attempt)
 
 
-def policy(stage: Stage, between: Any = lambda: None) -> tuple[list[Any], Judge]:
+def policy(stage: Stage, between: Any = lambda: None) -> tuple[list[Any], JudgeEpisode]:
     """Sample turn after turn, as the answers say, and have the episode judged.
 
     Args:
@@ -268,9 +268,9 @@ def test_a_failure_of_its_own_is_tried_again_so_often() -> None:
     assert stage.said == [Say(question(None))], "the sequence is over, with nothing given"
     assert stage.kept == [EpisodeLeftOut(sample=5, why="gone")]
     stage.ask(question(None, finished=True))
-    assert stage.judged == [Judge((), "gone")]
+    assert stage.judged == [JudgeEpisode((), "gone")]
     again = made(stage.kept)  # of a trainer that comes back
-    assert again.ask(question(None, finished=True))[-1] == Judge((), "gone")
+    assert again.ask(question(None, finished=True))[-1] == JudgeEpisode((), "gone")
 
 
 def test_what_cannot_be_tried_again_is_not() -> None:
@@ -439,7 +439,7 @@ def test_pauses_between_attempts_grow() -> None:
     stage, pauses = Stage(World(turns=1)), list[float]()
     stage.ask(question(None))
     while len(pauses) < 6:
-        if isinstance(stage.under_way, Wait):
+        if isinstance(stage.under_way, WaitSeconds):
             pauses.append(stage.under_way.seconds)
         if isinstance(stage.under_way, Open):
             stage.lose()

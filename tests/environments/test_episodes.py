@@ -12,14 +12,14 @@ import pytest
 
 from configs import base
 from rlboost_jax import messages
+from rlboost_jax.environments.environment_journal import JournalNotWritten
 from rlboost_jax.environments.episodes import EpisodeService
-from rlboost_jax.environments.hosted import EpisodeFailed, Problem
-from rlboost_jax.environments.journal import JournalNotWritten
+from rlboost_jax.environments.hosted import EpisodeFailed, EpisodeStart
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Batch, Work
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config_from_dict
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config_from_dict
+from rlboost_jax.settings.run_config import RunConfig
 from tests.patience import PATIENCE_SECONDS
 
 END = 1
@@ -54,7 +54,7 @@ class Desk:
             answer=lambda answer, stream: self.answers.put((answer, stream)),
             fail=self.errors.put,
         )
-        self.problems: dict[int, Problem] = {}
+        self.problems: dict[int, EpisodeStart] = {}
         self.prompts: dict[int, list[int]] = {}
         for number in range(4):
             problem, tokens = self.service.problem({"index": number}, number + 10)
@@ -71,7 +71,7 @@ class Desk:
         batch: int = 0,
         stream: int = 0,
     ) -> None:
-        """Of runs in turn sampled and given."""
+        """Ask about runs, in turn sampled and given."""
         self.service.take(
             messages.Parked(
                 work=work(sample, batch),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlboost_jax.environments.factories import check_made, maker_of
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 
 
 class Game:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from rlboost_jax.environments.actions import EpisodeQuestion, Say
+from rlboost_jax.environments.environment_frames import Opened, Taken, ToolSpec, WireObservation
 from rlboost_jax.environments.episode import Episode
-from rlboost_jax.environments.frames import Opened, Taken, ToolSpec, WireObservation
-from rlboost_jax.environments.hosted import Hosted, Ledger, Problem
-from rlboost_jax.environments.live import Lost
+from rlboost_jax.environments.hosted import CallJournal, EpisodeStart, Hosted
 from rlboost_jax.environments.prompt_renderer import Continued, DecodedTurn
 from rlboost_jax.environments.protocol import Message, Turn
-from rlboost_jax.settings.environment import EnvironmentConfig
+from rlboost_jax.settings.environment_config import EnvironmentConfig
+from rlboost_jax.workers.worker_sessions import Lost
 
 SETTINGS = EnvironmentConfig(name="x:y", max_given_tokens=100)
 NOTHING = np.zeros(0, np.int32)
@@ -66,10 +66,10 @@ class FakeLive:
 
 
 class Pretence:
-    """The service around one episode, its pool and its renderer."""
+    """The service around one episode, its environment and its renderer."""
 
     def __init__(self) -> None:
-        self.pool = self.renderer = self
+        self.renderer = self
         self.stop_ids, self.stops = (9,), b""
         self.live, self.opening = FakeLive(), asyncio.Event()
         self.opening.set()
@@ -84,9 +84,9 @@ class Pretence:
         return Hosted(
             self,  # type: ignore[arg-type]
             episode,
-            Problem(example={}, seed=1, opened=opened()),
+            EpisodeStart(example={}, seed=1, opened=opened()),
             prompt=ids(1, 2),
-            ledger=Ledger(self.keep, ()),
+            ledger=CallJournal(self.keep, ()),
             keep=self.keep,
             say=self.said.append,
             judged=self.failed.append,

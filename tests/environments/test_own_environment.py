@@ -8,7 +8,7 @@ import pytest
 
 from rlboost_jax.environments.protocol import ToolCall, Turn
 from rlboost_jax.environments.runner import EpisodeRunner, RememberedCalls
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.config_loading import run_config
 from tests.patience import PATIENCE_SECONDS
 from tests.tutorial import ROOT, tutorial
 

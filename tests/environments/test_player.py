@@ -9,9 +9,9 @@ from configs import base
 from rlboost_jax.environments.player import Player, example_of
 from rlboost_jax.environments.protocol import Step, Turn
 from rlboost_jax.environments.tools import toolbox
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config_from_dict
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config_from_dict
+from rlboost_jax.settings.run_config import RunConfig
 
 HERE = "tests.environments.test_player"
 

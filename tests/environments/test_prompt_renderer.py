@@ -3,11 +3,11 @@
 import pytest
 
 from configs import base
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.environments.prompt_renderer import ChatRenderer, renderer_of
 from rlboost_jax.environments.protocol import ToolCall, ToolResult
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config
 from tests.chat.conftest import opened, saved
 from tests.chat.forms import FORMS
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import aiohttp
 
 from rlboost_jax import messages as m
-from rlboost_jax.credentials import Endpoint
+from rlboost_jax.trust.credentials import Endpoint
 from tests.fuzz import corpus
 from tests.fuzz.mutators import Mutator
 from tests.manager.fakes import hello
@@ -63,7 +63,7 @@ class Target:
     files: dict[str, bytes]  # of version 0
 
     def place(self, random: Random) -> tuple[str, int]:
-        """Of one of the two."""
+        """Address of one of the two."""
         return _place(random.choice((self.manager, self.weights)))
 
     @property

@@ -12,7 +12,16 @@ import msgspec
 from rlboost_jax import messages as m
 from rlboost_jax.sequences.identities import Batch, Work
 from rlboost_jax.sequences.stop_table import END, pack
-from tests.manager.fakes import RUN, batch, begin_batch, hello, manifest, ready
+from tests.manager.fakes import (
+    RUN,
+    TEACHER,
+    batch,
+    begin_batch,
+    hello,
+    manifest,
+    ready,
+    teacher_scores,
+)
 
 FOLDER: Final = Path(__file__).parent / "corpus"
 WINDOW: Final = m.WindowState(seconds=0.5, memory={1: 0.25, 2: 1.0}, instance_cap=3)
@@ -40,6 +49,10 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
         slots=1, cache_tokens=0, request_ids=m.pack_ids([1, 2]), frozen=True, reason="a tenant"
     ),
     "capacity_none": m.Capacity(slots=0),
+    "teaches": m.Teaches(digests=(TEACHER.params_digest, "d")),
+    "teaches_nothing": m.Teaches(digests=()),
+    "teaches_pulled": m.Teaches(digests=("d",), fetched_bytes=16_400_000_000),
+    "token_scores": m.TokenScores(number=1, logprobs=teacher_scores([5, 6, 7])),
     "hint": m.Hint(reason="aws: rebalance"),
     "spans": m.Spans(
         spans=(
@@ -71,6 +84,15 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
             leaves=(m.LeafEntry(name="a.b", shape=(16, 16), dtype="float32"),),
             seal="f" * 64,
         )
+    ),
+    "teach": m.Teach(manifests=(TEACHER,)),
+    "score_tokens": m.ScoreTokens(
+        number=3,
+        batch=Batch(0),
+        teacher=TEACHER.params_digest,
+        temperature=0.8,
+        first=3,
+        tokens=m.pack_tokens([3, 0, 1, 5, 6]),
     ),
     "begin_batch": begin_batch(0, 0, "d"),
     "begin_batch_stops": msgspec.structs.replace(

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.learner.processes.handshake import LIMITS, NAME, Handshakes, dial, new_key, tls_of
+from rlboost_jax.learner.processes.trainer_channel import PeerGone, TrainerChannel
 from tests.fuzz.mutators import Mutator
 from tests.patience import PATIENCE_SECONDS
 
@@ -54,7 +54,7 @@ def _decoded(mutants: Mutator, tried: Counter[str]) -> None:
     """Frames on a connection: each is a value or PeerGone, and nothing else."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         here = socket.create_connection(listener.getsockname())
-        channel = Channel(listener.accept()[0])
+        channel = TrainerChannel(listener.accept()[0])
     with here, contextlib.closing(channel):
         for _ in range(FRAMES):
             frame = mutants()[:60_000]  # that fit in the system's buffers
@@ -81,7 +81,7 @@ def _attacked(mutants: Mutator, random: Random, tried: Counter[str]) -> None:
                     frame = mutants()
                     known.sendall(struct.pack(">Q", len(frame)) + frame)
             tried["with the key"] += 1
-        inside: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        inside: queue.SimpleQueue[TrainerChannel] = queue.SimpleQueue()
         honest = threading.Thread(
             target=lambda: inside.put(dial(address, tls, ["honest"], PATIENCE_SECONDS)),
             daemon=True,

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from rlboost_jax.gateway.limits import GatewayLimits
+from rlboost_jax.gateway.gateway_limits import GatewayLimits
 from rlboost_jax.gateway.serving import listening
 from rlboost_jax.gateway.sessions import Sessions
 from tests.fuzz.mutators import TEXTS

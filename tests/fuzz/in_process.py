@@ -38,7 +38,11 @@ from rlboost_jax.manager.events import (
     TrainerGone,
 )
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.service.app import NotAllowed, decode_from_server, decode_from_trainer
+from rlboost_jax.manager.service.manager_app import (
+    NotAllowed,
+    decode_from_server,
+    decode_from_trainer,
+)
 from rlboost_jax.manager.state.instances import Instance
 from tests.fuzz import corpus
 from tests.fuzz.mutators import Mutator
@@ -327,10 +331,19 @@ class Scene:
         step = manager.view.batch
         assert step is not None
         return (
-            tuple((r.holder, r.request_id, r.num_tokens, r.releasing) for r in step.rollouts),
             tuple(
-                bytes(r.tokens) + bytes(r.logprobs) + bytes(r.routes)
+                (
+                    r.placement.holder,
+                    r.placement.request_id,
+                    r.transcript.num_tokens,
+                    r.placement.releasing,
+                )
                 for r in step.rollouts
+            ),
+            tuple(
+                bytes(t.tokens) + bytes(t.logprobs) + bytes(t.routes)
+                for r in step.rollouts
+                for t in (r.transcript,)
                 if r.result is None
             ),
             step.num_waiting,
@@ -363,7 +376,9 @@ class Scene:
         holders: Counter[int] = Counter()
         for instance in manager.view.roster:
             assert len(instance.held) <= instance.hello.slots + limit
-            assert instance.num_releasing == sum(r.releasing for r in instance.held.values())
+            assert instance.num_releasing == sum(
+                r.placement.releasing for r in instance.held.values()
+            )
             assert instance.groups == Counter(r.group for r in instance.held.values())
             holders.update(map(id, instance.held.values()))
         step = manager.view.batch
@@ -371,8 +386,10 @@ class Scene:
         held = sum(holders[id(r)] for r in step.rollouts)
         assert all(holders[id(r)] <= 1 for r in step.rollouts)
         assert held + step.num_waiting + step.num_dormant == len(step.rollouts)
-        assert all(r.num_sampled <= step.begin.sampling.max_tokens for r in step.rollouts)
-        kept = sum(r.num_sampled for r in step.rollouts)
+        assert all(
+            r.transcript.num_sampled <= step.begin.sampling.max_tokens for r in step.rollouts
+        )
+        kept = sum(r.transcript.num_sampled for r in step.rollouts)
         assert step.books.generated - step.books.lost == kept
 
 
@@ -391,7 +408,7 @@ def _of(instance: Instance) -> tuple[Any, ...]:
 def fuzz(
     num_frames: int, seed: int, *, watch: Callable[[Tally], None] = lambda tally: None
 ) -> Tally:
-    """That many frames; raises AssertionError, or whatever the manager raised.
+    """Send that many frames; raises AssertionError, or whatever the manager raised.
 
     Args:
         watch: called after each round.

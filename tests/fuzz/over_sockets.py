@@ -27,9 +27,9 @@ import aiohttp
 
 from configs import tiny
 from rlboost_jax import messages as m
-from rlboost_jax.credentials import Endpoint, read_credentials
-from rlboost_jax.observe.events import read_events
-from rlboost_jax.settings.load import read_run_config, run_config, write_run_config
+from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.settings.config_loading import read_run_config, run_config, write_run_config
+from rlboost_jax.trust.credentials import Endpoint, read_credentials
 from tests.fuzz.attacks import ATTACKS, SECRET, Target
 from tests.manager.fakes import RUN, batch, begin_batch, hello, length, ready, token
 from tests.patience import PATIENCE_SECONDS

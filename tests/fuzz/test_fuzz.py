@@ -71,7 +71,7 @@ def test_it_would_find_a_ledger_that_takes_tokens_of_strangers(plant: Plant) -> 
     receive = Ledger.receive
 
     def gullible(self, rows, version, instance, now):
-        everyone = {r.request_id: r for r in self.active.rollouts if r.result is None}
+        everyone = {r.placement.request_id: r for r in self.active.rollouts if r.result is None}
         holder = SimpleNamespace(
             name=instance.name, reserved=instance.reserved, hello=instance.hello, held=everyone
         )

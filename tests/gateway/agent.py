@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def reward(example: dict, messages: list) -> float:
-    """Of an episode of a run: the share of answers without a letter e."""
+    """Reward of an episode: the share of answers without a letter e."""
     said = [message["content"] for message in messages if message["role"] == "assistant"]
     return sum("e" not in text for text in said) / max(1, len(said))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.gateway.opening import Wanted, opened
-from rlboost_jax.gateway.served import Served
+from rlboost_jax.gateway.served import EngineBackend
+from rlboost_jax.gateway.served_policy import Wanted, opened
 from tests.gateway.places import MAX_TOKENS, Place, make_checkpoint, running
 from tests.patience import PATIENCE_SECONDS
 from tests.shared import made_once
@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served(checkpoint: Path) -> Iterator[Served]:
+def served(checkpoint: Path) -> Iterator[EngineBackend]:
     wanted = Wanted(
         checkpoint=str(checkpoint), name="tiny", slots=16, max_tokens=MAX_TOKENS, seed=5
     )
@@ -39,6 +39,6 @@ def served(checkpoint: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def gateway(served: Served) -> Iterator[Place]:
+def gateway(served: EngineBackend) -> Iterator[Place]:
     with running(served) as place:
         yield place

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from rlboost_jax.gateway.backend import Model, Piece
+from rlboost_jax.gateway.backend import Model, TurnPiece
+from rlboost_jax.gateway.gateway_session import Ask, Called, SampledTurn
 from rlboost_jax.gateway.served import message_of
-from rlboost_jax.gateway.session import Ask, Called, SampledTurn
 
 
 class Fake:
@@ -22,13 +22,13 @@ class Fake:
         self.calls: tuple[Called, ...] = ()
         self.error: Exception | None = None
 
-    async def turn(self, session: str, ask: Ask) -> AsyncIterator[Piece | SampledTurn]:
+    async def turn(self, session: str, ask: Ask) -> AsyncIterator[TurnPiece | SampledTurn]:
         self.asked.append((session, ask))
-        yield Piece(tokens=(1,), logprobs=(-0.5,), text="" if self.calls else "one")
+        yield TurnPiece(tokens=(1,), logprobs=(-0.5,), text="" if self.calls else "one")
         await self.go.wait()
         if self.error is not None:
             raise self.error
-        yield Piece(tokens=(2,), logprobs=(-0.25,))
+        yield TurnPiece(tokens=(2,), logprobs=(-0.25,))
         yield SampledTurn(
             tokens=(1, 2),
             logprobs=(-0.5, -0.25),

@@ -14,9 +14,9 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.sequences.identities import Work
-from rlboost_jax.settings.engine import EngineConfig
+from rlboost_jax.settings.engine_config import EngineConfig
 from rlboost_jax.settings.huggingface.sources import WEIGHTS, source_fields, source_folder
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 SEED, STOPS = 5, (0, 2)
 Turn = tuple[Sequence[int], Sequence[int], Sequence[float]]  # before it, sampled, log-probabilities
@@ -24,7 +24,7 @@ Turn = tuple[Sequence[int], Sequence[int], Sequence[float]]  # before it, sample
 
 @functools.cache
 def engine_of(checkpoint: Path, slot_tokens: int) -> Engine:
-    """With other slots, rows and pages than the gateway's, which cannot show."""
+    """Make an engine with other slots, rows and pages than the gateway's, which cannot show."""
     dtype = base.get_config().model.dtype
     model = ModelConfig(source=str(checkpoint), dtype=dtype, **source_fields(str(checkpoint)))
     config = EngineConfig(slots=3, page_size=8, max_prompt_tokens=slot_tokens // 2)

@@ -18,9 +18,9 @@ import pytest
 
 from rlboost_jax.gateway import serving
 from rlboost_jax.gateway.backend import Backend
-from rlboost_jax.gateway.limits import GatewayLimits, listener_limits
+from rlboost_jax.gateway.gateway_limits import GatewayLimits, listener_limits
 from rlboost_jax.gateway.sessions import Sessions
-from rlboost_jax.manager.service.listener_limits import ListenerLimits
+from rlboost_jax.trust.listener_limits import ListenerLimits
 from tests.patience import PATIENCE_SECONDS
 
 TOOL = Path(__file__).resolve().parent.parent.parent / "tools" / "make_hf_tiny.py"

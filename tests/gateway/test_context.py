@@ -2,13 +2,13 @@
 
 import pytest
 
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data.tokenizers import ByteTokenizer
-from rlboost_jax.gateway.calls import ChatCall, TokenCall, chat_call
+from rlboost_jax.gateway.api_errors import ApiError
+from rlboost_jax.gateway.client_calls import ChatCall, TokenCall, chat_call
 from rlboost_jax.gateway.context import Context, ahead_of, room_for
-from rlboost_jax.gateway.errors import ApiError
-from rlboost_jax.gateway.session import Ask
-from rlboost_jax.settings.data import DataConfig
+from rlboost_jax.gateway.gateway_session import Ask
+from rlboost_jax.settings.data_config import DataConfig
 
 T = ByteTokenizer
 CHAT = conversation_of(ByteTokenizer(DataConfig()))

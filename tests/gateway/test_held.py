@@ -11,14 +11,19 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from rlboost_jax.gateway import app as gateway_app
-from rlboost_jax.gateway.app import make_app
-from rlboost_jax.gateway.bodies import decode, decoded_bytes
-from rlboost_jax.gateway.errors import ApiError
-from rlboost_jax.gateway.limits import HELD_PER_BYTE, MAX_VALUES, GatewayLimits, listener_limits
+from rlboost_jax.gateway import gateway_app
+from rlboost_jax.gateway.api_errors import ApiError
+from rlboost_jax.gateway.gateway_app import make_app
+from rlboost_jax.gateway.gateway_limits import (
+    HELD_PER_BYTE,
+    MAX_VALUES,
+    GatewayLimits,
+    listener_limits,
+)
+from rlboost_jax.gateway.request_bodies import decode, decoded_bytes
 from rlboost_jax.gateway.sessions import Sessions
-from rlboost_jax.manager.service import bytes_in_flight
-from rlboost_jax.manager.service.bytes_in_flight import BytesInFlight
+from rlboost_jax.trust import bytes_in_flight
+from rlboost_jax.trust.bytes_in_flight import BytesInFlight
 from tests.gateway.fakes import Fake
 from tests.listeners import limits_of
 

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
-from rlboost_jax.host.proxies import opened
+from rlboost_jax.platform.proxies import opened
+from rlboost_jax.trust.credentials import MANAGER_NAME
 from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.system
@@ -43,6 +45,7 @@ def gateway(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
 def test_a_checkpoint_is_served(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "gateway"
     options = (f"--checkpoint={checkpoint}", f"--folder={folder}", "--max_tokens=128", "--slots=2")
+    options = (*options, f"--allowed_hosts=chat.lan,{MANAGER_NAME}")
     with gateway(*options) as (process, (name, url, token_file, authority)):
         assert name == "checkpoint"
         token = Path(token_file).read_text()
@@ -51,6 +54,10 @@ def test_a_checkpoint_is_served(checkpoint: Path, tmp_path: Path) -> None:
             f"/proc/{process.pid}/environ"
         ).read_text(errors="replace")
         assert token not in shown
+        certificate = x509.load_pem_x509_certificate((folder / "gateway.pem").read_bytes())
+        certified = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        known = certified.value.get_values_for_type(x509.DNSName)
+        assert "chat.lan" in known and MANAGER_NAME not in known
         trusted = ssl.create_default_context(cafile=authority)
         body = {"messages": [{"role": "user", "content": "3 + 4?"}], "max_tokens": 8}
         said = _post(f"{url}/v1/chat/completions", body, token, trusted)

@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data.tokenizers import HuggingFaceTokenizer
-from rlboost_jax.gateway.served import Served
-from rlboost_jax.settings.data import DataConfig
+from rlboost_jax.gateway.served import EngineBackend
+from rlboost_jax.settings.data_config import DataConfig
 from tests.gateway.oracle import Turn, assert_engine_samples, engine_of
 from tests.gateway.places import MAX_TOKENS, Place, running
 from tests.patience import PATIENCE_SECONDS
@@ -195,7 +195,7 @@ async def test_a_stop_text_ends_a_turn(gateway: Place) -> None:
 
 
 async def test_the_policys_own_stop_strings_end_every_turn(
-    gateway: Place, served: Served, checkpoint: Path
+    gateway: Place, served: EngineBackend, checkpoint: Path
 ) -> None:
     """Beside those of a call, in its text, in its stream, and in what it goes on from."""
     messages = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -208,7 +208,7 @@ async def test_the_policys_own_stop_strings_end_every_turn(
     policy = served._policy
     sampling = msgspec.structs.replace(policy.sampling, stops=chat.stops)
     with running(
-        Served(served._thread, replace(policy, sampling=sampling), chat, tokenizer)
+        EngineBackend(served._thread, replace(policy, sampling=sampling), chat, tokenizer)
     ) as place:
         async with aiohttp.ClientSession() as client:
             cut = await say(client, place, "own.stops", messages)

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data.tokenizers import ByteTokenizer
 from rlboost_jax.gateway.stops import before_stop, certain, stopped_after
-from rlboost_jax.settings.data import DataConfig
+from rlboost_jax.settings.data_config import DataConfig
 
 TOKENIZER = ByteTokenizer(DataConfig())
 CHAT = conversation_of(TOKENIZER)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rlboost_jax.engine.costs import Costs
 from rlboost_jax.gateway import tenancy
 from rlboost_jax.gateway.tenancy import Owed, Tenancy, dues
-from rlboost_jax.rollout.sharing.protocol import Promise
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.rollout.sharing.tenant_protocol import Promise
 from tests.patience import PATIENCE_SECONDS
 
 PROMISE = Promise(first_token_seconds=0.5, token_seconds=0.05)

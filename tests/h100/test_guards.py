@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from rlboost_kernels.packed_attention.triton import PRODUCTS
+from rlboost_kernels.packed_attention.packed_triton import PRODUCTS
 
 from benchmarks.h100.__main__ import WHEELS, Compiler, rows_of
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.jobs import Job
-from rlboost_jax.settings.memory import learner_bytes_per_device, weight_bytes
+from rlboost_jax.settings.memory_estimates import learner_bytes_per_device, weight_bytes
 from tests.patience import PATIENCE_SECONDS
 from tests.shared import measured_once
 
@@ -56,7 +56,7 @@ def compiler() -> Iterator[Compiler]:
 
 @pytest.fixture
 def rows(compiler: Compiler, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """Of a job, by the names of programs; all of them compiled, once for all tests."""
+    """Rows of a job by program, all compiled once for all tests."""
 
     def of(job: Job) -> dict[str, dict[str, Any]]:
         name = str(job).replace(" ", "-")

@@ -25,33 +25,42 @@ from safetensors.numpy import save
 
 from configs import base
 from configs.sim import base as simulation
-from rlboost_jax import credentials, logits
+from rlboost_jax.cli import logits
 from rlboost_jax.data import csv_rows, exported_tokenizer, json_rows, table_rows, text_rows
+from rlboost_jax.data.dataset_rows import open_rows
 from rlboost_jax.data.row import BrokenRow
-from rlboost_jax.data.rows import open_rows
 from rlboost_jax.data.tokenizers import open_tokenizer
 from rlboost_jax.environments.builtin.corpus import Corpus, NoCorpus
 from rlboost_jax.environments.player import example_of
 from rlboost_jax.learner.checkpoints.reading import read_extra
-from rlboost_jax.manager.service import authority
-from rlboost_jax.manager.service.page.certificate import former_port
-from rlboost_jax.manager.service.run_files import read_record, token_of
+from rlboost_jax.manager.service.page.page_certificate import former_port
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params
-from rlboost_jax.observe import events, metrics, summary
+from rlboost_jax.observe import events_file, metrics, summary
 from rlboost_jax.observe.alert_process import _url_of
-from rlboost_jax.observe.page.view import RunView
-from rlboost_jax.providers.prices import prices_in
+from rlboost_jax.observe.comparing.compared_page import comparison_page
+from rlboost_jax.observe.comparing.compared_run import compared_runs
+from rlboost_jax.observe.comparing.side_by_side import text_lines
+from rlboost_jax.observe.page.run_view import RunView
+from rlboost_jax.platform import at_rest
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.providers.price_command import prices_in
 from rlboost_jax.providers.server_files import ServerFiles
 from rlboost_jax.qualification import cache as verdicts
-from rlboost_jax.qualification.records import Trial, Verdict
+from rlboost_jax.qualification.trial_records import KernelVerdict, Trial
 from rlboost_jax.rewards.code import cases
-from rlboost_jax.rewards.frames import Job, Response
 from rlboost_jax.rewards.references import alternatives, listed
-from rlboost_jax.rewards.service import _found_in
-from rlboost_jax.rollout.notices import aws, metadata
-from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.rollout.notices import aws_notices, metadata_server
+from rlboost_jax.settings.config_loading import (
+    read_changes,
+    read_origin,
+    read_run_config,
+    read_run_id,
+    run_config,
+    to_dict,
+    write_run_config,
+)
 from rlboost_jax.settings.gguf.container import read_container
 from rlboost_jax.settings.huggingface.adapter_config import (
     ADAPTER_CONFIG,
@@ -62,21 +71,15 @@ from rlboost_jax.settings.huggingface.config import to_huggingface
 from rlboost_jax.settings.huggingface.generation import GENERATION, end_ids, end_texts
 from rlboost_jax.settings.huggingface.sources import source_fields
 from rlboost_jax.settings.huggingface.tensor_files import INDEX, SINGLE, TensorFiles
-from rlboost_jax.settings.load import (
-    read_changes,
-    read_origin,
-    read_run_config,
-    read_run_id,
-    run_config,
-    to_dict,
-)
 from rlboost_jax.settings.traces import read_trace
-from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.market.availability import read_availability
-from rlboost_jax.simulator.plan.prices import EXAMPLE_FILE, read_prices
-from rlboost_jax.storage import at_rest
-from rlboost_jax.weights import seal
-from rlboost_jax.weights.seal import read_seal_key
+from rlboost_jax.simulator.plan.price_list import EXAMPLE_FILE, read_prices
+from rlboost_jax.simulator.sim_config_loading import sim_config
+from rlboost_jax.trust import authority, credentials, seal
+from rlboost_jax.trust.run_files import read_record, token_of
+from rlboost_jax.trust.seal import read_seal_key
+from rlboost_jax.workers.reward_frames import RewardJob, RewardResponse
+from rlboost_jax.workers.reward_service import _found_in
 from tests.hostile import files
 from tests.patience import PATIENCE_SECONDS
 from tests.settings.test_huggingface import PUBLISHED
@@ -125,6 +128,17 @@ def text_of(path: Path) -> str:
     return path.read_bytes().decode("utf-8", "surrogateescape")
 
 
+def a_run(folder: Path) -> None:
+    """Besides the file: the configuration of a run."""
+    write_run_config(folder, run_config(base.get_config()), "f00d")
+
+
+def compared(path: Path) -> None:
+    """A run beside itself, in all that is made of it."""
+    runs = compared_runs([path.parent, path.parent])
+    assert list(text_lines(runs)) and comparison_page(runs)
+
+
 QWEN = PUBLISHED["Qwen3-8B"][1]
 RUN = to_dict(run_config(base.get_config()))
 MODEL = small_model(tie_embeddings=True, qk_norm=False)
@@ -151,9 +165,9 @@ TOKENIZER: dict[str, dict[str, Any]] = {
 ORIGIN = {"workdir": "/runs/one", "run_id": "f00d", "step": 3}
 LORA = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 TABLE = "model.embed_tokens.weight"
-JOB = Job(
+JOB = RewardJob(
     prompt="p",
-    responses=(Response(completion="c", completion_ids=(1,), finished=True),),
+    responses=(RewardResponse(completion="c", completion_ids=(1,), finished=True),),
     columns={},
 )
 RECORD = {
@@ -220,7 +234,10 @@ def calibration(path: Path) -> None:
 
 def answer(path: Path) -> None:
     text = path.read_bytes().decode("utf-8", "replace")
-    metadata.decode(metadata.Answer(status=200, text=text, headers={}, at=0.0), aws.Action)
+    metadata_server.decode(
+        metadata_server.MetadataAnswer(status=200, text=text, headers={}, at=0.0),
+        aws_notices.Action,
+    )
 
 
 def join_word(path: Path) -> None:
@@ -279,7 +296,9 @@ def verdict() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "verdict.json"
         trials = (Trial(candidate="c", outcome="crashed"),)
-        said = verdicts.keep(path, {"a": 1}, Verdict(platform="cpu", device="d", trials=trials))
+        said = verdicts.keep(
+            path, {"a": 1}, KernelVerdict(platform="cpu", device="d", trials=trials)
+        )
         assert not said
         return path.read_bytes()
 
@@ -315,7 +334,7 @@ ROW_SITES = (
     "data/text_rows.py:_decompressing",
 )
 OF_LINES = tuple(place for place in files.PLACES if "terabyte" not in place)  # it reads on and on
-LINES = ("observe/lines.py:read_lines", "observe/lines.py:decoded")
+LINES = ("observe/json_lines.py:read_lines", "observe/json_lines.py:decoded")
 HUGGINGFACE = "settings/huggingface/"
 
 READERS: dict[str, Reader] = {
@@ -410,7 +429,7 @@ READERS: dict[str, Reader] = {
     ),
     # a run's folder
     "config.json of a run": Reader(
-        sites=("settings/load.py:_read",),
+        sites=("settings/config_loading.py:_read",),
         name="config.json",
         read=at_rest_config,
         lines=True,
@@ -418,13 +437,13 @@ READERS: dict[str, Reader] = {
         values={"run_id": "f00d", "changes": [], "fork": ORIGIN, "seed": 0, "algorithm": {}},
     ),
     "a sealed file": Reader(
-        sites=("storage/durable.py:read_object", "storage/at_rest.py:is_sealed"),
+        sites=("platform/durable.py:read_object", "platform/at_rest.py:is_sealed"),
         name="data.json",
         read=lambda path: (at_rest.read_sealed(path, "bring it back"), at_rest.is_sealed(path)),
         **of_object({"digest": "f00d", "rows": 3}),
     ),
     "digests.json": Reader(
-        sites=("storage/durable.py:read_object",),
+        sites=("platform/durable.py:read_object",),
         name=at_rest.FILE,
         read=lambda path: at_rest.described(path.parent),
         **of_object(at_rest.sealed({"files": {"a": [1, "00"]}})),
@@ -444,24 +463,46 @@ READERS: dict[str, Reader] = {
         strict=False,
         places=OF_LINES,
     ),
+    "metrics.jsonl of a run that is compared": Reader(
+        sites=LINES,
+        name=metrics.FILE,
+        read=compared,
+        prepare=a_run,
+        strict=False,
+        **of_object(
+            {"step": 0, "params_digest": "f00d", "reward_mean": 0.5, "loss": 0.1, "final": False},
+            places=OF_LINES,
+        ),
+    ),
+    "fingerprints.json of a run that is compared": Reader(
+        sites=("platform/durable.py:read_object",),
+        name="fingerprints.json",
+        read=compared,
+        prepare=a_run,
+        strict=False,
+        **of_object({"engines": [{"step": 0, "fingerprint": "jax1"}], "releases": []}),
+    ),
     "events.jsonl": Reader(
         sites=LINES,
-        name=events.FILE,
-        read=lambda path: events.read_events(path.parent),
+        name=events_file.FILE,
+        read=lambda path: events_file.read_events(path.parent),
         good=b'{"step": 0}\n',
         strict=False,
         places=OF_LINES,
     ),
     "metrics.jsonl on the page": Reader(
-        sites=("observe/page/tail.py:Tail._open", "observe/page/sample_index.py:SampleIndex._read"),
+        sites=(
+            "observe/page/file_tail.py:FileTail._open",
+            "observe/page/sample_index.py:SampleIndex._read",
+        ),
         name=metrics.FILE,
         read=page,
         strict=False,
         **of_object({"step": 0, "time": 1.0, "reward_mean": 0.5, "cost_dollars": 1.0}),
     ),
     "events.jsonl on the page": Reader(
-        sites=("observe/page/tail.py:Tail._open",),
-        name=events.FILE,
+        sites=("observe/page/file_tail.py:FileTail._open",),
+        name=events_file.FILE,
         read=page,
         strict=False,
         **of_object({"time": 1.0, "step": 0, "kind": "joined", "instance": "a", "detail": {}}),
@@ -481,35 +522,35 @@ READERS: dict[str, Reader] = {
         **of_object({"nonce": "n", "pid": 2**22, "started": "1"}),
     ),
     "manager.json": Reader(
-        sites=("manager/service/run_files.py:read_record",),
+        sites=("trust/run_files.py:read_record",),
         name="manager.json",
         read=record,
         strict=False,
         **of_object(RECORD),
     ),
     "a manager's token": Reader(
-        sites=("manager/service/run_files.py:token_of",),
+        sites=("trust/run_files.py:token_of",),
         name="join/token",
         read=lambda path: None if path.is_dir() else token_of(path.parent),
         strict=False,
         good=b"token",
     ),
     "a manager's certificate": Reader(
-        sites=("manager/service/authority.py:_load",),
+        sites=("trust/authority.py:_load",),
         name="ca.pem",
         read=lambda path: authority._load(path, path),
         strict=False,
         good=b"",
     ),
     "the page's address": Reader(
-        sites=("manager/service/page/certificate.py:former_port",),
+        sites=("manager/service/page/page_certificate.py:_address",),
         name="page/url",
         read=lambda path: former_port(path.parents[1]),
         strict=False,
         good=b"https://127.0.0.1:80/#token",
     ),
     "the seal's key": Reader(
-        sites=("weights/seal.py:read_seal_key",),
+        sites=("trust/seal.py:read_seal_key",),
         name="seal.key",
         read=lambda path: read_seal_key(path.parent),
         raises=(ValueError,),
@@ -519,7 +560,7 @@ READERS: dict[str, Reader] = {
     "a verdict on kernels": Reader(
         sites=("qualification/cache.py:kept",),
         name="verdict.json",
-        read=lambda path: verdicts.kept(path, {"a": 1}),
+        read=lambda path: verdicts.kept(path, {"a": 1}, KernelVerdict),
         strict=False,
         good=verdict,
         values={"key": {"a": 1}, "digest": "", "verdict": {"platform": "", "trials": []}},
@@ -534,7 +575,7 @@ READERS: dict[str, Reader] = {
     ),
     # what lets a server in
     "a join word": Reader(
-        sites=("credentials.py:_unpack",),
+        sites=("trust/credentials.py:_unpack",),
         name="word",
         read=join_word,
         raises=(credentials.CredentialsUnusable,),
@@ -545,7 +586,7 @@ READERS: dict[str, Reader] = {
     ),
     **{
         f"join/{name}": Reader(
-            sites=("credentials.py:_token", "credentials.py:_seal_check"),
+            sites=("trust/credentials.py:_token", "trust/credentials.py:_seal_check"),
             name=name,
             read=lambda path: credentials.read_credentials(path.parent, {}),
             raises=(credentials.CredentialsUnusable,),
@@ -628,7 +669,7 @@ READERS: dict[str, Reader] = {
         good=b"",
     ),
     "tokens": Reader(
-        sites=("logits.py:_read",),
+        sites=("cli/logits.py:_read",),
         name="tokens.npy",
         read=lambda path: logits._read(str(path)),
         good=array,
@@ -666,7 +707,7 @@ READERS: dict[str, Reader] = {
         **of_object({"input": "1", "output": "2", "testtype": "stdin"}),
     ),
     "an answer of a reward service": Reader(
-        sites=("rewards/service.py:_found_in",),
+        sites=("workers/reward_service.py:_found_in",),
         name="answer",
         read=lambda path: _found_in(path.read_bytes(), JOB),
         strict=False,
@@ -675,7 +716,7 @@ READERS: dict[str, Reader] = {
     ),
     # fleets, prices and traces
     "prices of a command": Reader(
-        sites=("providers/prices.py:prices_in",),
+        sites=("providers/price_command.py:prices_in",),
         name="prices",
         read=lambda path: prices_in(text_of(path)),
         raises=(ValueError,),
@@ -685,16 +726,16 @@ READERS: dict[str, Reader] = {
         **of_object({"spot": 1.5}),
     ),
     "an answer of a cloud": Reader(
-        sites=("rollout/notices/metadata.py:decode",),
+        sites=("rollout/notices/metadata_server.py:decode",),
         name="answer",
         read=answer,
-        raises=(metadata.NoAnswer,),
+        raises=(metadata_server.NoAnswer,),
         said="Action",
         places=(),
         **of_object({"action": "stop", "time": "2026-01-01T00:00:00Z"}),
     ),
     "a price list": Reader(
-        sites=("simulator/plan/prices.py:read_prices",),
+        sites=("simulator/plan/price_list.py:read_prices",),
         name="prices.toml",
         read=read_prices,
         lines=True,
@@ -736,7 +777,7 @@ READERS: dict[str, Reader] = {
         values=json.loads(SKY),
     ),
     "a calibration": Reader(
-        sites=("simulator/load.py:calibrated",),
+        sites=("simulator/sim_config_loading.py:calibrated",),
         name="calibration.json",
         read=calibration,
         lines=True,
@@ -883,19 +924,29 @@ EXEMPT: dict[str, str] = {
     site: reason
     for reason, found in {
         "it runs without the package": (
-            *("bootstrap.py:main", "environments/builtin/cells.py:main", "wheelhouse.py:script"),
-            "data/template_child.py:_rendered",
-            *("rewards/sandbox_child.py:main", "rewards/apart/asking_side.py:main"),
-            *("rewards/apart/plain_values.py:Line.receive", "rewards/apart/program_side.py:main"),
+            *(
+                "cli/bootstrap.py:main",
+                "environments/builtin/cells.py:main",
+                "cli/wheelhouse.py:script",
+            ),
+            "workers/template_child.py:_rendered",
+            *("workers/sandbox_child.py:main", "workers/apart/verdict_process.py:main"),
+            *(
+                "workers/apart/plain_values.py:Line.receive",
+                "workers/apart/program_process.py:main",
+            ),
         ),
         "lines of a process that this one has started": (
-            *("learner/processes/bulletin.py:Bulletin._exchanged", "rewards/sandbox.py:"),
-            *("learner/processes/world.py:tell_all", "providers/forks.py:Forks.read"),
+            *("learner/processes/bulletin.py:Bulletin._exchanged", "workers/sandbox.py:"),
+            *(
+                "learner/processes/process_group.py:tell_all",
+                "providers/server_forks.py:ServerForks.read",
+            ),
             *("qualification/child_process.py:_listen", "qualification/trial.py:main"),
-            *("rollout/sharing/protocol.py:", "rollout/zygote.py:Zygote._obey"),
+            *("rollout/sharing/tenant_protocol.py:", "rollout/zygote.py:Zygote._obey"),
         ),
         "what this process has encoded just now": (
-            *("settings/changes.py:recorded", "storage/at_rest.py:_digest_of"),
+            *("settings/changes.py:recorded", "platform/at_rest.py:_digest_of"),
             *("environments/hosted.py:_messages", "environments/adapters/verifiers.py:_config"),
             "environments/adapters/verifiers_harness.py:_called",
         ),
@@ -905,22 +956,32 @@ EXEMPT: dict[str, str] = {
         ),
         "the system's own": (
             *(
-                "compile_cache.py:_processor",
+                "platform/compile_cache.py:_processor",
                 "engine/fingerprint.py:_cpu",
-                "engine/memory.py:_read",
+                "platform/processor.py:processor_name",
+                "engine/device_memory.py:_read",
             ),
-            *("engine/fingerprint.py:_xla_flags", "host/huge_pages.py:_policy"),
-            *("host/processes.py:_boot", "host/processes.py:_command", "rewards/calls.py:children"),
-            *("host/processes.py:is_stopped", "host/processes.py:start_time"),
+            *("engine/fingerprint.py:_xla_flags", "platform/huge_pages.py:_policy"),
+            *(
+                "platform/process_liveness.py:_boot",
+                "platform/process_liveness.py:_command",
+                "rewards/forked_call.py:children",
+            ),
+            *("platform/process_liveness.py:is_stopped", "platform/process_liveness.py:start_time"),
             *("qualification/machine.py:_device", "qualification/machine.py:_digest_of"),
         ),
         "shipped with the package": (
             *("environments/builtin/python_tool.py:", "observe/page/assets.py:asset"),
-            *("plan.py:main", "settings/shipped.py:file_of", "settings/shipped.py:first_line"),
-            *("settings/shipped.py:main", "settings/shipped.py:shipped", "completion.py:options"),
+            *("cli/plan.py:main", "settings/shipped.py:file_of", "settings/shipped.py:first_line"),
+            *(
+                "settings/shipped.py:main",
+                "settings/shipped.py:shipped",
+                "cli/completion.py:options",
+            ),
         ),
         "bytes that are compared, copied or hashed, and never decoded": (
-            *("storage/at_rest.py:_digest_of_file", "storage/durable.py:keep"),
+            *("platform/at_rest.py:_digest_of_file", "platform/durable.py:keep"),
+            "rollout/row_verdicts.py:_digest_of",
             *("weights/compiled.py:offer", "weights/shares.py:_file_entry"),
             *(
                 "weights/arrivals.py:check_file",
@@ -931,40 +992,53 @@ EXEMPT: dict[str, str] = {
             *(
                 "environments/builtin/corpus.py:build",
                 "settings/gguf/stand_in.py:_name",
-                "host/private_paths.py:open_private",
+                "platform/private_paths.py:open_private",
             ),
         ),
         "sealed by this run's key before anything is read": ("weights/compiled.py:_known",),
         "journals, whose frames tests/fuzz, tests/bitrot and tests/manager change": (
-            *("environments/journal.py:Journal._read", "verify.py:_of_journal"),
+            *(
+                "environments/environment_journal.py:EnvironmentJournal._read",
+                "cli/verify.py:_of_journal",
+            ),
             "manager/service/journal_files.py:_open_to_read",
         ),
         "logs and rows that this run writes, shown as they are": (
-            *("learner/fleet/manager_process.py:ManagerProcess._last_words", "logs.py:_overview"),
-            *("logs.py:_show", "manager/service/page/app.py:_end_of", "providers/logs.py:tail_of"),
-            *("manager/service/server_logs.py:ServerLogs._write", "observe/trace.py:write_trace"),
-            *("observe/events.py:_is_cut_off", "observe/notebook.py:show_report"),
-            *("storage/workdir.py:check_usable", "storage/workdir.py:is_held"),
+            *(
+                "learner/fleet/manager_process.py:ManagerProcess._last_words",
+                "cli/logs.py:_overview",
+            ),
+            *(
+                "cli/logs.py:_show",
+                "manager/service/page/page_app.py:_end_of",
+                "providers/log_files.py:tail_of",
+            ),
+            *(
+                "manager/service/server_logs.py:ServerLogs._write",
+                "observe/chrome_trace.py:write_trace",
+            ),
+            *("observe/events_file.py:_is_cut_off", "observe/notebook_console.py:show_report"),
+            *("learner/workdir.py:check_usable", "learner/workdir.py:is_held"),
             "environments/builtin/drawers.py:Log.outcome",
         ),
         "bodies of requests: tests/fuzz/gateway.py": (
-            *("gateway/bodies.py:_half_of_a_pair", "gateway/bodies.py:decode"),
+            *("gateway/request_bodies.py:_half_of_a_pair", "gateway/request_bodies.py:decode"),
         ),
         "bodies of a library in this process, behind a secret address": (
-            "environments/adapters/verifiers_answers.py:Answers._run.completion",
+            "environments/adapters/verifiers_answers.py:VerifiersAnswers._run.completion",
         ),
         "texts of a policy or a row: tests beside it": (
             *("chat/formats/objects.py:", "data/columns.py:decoded"),
-            *("environments/adapters/openenv.py:OpenEnv.step", "credentials.py:packed"),
+            *("environments/adapters/openenv.py:OpenEnv.step", "trust/credentials.py:packed"),
             "environments/adapters/skyrl_gym.py:_decoded",
         ),
         "of an extra, whose errors are caught whole": (
             *("data/table_rows.py:HuggingFaceRows.__init__", "observe/wandb.py:_last_step"),
             "providers/skypilot.py:SkyPilotLauncher._task",
         ),
-        "the decoder itself: tests/storage/test_foreign_json.py": (
-            *("storage/bounded_files.py:_opened", "storage/bounded_files.py:read_text"),
-            *("storage/foreign_json.py:", "storage/foreign_json.py:read"),
+        "the decoder itself: tests/platform/test_foreign_json.py": (
+            *("platform/bounded_files.py:_opened", "platform/bounded_files.py:read_text"),
+            *("platform/foreign_json.py:", "platform/foreign_json.py:read"),
         ),
     }.items()
     for site in found

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from rlboost_jax.learner.processes.channel import Channel
 from rlboost_jax.learner.processes.handshake import LIMITS, Handshakes, Key, dial, new_key, tls_of
 from rlboost_jax.learner.processes.leader import PURPOSES, _accepted
-from rlboost_jax.learner.processes.world import World
+from rlboost_jax.learner.processes.process_group import ProcessGroup
+from rlboost_jax.learner.processes.trainer_channel import TrainerChannel
 from tests.hostile.nobody import needs_root, start
 from tests.patience import PATIENCE_SECONDS
 
 pytestmark = needs_root
-LEADER = World(index=0, count=2, coordinator="127.0.0.1:1")
+LEADER = ProcessGroup(index=0, count=2, coordinator="127.0.0.1:1")
 
 # Each stays connected until its input ends, and says then what it heard.
 ATTACKS = {
@@ -68,7 +68,7 @@ def test_the_followers_come_in_all_the_same(key: Key, attack: str) -> None:
         try:
             assert attacker.stdout is not None and attacker.stderr is not None
             assert attacker.stdout.readline() == "there\n", attacker.stderr.read()
-            mine: list[Channel] = []
+            mine: list[TrainerChannel] = []
 
             def follow() -> None:
                 tls = tls_of(key, listens=False)

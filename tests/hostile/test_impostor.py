@@ -11,18 +11,18 @@ import msgspec
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.credentials import Endpoint, read_credentials
-from rlboost_jax.host.proxies import opened
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
-from rlboost_jax.manager.service.run_files import read_record
-from rlboost_jax.rollout import server, stream
+from rlboost_jax.platform.proxies import opened
+from rlboost_jax.rollout import manager_stream, server
 from rlboost_jax.rollout.client import InstanceClient
+from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.rollout.server import CannotServe, fetch_config
-from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.trust.credentials import Endpoint, read_credentials
+from rlboost_jax.trust.run_files import read_record
+from rlboost_jax.trust.seal import read_seal_key, sealed
+from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.connections import Retries
-from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Puller
-from rlboost_jax.weights.seal import read_seal_key, sealed
 from tests.certificates import make_run
 from tests.hostile.nobody import NOBODY, Impostor, needs_root, reachable
 from tests.manager.test_main import at_any_ports, at_fixed_ports
@@ -127,7 +127,7 @@ def test_a_server_says_nothing_to_an_impostor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not as it asks for the configuration, nor for a stream, nor for weights."""
-    for module in (server, stream):
+    for module in (server, manager_stream):
         monkeypatch.setattr(module, "ANSWER_SECONDS", PATIENCE_SECONDS)
     manager.locate()
     port, weights_port = kill(manager, workdir)
@@ -143,7 +143,7 @@ def test_a_server_says_nothing_to_an_impostor(
             zone="", host="", device="", fingerprint="",
         )  # fmt: skip
         client = InstanceClient(
-            lambda: there, hello, Worker(FakeEngine()), None, orphan_seconds=0.0
+            lambda: there, hello, EngineWorker(FakeEngine()), None, orphan_seconds=0.0
         )
         assert "certificate is not of this run" in await client.run()
         retries = Retries(attempts=2)

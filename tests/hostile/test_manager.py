@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
-from rlboost_jax.host.processes import start_time
-from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
-from rlboost_jax.manager.service.run_files import ManagerRecord, read_record
 from rlboost_jax.messages import TrainerHello
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.platform.event_loop import EventLoopThread
+from rlboost_jax.platform.process_liveness import start_time
+from rlboost_jax.settings.config_loading import run_config, write_run_config
+from rlboost_jax.trust.run_files import ManagerRecord, read_record
 from tests.certificates import make_run
 from tests.hostile.nobody import NOBODY, done, needs_root, reachable
 from tests.patience import PATIENCE_SECONDS

@@ -12,21 +12,22 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
-from rlboost_jax import compile_cache
-from rlboost_jax.host import code_places
-from rlboost_jax.host.code_places import foreign
-from rlboost_jax.host.private_paths import NotOurs, code_folder, own_folder
-from rlboost_jax.manager.service.run_files import only_manager
+from rlboost_jax.learner.workdir import Workdir
+from rlboost_jax.platform import code_places, compile_cache
+from rlboost_jax.platform.code_places import foreign
+from rlboost_jax.platform.private_paths import NotOurs, code_folder, own_folder
 from rlboost_jax.qualification import cache
-from rlboost_jax.qualification.records import Trial, Verdict
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.storage.workdir import Workdir
+from rlboost_jax.qualification.trial_records import KernelVerdict, Trial
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.trust.run_files import only_manager
 from rlboost_jax.weights import wheels
 from rlboost_jax.weights.spool import PREFIX, Spool
 from tests.hostile.nobody import done, needs_root, reachable
 from tests.patience import PATIENCE_SECONDS
 
-VERDICT = Verdict(platform="cpu", device="d", trials=(Trial(candidate="c", outcome="crashed"),))
+VERDICT = KernelVerdict(
+    platform="cpu", device="d", trials=(Trial(candidate="c", outcome="crashed"),)
+)
 
 
 @pytest.fixture
@@ -237,9 +238,9 @@ def test_verdicts_of_another_user_are_none(common: Path) -> None:
     assert "belongs to user 65534" in cache.keep(path, {"a": 1}, VERDICT)
     own = cache.place_of(common / "own", "attention", {"a": 1})
     assert cache.keep(own, {"a": 1}, VERDICT) == ""
-    assert cache.kept(own, {"a": 1}) == VERDICT
+    assert cache.kept(own, {"a": 1}, KernelVerdict) == VERDICT
     path.write_bytes(own.read_bytes())
-    assert cache.kept(path, {"a": 1}) is None
+    assert cache.kept(path, {"a": 1}, KernelVerdict) is None
 
 
 @needs_root

@@ -197,7 +197,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def _make_certificate(folder: Path) -> None:
-    """Of the API server and the kubelet, signed by itself."""
+    """Make a self-signed certificate for the API server and the kubelet."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now, address = datetime.datetime.now(datetime.UTC), ipaddress.ip_address("127.0.0.1")

@@ -12,7 +12,7 @@ PAGE = "docs/how-to/fleet-kubernetes.md"
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """With the namespace, accounts and role that the page has for copying."""
+    """Start a cluster with the namespace, accounts and role that the page has for copying."""
     if reason := missing():
         pytest.skip(f"no Kubernetes here: {reason}")
     pytest.importorskip("lightkube", reason="no lightkube; make test-kubernetes installs it")

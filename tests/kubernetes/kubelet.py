@@ -33,7 +33,7 @@ ROOM = {"cpu": "64", "memory": "256Gi", "pods": "110", "nvidia.com/gpu": "8"}
 
 
 class Kubelet:
-    """Of all nodes of a cluster."""
+    """Kubelet of all nodes of a cluster."""
 
     def __init__(self, client: AsyncClient, folder: Path, nodes: int, port: int) -> None:
         self._client, self._folder, self._port = client, folder, port

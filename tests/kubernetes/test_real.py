@@ -59,7 +59,7 @@ def pods(cluster: Cluster) -> dict[str, str]:
 
 
 def nodes(cluster: Cluster) -> dict[str, str]:
-    """Of each instance."""
+    """Node of each instance."""
     return {
         pod["metadata"]["labels"]["rlboost/name"]: pod["spec"].get("nodeName", "")
         for pod in cluster.items("pods")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.providers.base import Provider
-from rlboost_jax.providers.kubernetes.api import KubernetesApi
-from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
+from rlboost_jax.providers.kubernetes.kubernetes_api import KubernetesApi
+from rlboost_jax.providers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from rlboost_jax.providers.polled import PolledProvider
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.test_real import evict

@@ -12,11 +12,11 @@ import pytest
 from aiohttp import ClientSession, TCPConnector, web
 
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Refused, Withdrawn
-from rlboost_jax.providers.kubernetes.api import KubernetesApi
-from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
+from rlboost_jax.providers.kubernetes.kubernetes_api import KubernetesApi
+from rlboost_jax.providers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from rlboost_jax.providers.polled import PolledProvider
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
-from rlboost_jax.settings.kubernetes import KubernetesConfig
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
+from rlboost_jax.settings.kubernetes_config import KubernetesConfig
 from tests.docs_blocks import blocks_of
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import PAGE

@@ -16,18 +16,18 @@ import jax
 import numpy as np
 
 from configs import base
-from rlboost_jax.engine.memory import NotEnoughMemory
+from rlboost_jax.engine.device_memory import NotEnoughMemory
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
-from rlboost_jax.learner.processes.world import ALONE
+from rlboost_jax.learner.processes.process_group import ALONE
 from rlboost_jax.learner.setup.makers import lost_layout
 from rlboost_jax.learner.setup.preparation import programs
 from rlboost_jax.learner.state import abstract_state
+from rlboost_jax.models.parameter_sharding import make_mesh, param_shardings
 from rlboost_jax.models.params import init_params, params_digest
-from rlboost_jax.models.sharding import make_mesh, param_shardings
 from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.settings.changes import Change
-from rlboost_jax.settings.load import read_changes, run_config
-from rlboost_jax.settings.model import LoraConfig
+from rlboost_jax.settings.config_loading import read_changes, run_config
+from rlboost_jax.settings.model_config import LoraConfig
 from tests.learner.doubles import MAKERS, train
 from tests.learner.test_changed_settings import Noting, spoil
 
@@ -145,7 +145,7 @@ def noting(lines):
 
 
 def without(mesh):
-    """Of devices that a layout does not fit any more."""
+    """Make a check by which a mesh does not fit the devices any more."""
 
     def fits(run, devices, say):
         if run.learner.mesh == mesh:

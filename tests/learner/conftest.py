@@ -9,10 +9,10 @@ import pytest
 from configs import base
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.programs.policy import PolicyPrograms
-from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.sequences.sequence import Sequence
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 GROUP_SIZE = 3
 
@@ -35,13 +35,14 @@ def config() -> RunConfig:
 
 @pytest.fixture(scope="session")
 def learner_step(config: RunConfig) -> Callable[..., PolicyPrograms]:
-    """`learner_step(kl_coefficient=0.1)`: the programs of `config` with other algorithm values.
+    """`learner_step(kl_coefficient=0.1)`: the programs of `config` with other algorithm values,
+    or with a weight of the KL to teachers.
 
     Each is made, and so compiled, once for all tests.
     """
 
     @cache
-    def build(**algorithm: float | str) -> PolicyPrograms:
+    def build(*, teacher_weight: float = 0.0, **algorithm: float | str) -> PolicyPrograms:
         return PolicyPrograms(
             config.model,
             config.learner,
@@ -50,6 +51,7 @@ def learner_step(config: RunConfig) -> Callable[..., PolicyPrograms]:
             num_updates=config.num_steps,
             mesh=make_mesh((1, 1, 1)),
             evaluation=config.evaluation,
+            teacher_weight=teacher_weight,
         )
 
     return build

@@ -11,6 +11,7 @@ from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.setup.makers import Makers
 from rlboost_jax.learner.setup.preparation import programs
+from rlboost_jax.messages import BatchReport, WindowState
 from rlboost_jax.observe.metrics import KEYS
 from tests.endpoints import SEAL, endpoint
 
@@ -23,6 +24,26 @@ FINAL = Score(
     samples=1,
     response_length_mean=2.0,
     failures=0,
+)
+FINAL_REPORT = BatchReport(
+    batch=STEPS,
+    rollout_seconds=0.5,
+    remote_wait_seconds=0.0,
+    seeding_window_seconds=0.0,
+    instances_mean=1.0,
+    instances_joined=2,
+    instances_lost=1,
+    instances_left=1,
+    requests_migrated=3,
+    tokens_generated=4,
+    tokens_delivered=0,
+    tokens_lost=4,
+    tokens_prefilled_again=5,
+    tokens_reserved=1,
+    tokens_preemptible=3,
+    tokens_measured=16,
+    cost_dollars=0.25,
+    window=WindowState(seconds=0.0, memory={}, instance_cap=1),
 )
 
 
@@ -47,7 +68,7 @@ class Manager(ManagerProcess):
 
 
 class Link(ManagerLink):
-    """Of the last run: `Link.last`."""
+    """Double of the manager's link; that of the last run is `Link.last`."""
 
     def __init__(self, thread, **_):
         Link.last, self.status, self.reason, self.over = self, None, None, None
@@ -91,7 +112,7 @@ class Loop(TrainingLoop):
         pass
 
     def final_score(self):
-        return FINAL
+        return FINAL, FINAL_REPORT
 
 
 def quick(run, mesh, working_bytes=0):
@@ -111,7 +132,7 @@ MAKERS = Makers(
 
 
 def train(run, workdir, loop=Loop, *, fork="", **makers):
-    """With a trainer that is alone in the world."""
+    """Train with a single process."""
     return training.run_training(
         run, workdir, fork=fork, makers=dataclasses.replace(MAKERS, **makers), loop=loop
     )

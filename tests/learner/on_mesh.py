@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from configs import base
-from rlboost_jax.engine.parameters import EngineParameters
+from rlboost_jax.engine.engine_parameters import EngineParameters
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.fleet.reserved import devices_of_slices
 from rlboost_jax.learner.packing import PackedBatch
@@ -21,11 +21,11 @@ from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.update.tree_sum import TreeSum
 from rlboost_jax.models.adapters import base_model, joined, trained_part
+from rlboost_jax.models.parameter_sharding import make_mesh, param_shardings
 from rlboost_jax.models.params import abstract_params, init_params, unstack_layers
-from rlboost_jax.models.sharding import make_mesh, param_shardings
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.memory import ATTENTION_BLOCKS
-from rlboost_jax.settings.model import LoraConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.memory_estimates import ATTENTION_BLOCKS
+from rlboost_jax.settings.model_config import LoraConfig
 
 ROWS, ROW_TOKENS, NUM_BATCHES = 4, 24, 4
 NUM_TOKENS = ROWS * ROW_TOKENS * NUM_BATCHES

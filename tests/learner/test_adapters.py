@@ -7,22 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlboost_jax.cli.logits import learner_logits
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.teacher import teacher_forced_logits
 from rlboost_jax.learner.checkpoints.base import OtherBase, check_same, kept_base, read_policy
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.packing import pack
+from rlboost_jax.learner.programs import passes
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.update.tree_sum import TreeSum
-from rlboost_jax.logits import learner_logits
 from rlboost_jax.models.adapters import is_adapter, joined, merged_params
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import flatten_params, init_params, params_digest, unflatten_params
-from rlboost_jax.models.sharding import make_mesh
-from rlboost_jax.settings.memory import learner_bytes, moment_bytes
-from rlboost_jax.settings.model import LoraConfig
-from tests.learner.episodes import groups_in_sequences
+from rlboost_jax.settings.memory_estimates import learner_bytes, moment_bytes
+from rlboost_jax.settings.model_config import LoraConfig
+from tests.learner.made_episodes import groups_in_sequences
 from tests.learner.test_turns import with_wrong_targets
 
 LORA = LoraConfig(rank=3, alpha=6.0)
@@ -40,7 +41,7 @@ def base(config):
 
 @pytest.fixture(scope="module")
 def adapters(run):
-    """That have been trained, in effect: none of them adds nothing."""
+    """Make adapters as if trained: none of them adds nothing."""
     leaves = flatten_params(init_params(run.model, 0, of=is_adapter))
     rng = np.random.default_rng(0)
     noise = {n: 0.2 * rng.standard_normal(leaf.shape, np.float32) for n, leaf in leaves.items()}
@@ -49,6 +50,10 @@ def adapters(run):
 
 @pytest.fixture(scope="module")
 def step(run, base):
+    return step_of(run, base)
+
+
+def step_of(run, base):
     programs = PolicyPrograms(
         run.model,
         run.learner,
@@ -120,6 +125,16 @@ def test_one_and_three_micro_batches_have_the_same_gradient(run, step, adapters,
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a / tokens, b / tokens, atol=1e-6), parts, found[0]
     )
+
+
+def test_with_a_large_head_responses_alone_have_logits(
+    monkeypatch, run, base, adapters, groups, found
+):
+    monkeypatch.setattr(passes, "has_large_head", lambda model: True)
+    reference = init_params(run.model, 0, of=is_adapter)
+    again = gradients_of(step_of(run, base), adapters, reference, packed(groups, 1))
+    for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * np.abs(other).max())
 
 
 def test_an_update_moves_adapters_and_has_nothing_else(run, step, adapters, found):

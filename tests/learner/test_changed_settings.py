@@ -12,11 +12,11 @@ from rlboost_jax.learner.checkpoints.forking import CannotFork
 from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.setup import preparation
 from rlboost_jax.learner.state import init_state
+from rlboost_jax.learner.workdir import Workdir, WorkdirUnusable
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe.metrics import read_metrics
-from rlboost_jax.settings.load import Origin, read_changes, read_origin, read_run_id
-from rlboost_jax.storage import at_rest
-from rlboost_jax.storage.workdir import Workdir, WorkdirUnusable
+from rlboost_jax.platform import at_rest
+from rlboost_jax.settings.config_loading import Origin, read_changes, read_origin, read_run_id
 from tests.learner.doubles import Loop, train
 
 
@@ -42,7 +42,7 @@ class Noting(Loop):
 
 @pytest.fixture(scope="module")
 def first(config):
-    """Of three steps, all of whose checkpoints are kept."""
+    """Run of three steps, all of whose checkpoints are kept."""
     return dataclasses.replace(
         config,
         num_steps=3,
@@ -84,7 +84,7 @@ def original(first, tmp_path_factory):
 
 @pytest.fixture
 def copy(original, tmp_path):
-    """Of the original's folder, to spoil."""
+    """Copy the original's folder, to spoil."""
     workdir = tmp_path / "copy"
     shutil.copytree(original[0], workdir)
     return workdir
@@ -116,7 +116,7 @@ def test_a_run_without_changes_has_no_word_of_them(first, tmp_path):
 
 @pytest.mark.parametrize(("step", "of"), [("2", 2), ("best", 1), ("newest", 6)])
 def test_a_fork_goes_on_like_the_original(original, tmp_path, step, of):
-    """From each kept checkpoint, with the settings that the original had there."""
+    """It begins at each kept checkpoint, with the settings that the original had there."""
     workdir, second = original
     settings = with_rate(second, 0.01) if of < 3 else second
     settings = dataclasses.replace(settings, num_steps=max(of + 1, 3 if of < 3 else 6))
@@ -203,7 +203,7 @@ class Breaking(Noting):
 
 
 def test_a_mistake_before_the_first_update_needs_no_new_folder(first, tmp_path):
-    """With another model even: nothing of the first one is left."""
+    """Even another model may follow: nothing of the first one is left."""
     with pytest.raises(RuntimeError, match="broken"):
         train(first, tmp_path, Breaking)
     assert steps_in(tmp_path / "checkpoints") == [0]

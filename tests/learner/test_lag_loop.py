@@ -20,19 +20,22 @@ from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
+from rlboost_jax.learner.kept_versions import AtHand, KeptVersions, restored_versions
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.packing import by_sample
 from rlboost_jax.learner.processes.leader import Followers
+from rlboost_jax.learner.programs.teachers import Teacher, Teachers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import abstract_state, init_state
 from rlboost_jax.learner.update.learner import learner_of
-from rlboost_jax.learner.versions import AtHand, Versions, restored_versions
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import init_params, params_digest
-from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.observe.metrics import DISTILLED
 from rlboost_jax.sequences.identities import Version, Work, sample_number
 from rlboost_jax.sequences.sequence import Sequence
-from rlboost_jax.weights.names import WeightsError
+from rlboost_jax.settings.distillation_config import DistillationConfig, TeacherConfig
+from rlboost_jax.trust.snapshot_names import WeightsError
 
 STEPS, PROMPTS, GROUP = 5, 2, 4
 WINDOW = m.WindowState(seconds=0.5, memory={2: 0.25}, instance_cap=3)
@@ -159,6 +162,11 @@ class Fleet(ManagerLink):
         return m.BatchReport(**{**dict.fromkeys(names, 0), **found})
 
 
+def teacher_scores(params, batch):
+    """Log-probabilities that a teacher might give, by token."""
+    return np.sin(batch.targets).astype(np.float32) - 4
+
+
 class Reserved(ReservedEngines):
     def __init__(self):
         """They take what the manager announces: nobody else gives them any version."""
@@ -168,6 +176,8 @@ class Reserved(ReservedEngines):
 
 
 class Announcer(Publisher):
+    unwritten = None  # a version is at hand as soon as it is submitted
+
     def __init__(self, fleet):
         self.fleet = fleet
 
@@ -186,10 +196,18 @@ def make(config, learner_step, tmp_path):
     """
     opened = []
 
-    def made(fleet=None, resumed=None, evaluate=0, rollout_dtype="float32", gap=1e-3, **algorithm):
+    def made(
+        fleet=None,
+        resumed=None,
+        evaluate=0,
+        rollout_dtype="float32",
+        gap=1e-3,
+        teacher_weight=0.0,
+        **algorithm,
+    ):
         fleet = fleet or Fleet()
         settings = {"lag": 1, "group_size": GROUP} | algorithm
-        policy = copy(learner_step(**settings))
+        policy = copy(learner_step(teacher_weight=teacher_weight, **settings))
         policy.heldout_gaps = policy.gaps  # sampled in the same way
         run = replace(
             config,
@@ -208,9 +226,22 @@ def make(config, learner_step, tmp_path):
                 tolerated_choice_gap=1.0,
             ),
         )
+        teachers = None
+        if teacher_weight:
+            teacher = TeacherConfig(source="teacher")
+            distillation = DistillationConfig(
+                teachers=(teacher,), form="loss", weight=teacher_weight
+            )
+            run = replace(run, distillation=distillation)
+            teachers = Teachers(run, [Teacher(params={}, scores=teacher_scores)])
         exercises = Parity(run.task)
         learner = learner_of(
-            run, policy=policy, critic=None, reference=None, stop_ids=exercises.stop_ids
+            run,
+            policy=policy,
+            critic=None,
+            reference=None,
+            stop_ids=exercises.stop_ids,
+            teachers=teachers,
         )
         fleet.learner, fleet.said = learner, {}
         checkpoints = Checkpoints(tmp_path / str(len(opened)), keep=9)
@@ -223,7 +254,7 @@ def make(config, learner_step, tmp_path):
             before.wait()
             state, extra = before.restore(step, abstract)
             older = restored_versions(before, step, extra, state.params, run)
-            kept = {"versions": Versions(older), "prompts_used": extra["prompts_used"]}
+            kept = {"versions": KeptVersions(older), "prompts_used": extra["prompts_used"]}
         session = Session(
             run=run,
             exercises=exercises,
@@ -303,18 +334,27 @@ def test_no_more_than_the_versions_of_open_batches_are_kept(make):
     assert opened == [f"begin {batch} of {max(0, batch - 2)}" for batch in range(STEPS)]
 
 
-@pytest.mark.parametrize("lag", [1, 2])
-def test_bits_do_not_depend_on_the_order_of_arrival(make, lag):
-    expected = bits(rows_of(make(lag=lag)))
+@pytest.mark.parametrize(("lag", "teacher_weight"), [(1, 0.0), (2, 0.0), (1, 0.5)])
+def test_bits_do_not_depend_on_the_order_of_arrival(make, lag, teacher_weight):
+    expected = bits(rows_of(make(lag=lag, teacher_weight=teacher_weight)))
     for order in ("newest", "any"):
-        assert bits(rows_of(make(Fleet(order), lag=lag))) == expected
+        rows = rows_of(make(Fleet(order), lag=lag, teacher_weight=teacher_weight))
+        assert bits(rows) == expected
+        assert all((DISTILLED in row) == bool(teacher_weight) for row in rows)
 
 
-@pytest.mark.parametrize(("lag", "step"), [(1, 1), (1, 3), (2, 1), (2, 3), (2, 5)])
-def test_a_resumed_run_has_the_same_bits_although_no_snapshot_is_left(make, lag, step):
-    loop = make(lag=lag)
+@pytest.mark.parametrize(
+    ("lag", "step", "teacher_weight"),
+    [(1, 1, 0.0), (1, 3, 0.0), (2, 1, 0.0), (2, 3, 0.0), (2, 5, 0.0), (1, 3, 0.5)],
+)
+def test_a_resumed_run_has_the_same_bits_although_no_snapshot_is_left(
+    make, lag, step, teacher_weight
+):
+    loop = make(lag=lag, teacher_weight=teacher_weight)
     rows = rows_of(loop)
-    resumed = make(lag=lag, resumed=(loop._session.checkpoints, step))
+    resumed = make(
+        lag=lag, teacher_weight=teacher_weight, resumed=(loop._session.checkpoints, step)
+    )
     before = {version: digest for version, (_, digest) in loop.fleet.versions.items()}
     again = {version: digest for version, (_, digest) in resumed.fleet.versions.items()}
     assert again.items() <= before.items(), "a version has the digest that it had"
@@ -402,7 +442,7 @@ def test_lies_about_held_out_prompts_leave_no_trace_in_a_score(make):
     """Each is compared with the version that is measured: of batch 4 that is version 2, and in the
     end the last. What is doubted is sampled again."""
     honest = make(lag=2, evaluate=2)
-    rows, score = rows_of(honest), honest.final_score()
+    rows, (score, _) = rows_of(honest), honest.final_score()
     fleet = Fleet("any")
     second = sample_number(1, 0, group_size=GROUP, purpose="evaluate")
     fleet.lies = {(4, second): 0.01}
@@ -412,7 +452,7 @@ def test_lies_about_held_out_prompts_leave_no_trace_in_a_score(make):
     last = sample_number(0, 0, group_size=1, purpose="evaluate")
     fleet.lies = {(STEPS, last): float("nan")}
     fleet.log.clear()
-    assert loop.final_score() == score
+    assert loop.final_score()[0] == score
     assert f"doubt {STEPS} {last} 1" in fleet.log and len(fleet.log) == 3
 
 

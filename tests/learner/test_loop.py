@@ -15,9 +15,9 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
+from rlboost_jax.learner import wait_lines
 from rlboost_jax.learner.checkpoints.extra import window_of
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
-from rlboost_jax.learner.episodes import judging
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
@@ -137,6 +137,8 @@ class Reserved(ReservedEngines):
 
 
 class Announcer(Publisher):
+    unwritten = None  # a version is complete as soon as it is submitted
+
     def __init__(self, world):
         self.world = world
 
@@ -299,7 +301,7 @@ def test_w15_held_out_prompts_are_the_fleets_work_and_a_step_begins_with_its_eng
 def test_the_last_version_is_measured_when_all_is_over(loop, world):
     run_all(loop)
     world.log.clear()
-    score = loop.final_score()
+    score, _ = loop.final_score()
     assert world.log == ["load 3", "begin 3", "trained 3"]
     begin = loop._session.link.begin
     assert begin.sampling.temperature == 0.0
@@ -317,7 +319,7 @@ def test_lies_about_greedy_answers_are_found_beside_a_step_and_in_the_end(build,
     doubts = [line for line in world.log if line.startswith("doubt")]
     assert doubts == [f"doubt {step} {beside} 2" for step in (0, 2)]
     world.log.clear()
-    assert loop.final_score().accuracy == 1.0
+    assert loop.final_score()[0].accuracy == 1.0
     assert world.log == ["load 3", "begin 3", f"doubt 3 {last} 1", "trained 3"]
 
 
@@ -327,7 +329,7 @@ def test_more_samples_than_a_group_has_are_generated_in_the_end_too(build, world
     assert loop._run.algorithm.group_size == 8
     run_all(loop)
     world.log.clear()
-    score = loop.final_score()
+    score, _ = loop.final_score()
     assert world.log == ["load 3", "begin 3", "extend 3", "trained 3"]
     assert (score.samples, score.prompts) == (12, loop._run.evaluation.num_prompts)
 
@@ -456,7 +458,7 @@ def test_rewards_that_come_late_leave_no_trace(build):
 
 
 def test_somebody_looks_while_rewards_are_waited_for(build):
-    """Who says so when they take long; `test_judging.py` has what is said."""
+    """Who says so when they take long; `test_wait_lines.py` has what is said."""
     names = set()
 
     class Watched(Late):
@@ -465,11 +467,11 @@ def test_somebody_looks_while_rewards_are_waited_for(build):
             super().answer(waiting)
 
     build(task=Watched).step(0)
-    assert "judging" in names
+    assert "wait lines" in names
 
 
 def test_failed_rewards_are_counted_and_reported(build, monkeypatch):
-    monkeypatch.setattr(judging, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(wait_lines, "PATIENCE_SECONDS", PATIENCE_SECONDS)
 
     class Failing(Late):
         faults: ClassVar[dict] = {6: {"clock": "returned nan"}}

@@ -6,16 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.doubts import Gaps
 from rlboost_jax.learner.episodes.estimates import Estimates
 from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.packing import by_sample
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.state import init_state
+from rlboost_jax.learner.tolerated_gaps import Gaps
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import init_params
-from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.settings.presets import PRESETS
 
 PROMPTS, GROUP, STEP = 4, 3, 3  # the trajectories in `groups` are of version 3

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlboost_jax.settings.memory import num_adapter_parameters, num_parameters
-from rlboost_jax.settings.model import LoraConfig
+from rlboost_jax.settings.memory_estimates import num_adapter_parameters, num_parameters
+from rlboost_jax.settings.model_config import LoraConfig
 from tests.learner.on_mesh import small_run
 from tests.shared import measured_once
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlboost_jax.learner.publisher import Publisher, SnapshotNotWritten
 from rlboost_jax.messages import Manifest
-from rlboost_jax.storage import disk_thread
+from rlboost_jax.platform import disk_thread
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.patience import PATIENCE_SECONDS
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.learner.episodes.assembly import Episode
+from rlboost_jax.learner.episodes.assembly import DeliveredEpisode
 from rlboost_jax.learner.episodes.collector import StepCollector
 from rlboost_jax.learner.episodes.estimates import Estimates
 from rlboost_jax.learner.guards import RewardsFailed, check_judged
-from rlboost_jax.learner.stream.driver import drive
-from rlboost_jax.learner.stream.intake import Intake
+from rlboost_jax.learner.stream.batch_intake import BatchIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
-from rlboost_jax.learner.stream.step_stream import Doubt, StepStream
+from rlboost_jax.learner.stream.step_stream import DoubtedResponse, StepStream
+from rlboost_jax.learner.stream.stream_driver import drive
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.presets import PRESETS
@@ -47,7 +47,7 @@ class Desk:
         self.asked: dict[tuple[int, int], Future[Verdict]] = {}
         self.woken = 0
 
-    def ask(self, episode: Episode) -> Future[Verdict]:
+    def ask(self, episode: DeliveredEpisode) -> Future[Verdict]:
         sample, attempt = episode.response.tolist()
         assert episode.work.prompt == sample // GROUP
         self.asked[sample, attempt] = self.future(sample)
@@ -89,6 +89,31 @@ def test_a_group_is_finished_when_all_of_it_is_judged():
     assert [t.advantage for t in group.trajectories] == [-0.5, 0.5]
     assert [t.reward_components for t in group.trajectories] == [{"own": 0.0}, {"own": 1.0}]
     assert collector.settle() == []
+
+
+def test_a_group_waits_for_the_scores_of_its_teacher():
+    """Whichever comes last; what was said of a rejected response is not taken for another's."""
+    desk, scores = Desk(), list[Future[Any]]()
+
+    def ask(trajectory):
+        scores.append(Future())
+        return scores[-1] if trajectory.sample else None  # the first has no teacher
+
+    collector = desk.collector(prompts=1, ask_teacher=ask)
+    collector.add(rollout(0))
+    collector.add(rollout(1))
+    for sample in (0, 1):
+        desk.asked[sample, 0].set_result(verdict(1.0))
+    assert collector.settle() == [] and collector.unscored == (1,)
+    collector.reject([1])
+    assert collector.unscored == ()
+    scores[1].set_result(np.zeros(2, np.float32))
+    collector.add(rollout(1, attempt=1))
+    desk.asked[1, 1].set_result(verdict(0.0))
+    assert collector.settle() == [] and collector.unscored == (1,)
+    scores[2].set_result(found := np.array([-1.0, -2.0], np.float32))
+    (group,) = collector.settle()
+    assert [t.teacher_logprobs is found for t in group.trajectories] == [False, True]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
@@ -256,6 +281,7 @@ def test_a_failure_is_reported_when_it_happens_and_once_a_kind():
         collector.add(rollout(sample))
         assert collector.unjudged == (sample,)
         desk.asked[sample, 0].set_result(verdict(0.0, own=why))
+        assert collector.unjudged == (), "the reward is there, though nobody took it yet"
         collector.settle()
     assert (collector.num_taken, collector.unjudged) == (3, ())
     assert notes == [
@@ -290,7 +316,7 @@ class Link:
 
     def __init__(self, desk: Desk, script: list[object]) -> None:
         self.desk, self.script = desk, script
-        self.doubts: list[list[Doubt]] = []
+        self.doubts: list[list[DoubtedResponse]] = []
 
     def receive(self, timeout: float | None = None) -> m.ToTrainer | None:
         if timeout == 0:
@@ -309,7 +335,7 @@ class Link:
         for asked, reward in rewards.items():
             self.desk.asked[asked].set_result(verdict(reward))
 
-    def doubt(self, step: int, doubts: list[Doubt]) -> None:
+    def doubt(self, step: int, doubts: list[DoubtedResponse]) -> None:
         self.doubts.append(list(doubts))
 
 
@@ -317,7 +343,7 @@ def driven(link: Link, collector: StepCollector, train, *, deterministic: bool =
     batches = MicroBatches(PROMPTS, 1, deterministic)
     stream = StepStream(0, group_size=GROUP, micro_batches=batches)
     stream.begin()
-    drive(Intake(stream, collector), link, train=train)
+    drive(BatchIntake(stream, collector), link, train=train)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -342,7 +368,7 @@ def test_groups_are_trained_as_they_are_judged(deterministic):
         if not liars:
             trained.extend(group.prompt for group in groups)
         return [
-            Doubt(
+            DoubtedResponse(
                 prompt=t.prompt,
                 sample=t.sample,
                 attempt=t.attempts[0],

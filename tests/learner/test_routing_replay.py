@@ -10,8 +10,8 @@ from rlboost_jax.learner.episodes.trajectory import Trajectory, trajectories_dig
 from rlboost_jax.learner.packing import fill
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.models.forward import hidden_states_and_experts
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import init_params
-from rlboost_jax.models.sharding import make_mesh
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.routing import Routing
 
@@ -121,7 +121,7 @@ class Dense:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.model.norm_epsilon) * scale
 
     def logprobs(self, t: Trajectory) -> np.ndarray:
-        """Of the response tokens."""
+        """Log-probabilities of the response tokens."""
         p, D = self.params, self.model.head_dim
         tokens = t.sequence.tokens
         T = len(tokens) - 1

@@ -18,8 +18,8 @@ from rlboost_jax.learner.state import (
     make_optimizer,
     state_shardings,
 )
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import flatten_params, init_params
-from rlboost_jax.models.sharding import make_mesh
 
 FALL = {
     "constant": lambda done: 1.0,

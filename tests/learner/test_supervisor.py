@@ -19,21 +19,21 @@ from rlboost_jax.learner.supervisor import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     History,
-    Progress,
+    RunProgress,
     Supervisor,
     after_end,
     progress_of,
 )
-from rlboost_jax.manager.service.run_files import read_record
-from rlboost_jax.settings.load import run_config, write_run_config
-from rlboost_jax.supervision import exits
+from rlboost_jax.platform import exits
+from rlboost_jax.settings.config_loading import run_config, write_run_config
+from rlboost_jax.trust.run_files import read_record
 from tests.patience import PATIENCE_SECONDS
 
 KILLED = exits.by_signal(signal.SIGKILL)
-START = History(reached=Progress(step=3, checkpoint=4))
+START = History(reached=RunProgress(step=3, checkpoint=4))
 
 
-def decisions(*ends: tuple[int, Progress], max_restarts: int = 3) -> list[float | None]:
+def decisions(*ends: tuple[int, RunProgress], max_restarts: int = 3) -> list[float | None]:
     """The pauses after these ends, one after the other."""
     history, pauses = START, []
     for code, reached in ends:
@@ -44,12 +44,12 @@ def decisions(*ends: tuple[int, Progress], max_restarts: int = 3) -> list[float 
 
 @pytest.mark.parametrize("code", [KILLED, exits.BROKEN, exits.by_signal(signal.SIGSEGV)])
 def test_one_that_was_killed_or_broke_is_started_again(code):
-    assert decisions((code, Progress(step=4, checkpoint=5))) == [FIRST_PAUSE_SECONDS]
+    assert decisions((code, RunProgress(step=4, checkpoint=5))) == [FIRST_PAUSE_SECONDS]
 
 
 @pytest.mark.parametrize("code", [exits.COMPLETE, exits.MISTAKE, 130, 143])
 def test_one_that_ended_as_it_should_is_not(code):
-    assert decisions((code, Progress(step=9, checkpoint=9))) == [None]
+    assert decisions((code, RunProgress(step=9, checkpoint=9))) == [None]
 
 
 def test_failures_without_progress_are_counted_and_pauses_double():
@@ -60,7 +60,7 @@ def test_failures_without_progress_are_counted_and_pauses_double():
     assert long[-1] == LONGEST_PAUSE_SECONDS
 
 
-@pytest.mark.parametrize("further", [Progress(step=4, checkpoint=4), Progress(checkpoint=5)])
+@pytest.mark.parametrize("further", [RunProgress(step=4, checkpoint=4), RunProgress(checkpoint=5)])
 def test_a_row_or_a_checkpoint_is_progress(further):
     same = (KILLED, START.reached)
     assert decisions(same, same, same, (KILLED, further), same) == [0.5, 1.0, 2.0, 0.5, 0.5]
@@ -68,17 +68,17 @@ def test_a_row_or_a_checkpoint_is_progress(further):
 
 def test_a_row_written_again_is_no_progress():
     # Rows behind the last checkpoint are taken out by each start and written again.
-    there, back = Progress(step=4, checkpoint=4), Progress(step=3, checkpoint=4)
+    there, back = RunProgress(step=4, checkpoint=4), RunProgress(step=3, checkpoint=4)
     ends = [(KILLED, there), (KILLED, back), (KILLED, there), (KILLED, there), (KILLED, back)]
     assert decisions(*ends) == [0.5, 0.5, 1.0, 2.0, None]
 
 
 def test_progress_is_read_from_the_folder(tmp_path):
-    assert progress_of(tmp_path / "nowhere") == Progress()
+    assert progress_of(tmp_path / "nowhere") == RunProgress()
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"ste')
     for name in ("0", "2", "3.orbax-checkpoint-tmp"):  # the last is in the making
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert progress_of(tmp_path) == Progress(step=1, checkpoint=2, complete=(0, 2))
+    assert progress_of(tmp_path) == RunProgress(step=1, checkpoint=2, complete=(0, 2))
     (tmp_path / "checkpoints" / "4.broken").mkdir()
     assert progress_of(tmp_path).broken == {4}
 
@@ -87,7 +87,7 @@ def test_a_run_that_went_back_is_measured_from_there():
     """Checkpoint 4 broke, and a start went back to 3: rows from 3 on are new, those before not."""
 
     def back(step, *complete):
-        return Progress(
+        return RunProgress(
             step=step, checkpoint=max(complete), complete=complete, broken=frozenset({4})
         )
 
@@ -251,8 +251,8 @@ def test_a_manager_that_was_killed_comes_back_before_the_trainer(trainer):
 STANDING = """
     import json, os, signal, sys, threading, time
     from pathlib import Path
-    from rlboost_jax.supervision import stacks
-    from rlboost_jax.supervision.pulse import PULSE, show_pulse
+    from rlboost_jax.platform import stacks
+    from rlboost_jax.platform.pulse import PULSE, show_pulse
 
     folder, *ends = Path(sys.argv[1]), *sys.argv[2:]
     starts = folder / "starts"

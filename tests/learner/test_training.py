@@ -17,15 +17,25 @@ from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import init_params, params_digest
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.isolated_tracker import IsolatedTracker
-from rlboost_jax.observe.metrics import read_metrics
+from rlboost_jax.observe.metrics import read_metrics, read_rows
 from rlboost_jax.observe.summary import headline
-from rlboost_jax.qualification.host import Host
-from rlboost_jax.qualification.records import Trial, Verdict
-from rlboost_jax.qualification.start import trainer_run
-from rlboost_jax.settings.load import read_run_config
-from rlboost_jax.settings.memory import learner_bytes
+from rlboost_jax.qualification.engine_start import trainer_run
+from rlboost_jax.qualification.trial_host import Host
+from rlboost_jax.qualification.trial_records import KernelVerdict, Trial
+from rlboost_jax.settings.config_loading import read_run_config
+from rlboost_jax.settings.memory_estimates import learner_bytes
 from rlboost_jax.weights.snapshots import SnapshotStore
-from tests.learner.doubles import FINAL, FINAL_ACCURACY, MAKERS, STEPS, Link, Loop, quick, train
+from tests.learner.doubles import (
+    FINAL,
+    FINAL_ACCURACY,
+    FINAL_REPORT,
+    MAKERS,
+    STEPS,
+    Link,
+    Loop,
+    quick,
+    train,
+)
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -92,7 +102,7 @@ def test_what_is_chosen_for_a_gpu_runs_and_is_reported(run, tmp_path, determinis
     """Servers get it only where all engines have to run the same."""
     run = dataclasses.replace(run, deterministic=deterministic)
     trial = Trial(candidate="xla", outcome="right", seconds=0.001)
-    verdict = Verdict(platform="gpu", device="NVIDIA H100", trials=(trial,))
+    verdict = KernelVerdict(platform="gpu", device="NVIDIA H100", trials=(trial,))
     built, lines = [], []
 
     def engine_of(given, **options):
@@ -125,7 +135,7 @@ def test_what_is_chosen_for_a_learner_is_what_it_runs(run, tmp_path, determinist
 
     def verdict_of(spec):
         trial = Trial(candidate=right[spec.problem], outcome="right", seconds=0.001)
-        return Verdict(platform="gpu", device="NVIDIA H100", trials=(trial,))
+        return KernelVerdict(platform="gpu", device="NVIDIA H100", trials=(trial,))
 
     built, lines = [], []
 
@@ -204,6 +214,10 @@ def test_a_run_stopped_at_a_checkpoint_has_the_rows_up_to_it(run, tmp_path):
 def test_summary_and_report_tell_the_accuracy_after_the_last_update(run, tmp_path):
     summary = train(run, tmp_path)
     assert (summary.first_accuracy, summary.last_accuracy) == (0.5, FINAL_ACCURACY)
+    *_, final = read_rows(tmp_path)
+    assert (final["step"], final["final"], final["accuracy"]) == (STEPS, True, FINAL_ACCURACY)
+    assert (summary.instances_lost, summary.instances_left, summary.tokens_lost) == (1, 1, 4)
+    assert summary.steps == STEPS == len(read_metrics(tmp_path)), "it is of no step"
     assert json.loads((tmp_path / "summary.json").read_text()) == dataclasses.asdict(summary)
     page = (tmp_path / "report.html").read_text()
     assert headline(summary) in page and f"{FINAL_ACCURACY:.3f}" in page
@@ -224,7 +238,7 @@ def test_a_last_version_that_cannot_be_written_is_reported_and_the_run_is_comple
         def final_score(self):
             self.publisher.submit(STEPS, {}, "digest")
             assert begun.wait(PATIENCE_SECONDS)
-            return FINAL
+            return FINAL, FINAL_REPORT
 
     assert train(run, tmp_path, Publishing, snapshots=Full).steps == STEPS
     assert (tmp_path / "report.html").exists()
@@ -261,11 +275,12 @@ def test_trackers_hear_of_the_summary_once_the_run_is_complete(run, tmp_path):
     calls = []
     board = SimpleNamespace(
         step=lambda row: calls.append("step"),
+        evaluated=lambda row: calls.append("evaluated"),
         finish=lambda summary: calls.append("finish"),
         close=lambda: calls.append("close"),
     )
     train(run, tmp_path, trackers=tracked_by(board))
-    assert calls == ["step"] * STEPS + ["finish", "close"]
+    assert calls == ["step"] * STEPS + ["evaluated", "finish", "close"]
     calls.clear()
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "another", Interrupted, trackers=tracked_by(board))
@@ -305,7 +320,7 @@ def test_a_run_begins_with_the_parameters_of_its_source(config, learner_step, tm
         warmup=dataclasses.replace(config.warmup, max_updates=0),
     )
     with Console(num_steps=1, live=False) as console:
-        state = preparation._start(run, learner_step(), console)
+        state = preparation._start(run, tmp_path, learner_step(), console)
     assert params_digest(state.params) == params_digest(other)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state.params)
     assert shardings == learner_step().shardings.params

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.episodes.collector import StepCollector
-from rlboost_jax.learner.episodes.estimates import Estimates, Scores
-from rlboost_jax.learner.episodes.samples import sample_rows
+from rlboost_jax.learner.episodes.estimates import Estimates, ResponseScores
+from rlboost_jax.learner.episodes.shown_samples import sample_rows
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import by_sample, pack, update_divisor
 from rlboost_jax.learner.update.learner import Learner
@@ -21,9 +21,8 @@ from rlboost_jax.models.params import init_params
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import BadSequence, Sequence
 from rlboost_jax.settings.presets import PRESETS
-from tests.learner.episodes import groups_in_sequences
-from tests.learner.test_batch_update import build, updated
-from tests.learner.test_policy import (
+from tests.learner.made_episodes import groups_in_sequences
+from tests.learner.programs.test_policy import (
     accumulate,
     assert_close,
     everything,
@@ -32,6 +31,7 @@ from tests.learner.test_policy import (
     token_logprobs,
 )
 from tests.learner.turns import groups_in_turns
+from tests.learner.update.test_batch import build, updated
 from tests.sequences.given import with_given
 
 __all__ = ["build"]  # a fixture
@@ -236,7 +236,7 @@ def test_the_trap_of_observations_they_are_passed_over(turns):
     values = {t.sample: rng.normal(size=t.sequence.num_sampled).astype(np.float32) for t in members}
     algorithm = replace(PRESETS["ppo"], discount=0.9, gae_lambda=0.8)
     estimates = Estimates(algorithm=algorithm, max_response_tokens=30, stop_ids=())
-    for t in estimates.evaluated(members, Scores(values=values)):
+    for t in estimates.evaluated(members, ResponseScores(values=values)):
         expected = by_full_rows(
             t, values[t.sample].tolist(), reward=t.reward, discount=0.9, gae_lambda=0.8
         )

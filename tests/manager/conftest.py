@@ -12,12 +12,12 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Record
-from rlboost_jax.manager.limits import ALLOWANCE, Allowance
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.service import app
-from rlboost_jax.manager.service.driver import SERVER_QUEUE_BYTES, Driver, Keep
-from rlboost_jax.manager.service.run_files import Tokens
+from rlboost_jax.manager.service import manager_app
+from rlboost_jax.manager.service.manager_driver import SERVER_QUEUE_BYTES, Driver, Keep
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.trust.peer_limits import ALLOWANCE, Allowance
+from rlboost_jax.trust.run_files import Tokens
 from tests.manager.fakes import RUN, SNAPSHOTS, hello, settings
 from tests.patience import PATIENCE_SECONDS
 
@@ -49,7 +49,7 @@ class Loopback:
         )
         self.client: TestClient[Any, Any] = TestClient(
             TestServer(
-                app.make_app(
+                manager_app.make_app(
                     self.driver,
                     tokens=TOKENS,
                     config=b'{"run_id": "run"}',

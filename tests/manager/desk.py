@@ -14,7 +14,7 @@ from rlboost_jax.manager.events import (
     Send,
     Tick,
 )
-from rlboost_jax.manager.journal import Entry
+from rlboost_jax.manager.journal_entries import Entry
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.providers.base import Exited, Granted, Started

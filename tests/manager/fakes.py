@@ -12,8 +12,8 @@ from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Request
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.providers.base import ANY_POOL
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
-from rlboost_jax.settings.manager import ManagerConfig
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
+from rlboost_jax.settings.manager_config import ManagerConfig
 from rlboost_jax.settings.routing import Routing
 
 VOCAB, STOP, MAX_TOKENS = 64, 0, 12
@@ -56,7 +56,7 @@ def settings(**changes: Any) -> Settings:
 
 @functools.cache
 def length(digest: str, step: int, sample: int) -> int:
-    """Of the whole response, in tokens; some end with a stop id, some at the limit."""
+    """Length of the whole response, in tokens; some end with a stop id, some at the limit."""
     return 1 + (hash_of(digest) + step * 31 + sample * 17) * 2654435761 % 1000003 % MAX_TOKENS
 
 
@@ -90,6 +90,11 @@ def logprob(token_id: int) -> float:
     return -(token_id + 1) / 16  # exact in float32
 
 
+def teacher_scores(tokens: list[int]) -> bytes:
+    """What the teacher of a simulated run thinks of tokens."""
+    return m.pack_logprobs([-(t + 3) / 32 for t in tokens])
+
+
 def routes(lead: int, tokens: list[int]) -> bytes:
     """Routes of the first `lead` positions of a prompt, and of the positions before `tokens`."""
     return bytes((n + i) % 5 for n in (*range(lead), *tokens) for i in (0, 1, 2, 4))
@@ -107,6 +112,9 @@ def manifest(version: int, digest: str) -> m.Manifest:
     return m.Manifest(
         version=version, directory=directory, params_digest=digest, files=(), leaves=()
     )
+
+
+TEACHER = manifest(2**52, "teacher")
 
 
 def nonce_of(name: str) -> str:

@@ -225,7 +225,7 @@ def test_a_prompt_to_measure_by_is_none_of_the_batch_s_own() -> None:
 def test_an_impossible_extension_is_refused(message: m.ExtendBatch, reason: str) -> None:
     desk, _ = roomy()
     desk.trainer(message)
-    (refused,) = desk.sent(m.Refused)
+    (refused,) = desk.sent(m.RequestRefused)
     assert reason in refused.reason
     assert len(desk.manager.view.batches[0].rollouts) == 4
 
@@ -235,7 +235,7 @@ def test_a_trainer_extends_what_it_has_begun() -> None:
     desk(TrainerGone(TRAINER, "killed"))
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=3)
     desk.trainer(extension(2), stream=3)
-    assert desk.sent(m.Refused)
+    assert desk.sent(m.RequestRefused)
 
 
 def test_too_many_responses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_too_many_responses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     desk, _ = roomy()
     desk.trainer(extension(2, samples=1))
     desk.trainer(extension(2))
-    assert not desk.sent(m.Refused)
+    assert not desk.sent(m.RequestRefused)
     desk.trainer(extension(3))
-    (refused,) = desk.sent(m.Refused)
+    (refused,) = desk.sent(m.RequestRefused)
     assert "asks for 8 responses; the limit is 6" in refused.reason

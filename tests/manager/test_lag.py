@@ -11,10 +11,10 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, ServerGone, TrainerGone
-from rlboost_jax.manager.limits import MAX_OPEN_BATCHES
 from rlboost_jax.manager.reducer import announcements, batch_checks
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state.parameters import Parameters
+from rlboost_jax.manager.state.server_parameters import Parameters
+from rlboost_jax.trust.peer_limits import MAX_OPEN_BATCHES
 from tests.manager import fakes
 from tests.manager.desk import RESERVED, TRAINER, Desk, trained
 from tests.manager.fakes import RUN, batch, begin_batch, hello, manifest, ready
@@ -163,7 +163,7 @@ def test_a_token_of_another_version_than_its_batch_is_lost() -> None:
     sequence = desk.manager.view.instances[A].activity.next_sequence
     desk.server(A, batch(sequence, 1, row))
     rollout = desk.manager.view.open[1].rollouts[0]
-    assert rollout.num_tokens == 0
+    assert rollout.transcript.num_tokens == 0
     assert desk.manager.view.books.lost == lost + 1
 
 
@@ -205,7 +205,7 @@ def test_nobody_waits_for_the_learner_who_works_on_a_later_batch() -> None:
 def test_batches_are_trained_in_their_order() -> None:
     desk = at_batch_1()
     desk.trainer(trained(2))
-    assert "not the oldest" in desk.sent(m.Refused)[0].reason
+    assert "not the oldest" in desk.sent(m.RequestRefused)[0].reason
 
 
 def test_a_batch_may_be_begun_before_the_update_that_it_follows_is_reported() -> None:
@@ -254,7 +254,7 @@ def test_what_a_trainer_went_back_on_is_no_version_any_more(again: bool) -> None
 
 
 def test_what_a_trainer_begins_first_is_its_oldest() -> None:
-    """Of a batch before that it has nothing left to say: a journal may not know of its end."""
+    """It sends nothing of a batch before that, whose end a journal may not have."""
     desk = at_batch_1()
     desk(TrainerGone(TRAINER, "cut"))
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
@@ -290,7 +290,7 @@ def test_no_more_batches_are_open_than_the_limit() -> None:
         desk.trainer(begin(number, lag=MAX_OPEN_BATCHES))
     assert len(desk.manager.view.open) == MAX_OPEN_BATCHES
     desk.trainer(begin(MAX_OPEN_BATCHES, lag=MAX_OPEN_BATCHES))
-    assert "lower algorithm.lag" in desk.sent(m.Refused)[0].reason
+    assert "lower algorithm.lag" in desk.sent(m.RequestRefused)[0].reason
     assert len(desk.manager.view.open) == MAX_OPEN_BATCHES
 
 
@@ -304,10 +304,10 @@ def test_all_open_batches_count_towards_the_limit_of_responses(
     desk.trainer(begin(0))
     desk.trainer(begin(1, prompts=1 if extends else 2))
     if extends:
-        assert not desk.sent(m.Refused)
+        assert not desk.sent(m.RequestRefused)
         more = m.PromptRequest(prompt=1, tokens=m.pack_tokens([1]))
         desk.trainer(m.ExtendBatch(batch=1, prompts=(more,)))
-    assert "beside 2 of open batches" in desk.sent(m.Refused)[0].reason
+    assert "beside 2 of open batches" in desk.sent(m.RequestRefused)[0].reason
 
 
 def test_a_later_batch_can_grow() -> None:
@@ -436,7 +436,7 @@ def test_a_manager_that_follows_knows_all_open_batches() -> None:
     view = desk.manager.view
     assert list(view.open) == [1, 2]
     assert view.open[1].begun_at == begun_at
-    tokens = {n: [r.num_tokens for r in b.rollouts] for n, b in view.open.items()}
+    tokens = {n: [r.transcript.num_tokens for r in b.rollouts] for n, b in view.open.items()}
     assert tokens == {1: [1, 1], 2: [1, 1]}
     desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream=50)
     desk(FromTrainer(50, begin(1)))
@@ -467,7 +467,7 @@ def test_a_free_reserved_slot_asks_for_no_work_of_a_later_batch() -> None:
     desk.trainer(begin(1))
     assert [r.work.batch for r in desk.requests(A)] == [1, 1]
     held = desk.manager.view.instances[A].held.values()
-    assert [r.work.batch for r in held] == [0, 0, 1, 1], "two are pending"
+    assert [r.sequences.work.batch for r in held] == [0, 0, 1, 1], "two are pending"
     desk.server(RESERVED, ready(0))  # two slots, and its window is open
     assert not desk.sent(m.Release)
 

@@ -19,17 +19,14 @@ import aiohttp
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.credentials import Endpoint, read_credentials
-from rlboost_jax.host.processes import start_time
-from rlboost_jax.host.proxies import opened
-from rlboost_jax.manager.service.run_files import ALREADY_MANAGED
-from rlboost_jax.observe.events import read_events
+from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.platform.at_rest import read_sealed, write_sealed
+from rlboost_jax.platform.process_liveness import start_time
+from rlboost_jax.platform.proxies import opened
+from rlboost_jax.settings.config_loading import read_run_config, run_config_from_dict
 from rlboost_jax.settings.for_servers import for_servers
-from rlboost_jax.settings.load import (
-    read_run_config,
-    run_config_from_dict,
-)
-from rlboost_jax.storage.at_rest import read_sealed, write_sealed
+from rlboost_jax.trust.credentials import FILES_CONNECTIONS, Endpoint, read_credentials
+from rlboost_jax.trust.run_files import ALREADY_MANAGED
 from tests.endpoints import free_port
 from tests.manager.fakes import hello
 from tests.patience import PATIENCE_SECONDS
@@ -112,6 +109,7 @@ def test_a_run_from_hello_to_the_end(workdir: Path, run: Callable[..., Any]) -> 
         async with aiohttp.ClientSession() as session:
             asked = session.get(mine.url("/config"), headers=mine.headers, ssl=mine.tls)
             async with asked as answer:
+                assert answer.headers[FILES_CONNECTIONS] == "32", "few instances have all they want"
                 served = run_config_from_dict(await answer.json())
                 assert served == for_servers(read_run_config(workdir))
             server = await session.ws_connect(
@@ -272,7 +270,7 @@ def test_one_that_dies_of_an_exception_is_followed_on_its_port(workdir: Path) ->
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_servers_that_cannot_find_it_are_ended(workdir: Path, taken: bool) -> None:
-    """Those of a manager that was killed stay, unless another program has its port now."""
+    """Servers of a killed manager stay, unless another program has its port now."""
     change(workdir, fleet__provider="local", fleet__max_instances=0)
     server = subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()  # a server of rlboost_jax"],

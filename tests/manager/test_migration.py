@@ -28,16 +28,17 @@ def test_tokens_go_with_a_rollout_unless_that_is_switched_off(migration: bool, l
     desk.tokens(A, requests, 1)
     step = desk.manager.view.batch
     assert step is not None
-    begun = {r.sample for r in step.rollouts if r.num_tokens and r.result is None}
+    begun = {r.sample for r in step.rollouts if r.transcript.num_tokens and r.result is None}
     assert begun
     lost = step.books.lost
     desk.join(B, 0, slots=8)
     if leave == "killed":
         desk(ServerGone(A, "killed"))
     else:
-        held = [r.request_id for r in step.rollouts if r.holder == "server-10"]
+        held = [r.placement.request_id for r in step.rollouts if r.placement.holder == "server-10"]
         desk.server(A, m.Released(request_ids=m.pack_ids(held)))
     moved = {r.work.sample: len(r.response_tokens) // 4 for r in desk.requests()}
     assert {sample: moved[sample] for sample in begun} == dict.fromkeys(begun, int(migration))
     assert step.books.lost - lost == (0 if migration else len(begun))
-    assert step.books.generated - step.books.lost == sum(r.num_tokens for r in step.rollouts)
+    kept = sum(rollout.transcript.num_tokens for rollout in step.rollouts)
+    assert step.books.generated - step.books.lost == kept

@@ -6,11 +6,11 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import ServerGone, TrainerGone
-from rlboost_jax.manager.journal import Answered
+from rlboost_jax.manager.journal_entries import Answered
 from rlboost_jax.manager.state.rollouts import Rollout
 from tests.manager.desk import TRAINER, Desk
 from tests.manager.fakes import MAX_TOKENS, ROUTING, STOP, VOCAB, batch, logprob, routes, settings
-from tests.manager.test_doubts import doubt
+from tests.manager.reducer.test_untrusted_servers import doubt
 
 A, B = 10, 11
 GIVEN = (7, STOP, 9)  # stop ids count in no one's tokens but the policy's
@@ -45,7 +45,7 @@ def only(desk: Desk) -> Rollout:
 
 def reply(desk: Desk, tokens: tuple[int, ...] = GIVEN, **changes: Any) -> m.Answer:
     fields = {"attempt": 0, "turn": 0, "over": False, **changes}
-    answer = m.Answer(work=only(desk).work, tokens=m.pack_tokens(tokens), **fields)
+    answer = m.Answer(work=only(desk).sequences.work, tokens=m.pack_tokens(tokens), **fields)
     desk.trainer(answer)
     return answer
 
@@ -99,7 +99,7 @@ def test_an_answer_that_comes_twice_counts_once() -> None:
     desk = parked()
     reply(desk)
     reply(desk, (1, 2))
-    assert m.unpack_tokens(bytes(only(desk).tokens)).tolist() == [5, 6, STOP, *GIVEN]
+    assert m.unpack_tokens(bytes(only(desk).transcript.tokens)).tolist() == [5, 6, STOP, *GIVEN]
     assert [type(e) for e in desk.entries].count(Answered) == 1
 
 
@@ -151,8 +151,9 @@ def test_what_fits_to_the_last_token_goes_on() -> None:
 )
 def test_what_nothing_can_go_on_with_is_refused(data: bytes, over: bool, why: str) -> None:
     desk = parked()
-    desk.trainer(m.Answer(work=only(desk).work, attempt=0, turn=0, tokens=data, over=over))
-    (refused,) = desk.sent(m.Refused)
+    work = only(desk).sequences.work
+    desk.trainer(m.Answer(work=work, attempt=0, turn=0, tokens=data, over=over))
+    (refused,) = desk.sent(m.RequestRefused)
     assert why in refused.reason
     assert only(desk).parked
 
@@ -179,7 +180,7 @@ def test_a_manager_that_goes_on_knows_what_is_parked_and_what_was_answered() -> 
     reply(desk)
     desk.crash(at=2.0)
     assert not only(desk).parked
-    assert m.unpack_tokens(bytes(only(desk).tokens)).tolist() == [5, 6, STOP, *GIVEN]
+    assert m.unpack_tokens(bytes(only(desk).transcript.tokens)).tolist() == [5, 6, STOP, *GIVEN]
     desk.publish(0)
     desk.join(A, 0, slot_tokens=64)
     assert [r.runs for r in desk.requests(A)] == [(3, 3)]
@@ -193,7 +194,7 @@ def test_tokens_after_an_answer_that_was_lost_are_lost_with_it() -> None:
     desk.entries = [e for e in desk.entries if not isinstance(e, Answered)]
     desk.crash(at=1.0)
     assert only(desk).parked
-    assert m.unpack_tokens(bytes(only(desk).tokens)).tolist() == [5, 6, STOP]
+    assert m.unpack_tokens(bytes(only(desk).transcript.tokens)).tolist() == [5, 6, STOP]
 
 
 def test_a_doubt_drops_the_answers_after_it() -> None:
@@ -212,9 +213,9 @@ def test_a_doubt_drops_the_answers_after_it() -> None:
     assert (question.attempt, question.turn) == (1, 0)
     reply(desk)
     assert only(desk).parked, "of the attempt before"
-    before = bytes(only(desk).tokens)
+    before = bytes(only(desk).transcript.tokens)
     desk.crash(at=1.0)
-    assert only(desk).awaits(0, 1, 0) and bytes(only(desk).tokens) == before
+    assert only(desk).awaits(0, 1, 0) and bytes(only(desk).transcript.tokens) == before
     desk.trainer(m.TrainerHello(run_id="run", window=None))
     desk.trainer(desk.manager.view.batches[0].begin)
     reply(desk, attempt=1)
@@ -228,8 +229,8 @@ def test_a_doubt_of_the_second_turn_keeps_what_was_said_before_it() -> None:
     (request,) = desk.requests(B)
     say(desk, B, request, [8, STOP])
     desk.trainer(doubt((0, 7)))
-    assert only(desk).turn == 1
-    assert m.unpack_tokens(bytes(only(desk).tokens)).tolist() == [5, 6, STOP, *GIVEN]
+    assert only(desk).transcript.turn == 1
+    assert m.unpack_tokens(bytes(only(desk).transcript.tokens)).tolist() == [5, 6, STOP, *GIVEN]
 
 
 def test_nobody_is_blamed_for_what_was_given() -> None:
@@ -238,7 +239,7 @@ def test_nobody_is_blamed_for_what_was_given() -> None:
     (request,) = desk.requests(A)
     say(desk, A, request, [8, STOP])
     desk.trainer(doubt((0, 4)))
-    assert "was given" in desk.sent(m.Refused)[0].reason
+    assert "was given" in desk.sent(m.RequestRefused)[0].reason
 
 
 def test_a_batch_that_is_trained_asks_no_more() -> None:
@@ -260,11 +261,11 @@ def test_routes_of_given_tokens_come_with_the_next_turn() -> None:
     (request,) = desk.requests(A)
     desk.server(A, batch(0, 0, [(request.request_id, [5, 6, STOP])], leads=[2]))
     reply(desk)
-    assert only(desk).lead == 3
+    assert only(desk).transcript.lead == 3
     (request,) = desk.requests(A)
     desk.server(A, batch(1, 0, [(request.request_id, [8])], leads=[3]))
     desk.crash(at=1.0)
-    assert (only(desk).lead, only(desk).num_tokens) == (0, 7)
+    assert (only(desk).transcript.lead, only(desk).transcript.num_tokens) == (0, 7)
     desk.publish(0)
     desk.trainer(m.TrainerHello(run_id="run", window=None))
     desk.trainer(desk.manager.view.batches[0].begin)

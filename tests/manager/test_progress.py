@@ -11,8 +11,8 @@ from rlboost_jax.manager.events import (
     Stalled,
     Terminate,
 )
-from rlboost_jax.manager.state.fleet import ABSENT_SECONDS
-from rlboost_jax.manager.state.pool import FIRST_RETRY_SECONDS
+from rlboost_jax.manager.state.fleet_machines import ABSENT_SECONDS
+from rlboost_jax.manager.state.pool_record import FIRST_RETRY_SECONDS
 from tests.manager.desk import RESERVED, Desk, at_work
 from tests.manager.fakes import batch, manifest, ready, settings
 
@@ -59,7 +59,7 @@ def test_renewals_and_empty_batches_are_no_progress() -> None:
 
 
 def test_tokens_of_no_use_are_no_progress() -> None:
-    """Of another version, of nobody's request, and none at all of its own."""
+    """They are of another version, of an unknown request, or none at all of its own."""
     desk, requests = working()
     mine = requests[0].request_id
     for number, (version, rows) in enumerate([(9, [(mine, [5])]), (0, [(777, [5]), (mine, [])])]):
@@ -165,7 +165,7 @@ def test_a_byte_of_weights_or_a_word_on_them_is_progress(sign: m.ServerMessage) 
 
 
 def test_who_has_loaded_owes_no_more_bytes() -> None:
-    """From then on, and not from its next renewal."""
+    """It holds from then on, and not from its next renewal."""
     desk = loading()
     desk.now = 50.9 + LOADING
     desk.server(A, ready(1))

@@ -9,9 +9,9 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import ServerGone
-from rlboost_jax.manager.limits import Meter, server_frame_bytes, trainer_queue_bytes
 from rlboost_jax.manager.state.token_rows import MalformedBatch, TokenRows
 from rlboost_jax.settings.routing import Routing
+from rlboost_jax.trust.peer_limits import Meter, server_frame_bytes, trainer_queue_bytes
 from tests.manager.desk import Desk
 from tests.manager.fakes import (
     MAX_TOKENS,
@@ -100,9 +100,9 @@ def test_what_is_discarded_loses_its_routes_too(kept: int) -> None:
     desk.manager.owners.ledger.redo(step, {rollout: kept})
     count = len(whole(request)) // ROUTING.route_bytes
     left = 2 + kept if kept else 0
-    assert bytes(rollout.routes) == whole(request)[: left * ROUTING.route_bytes]
-    assert len(rollout.routes) < count * ROUTING.route_bytes
-    assert rollout.lead == (0 if kept else 2)
+    assert bytes(rollout.transcript.routes) == whole(request)[: left * ROUTING.route_bytes]
+    assert len(rollout.transcript.routes) < count * ROUTING.route_bytes
+    assert rollout.transcript.lead == (0 if kept else 2)
 
 
 def test_what_follows_a_stop_id_is_cut_with_its_routes() -> None:
@@ -140,7 +140,9 @@ def test_a_server_that_lies_about_routes_is_hung_up_on(lie: Any, words: str) -> 
     desk.server(A, lie(good))
     assert "malformed" in desk.closed()[A] and words in desk.closed()[A]
     step = desk.manager.view.batch
-    assert step is not None and not any(r.num_tokens or r.routes for r in step.rollouts)
+    assert step is not None
+    kept = [rollout.transcript for rollout in step.rollouts]
+    assert not any(transcript.num_tokens or transcript.routes for transcript in kept)
     desk.join(B, 0, slots=8)
     desk.tokens(B, desk.requests(B))
     assert step.finished

@@ -16,7 +16,7 @@ from rlboost_jax.manager.events import (
     Terminate,
     TrainerGone,
 )
-from rlboost_jax.manager.journal import RunOver
+from rlboost_jax.manager.journal_entries import RunOver
 from rlboost_jax.manager.reducer.manager import ORPHANED
 from rlboost_jax.manager.reducer.provisioning import GRACE_SECONDS
 from rlboost_jax.providers.base import Exited, Granted, Refused
@@ -47,7 +47,7 @@ def test_impossible_wishes_of_the_trainer(message: m.TrainerMessage, words: str)
     desk.open_run()
     desk.trainer(message)
     assert words in desk.closed()[TRAINER]
-    (refused,) = desk.sent(m.Refused, TRAINER)
+    (refused,) = desk.sent(m.RequestRefused, TRAINER)
     assert refused.reason == desk.closed()[TRAINER]
     assert desk.manager.view.batch is None
 
@@ -233,6 +233,47 @@ def test_the_rows_that_a_run_keeps_add_up_to_all_that_was_paid() -> None:
     assert between == {0: 2 * 3.0, 1: 2 * (9.0 - 5.0), 2: 0.0}
 
 
+@pytest.mark.parametrize("crash", [False, True])
+def test_the_rows_that_a_run_keeps_add_up_to_all_servers_that_came_and_went(crash: bool) -> None:
+    """Before the first step, between steps, while the trainer is away, and in a step that is done
+    twice; also where another manager goes on."""
+    desk = Desk(settings(manager__lease_seconds=1000.0))
+    desk.open_run(reserved=False)
+    rows: dict[int, tuple[int, int, int]] = {}
+
+    def came(stream: int, *, goes: str) -> None:
+        desk.join(stream)
+        desk.server(stream, m.Notice(seconds=1.0, reason="the market")) if goes == "left" else None
+        desk(ServerGone(stream, "killed")) if goes else None
+
+    def train(step: int) -> None:
+        desk.trainer(trained(step), stream)
+        (report,) = desk.sent(m.BatchReport)
+        rows[step] = (report.instances_joined, report.instances_lost, report.instances_left)
+        status = desk.manager.status(desk.now)
+        totals = tuple(map(sum, zip(*rows.values(), strict=True)))
+        assert totals == (status.joined, status.lost, status.left)
+
+    stream = TRAINER
+    came(10, goes="killed")
+    desk.begin(0, prompts=1)
+    came(11, goes="left")
+    train(0)
+    came(12, goes="killed")
+    desk.begin(1, prompts=1)
+    came(13, goes="killed")
+    train(1)
+    desk(TrainerGone(TRAINER, "killed"))
+    came(14, goes="left")
+    if crash:
+        desk.crash(at=1.0)
+    stream = 50
+    desk.trainer(m.TrainerHello(run_id=RUN, window=None), stream)
+    desk.trainer(begin_batch(1, 1, "d", prompts=1), stream)
+    train(1)  # it was not durable: its row is written again
+    assert rows == {0: (2, 2, 1), 1: (3, 3, 1)}
+
+
 def test_a_reconnect_in_mid_step_restarts_no_clock() -> None:
     desk = seeded(manager__lease_seconds=1000.0)
     desk.now = 1.0
@@ -278,11 +319,11 @@ def test_a_server_started_by_hand_is_not_the_fleets_whatever_its_name() -> None:
     desk.join(A, version=0, instance="local-1", nonce="77")
     desk.tokens(A, [], in_flight=8)
     desk.grant("local-1")
-    assert desk.manager.view.fleet.starting == 1, "it has not joined"
+    assert len(desk.manager.view.fleet.starting) == 1, "it has not joined"
     desk(MachineRemoved("", notice=True))
     assert not [a for a in desk.actions if isinstance(a, Terminate)]
     desk.join_granted(B, "local-1")
-    assert desk.manager.view.fleet.starting == 0
+    assert not desk.manager.view.fleet.starting
     desk.tokens(B, [], in_flight=8)
     assert Terminate("local-1", GRACE_SECONDS) in desk.actions
     states = {i.hello.nonce: i.state for i in desk.manager.view.roster if not i.reserved}
@@ -295,7 +336,7 @@ def test_a_server_may_say_hello_before_it_is_known_to_have_started() -> None:
     desk.join_granted(A, "local-1", None)
     assert desk.manager.view.fleet.servers["local-1"].joined
     desk.grant("local-1")
-    assert desk.manager.view.fleet.starting == 0
+    assert not desk.manager.view.fleet.starting
 
 
 def test_status_comes_about_once_a_second() -> None:
@@ -334,7 +375,7 @@ def test_a_server_that_does_not_dial_again_is_replaced() -> None:
 def test_a_refusal_is_recorded_and_tried_again_after_a_pause() -> None:
     desk = seeded()
     assert request("local-1") in desk(MachineAdded("m1"))
-    assert desk.manager.view.fleet.starting == 0, "nothing is paid for yet"
+    assert not desk.manager.view.fleet.starting, "nothing is paid for yet"
     desk(Refused("local-1", nonce_of("local-1"), "no capacity"))
     (lost,) = desk.records("lost")
     assert lost.detail == {"reason": "refused: no capacity"}
@@ -353,7 +394,7 @@ def test_words_about_another_nonce_are_about_nobody() -> None:
     ):
         assert not [a for a in desk(event) if isinstance(a, Request)]
         fleet = desk.manager.view.fleet
-        assert fleet.standing == ["local-1"] and fleet.starting == 0
+        assert fleet.standing == ["local-1"] and not fleet.starting
 
 
 def test_what_is_granted_is_paid_for_until_it_is_over() -> None:

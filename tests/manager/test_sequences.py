@@ -6,8 +6,8 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import ServerGone, TrainerGone
-from rlboost_jax.manager.limits import MAX_TURNS
 from rlboost_jax.sequences.identities import Work
+from rlboost_jax.trust.peer_limits import MAX_TURNS
 from tests.manager.desk import TRAINER, Desk
 from tests.manager.fakes import MAX_TOKENS, ROUTING, STOP, VOCAB, batch, logprob, routes, settings
 from tests.manager.test_parked import ROOM, A, B, only, parked, reply, say
@@ -75,11 +75,11 @@ def test_the_prompt_of_a_later_sequence_is_prefilled_beside_its_group() -> None:
 @pytest.mark.parametrize("same", [0, 2, 5])
 def test_pages_of_a_sequence_spare_the_next_one_what_both_begin_with(same: int) -> None:
     desk = parked(4)
-    sequence = [*m.unpack_tokens(only(desk).prompt_tokens).tolist(), *FIRST]
+    sequence = [*m.unpack_tokens(only(desk).transcript.prompt).tolist(), *FIRST]
     prompt = [*sequence[:same], (sequence[same] + 1) % VOCAB, *NEXT][:5]
     desk.manager.view.instances[A].activity.take_usage()
     reply(desk, (), over=True, prompt=m.pack_tokens(prompt))
-    assert only(desk).spared == same
+    assert only(desk).placement.spared == same
     assert desk.manager.view.instances[A].activity.take_usage().prefilled == len(prompt) - same
 
 
@@ -87,10 +87,12 @@ def test_a_response_that_begins_anew_has_no_more_in_pages_than_its_prompt() -> N
     desk = parked(4)
     desk.manager.view.instances[A].activity.take_usage()
     reply(desk, (), restart=True)
-    assert only(desk).spared == only(desk).length == 3
+    assert only(desk).placement.spared == only(desk).transcript.length == 3
     desk = second_parked()
     reply(desk, (), restart=True)
-    assert (only(desk).spared, only(desk).length) == (0, 3), "they are the second sequence's"
+    rollout = only(desk)
+    assert rollout.placement.spared == 0, "they are the second sequence's"
+    assert rollout.transcript.length == 3
 
 
 def test_what_is_said_to_a_sequence_that_is_over_is_its_last_token() -> None:
@@ -143,8 +145,8 @@ def test_one_whose_prompt_has_no_room_ends_its_response(length: int, goes_on: bo
 def test_what_contradicts_itself_is_refused(fields: dict[str, Any], why: str) -> None:
     desk = parked(4)
     answer = {"tokens": b"", "over": False, **fields}
-    desk.trainer(m.Answer(work=only(desk).work, attempt=0, turn=0, **answer))
-    (refused,) = desk.sent(m.Refused)
+    desk.trainer(m.Answer(work=only(desk).sequences.work, attempt=0, turn=0, **answer))
+    (refused,) = desk.sent(m.RequestRefused)
     assert why in refused.reason
     assert only(desk).parked
 
@@ -152,7 +154,7 @@ def test_what_contradicts_itself_is_refused(fields: dict[str, Any], why: str) ->
 def test_a_batch_of_endless_responses_is_refused() -> None:
     desk = parked()
     desk.begin(1, turns=MAX_TURNS + 1)
-    assert "environment.max_turns" in desk.sent(m.Refused)[0].reason
+    assert "environment.max_turns" in desk.sent(m.RequestRefused)[0].reason
 
 
 @pytest.mark.parametrize(
@@ -180,8 +182,8 @@ def test_a_manager_that_goes_on_knows_all_sequences() -> None:
     before = only(desk)
     desk.crash(at=1.0)
     after = only(desk)
-    assert (after.work, after.results) == (before.work, before.results)
-    assert bytes(after.tokens) == m.pack_tokens([8, 9])
+    assert (after.sequences.work, after.results) == (before.sequences.work, before.results)
+    assert bytes(after.transcript.tokens) == m.pack_tokens([8, 9])
     desk.trainer(m.TrainerHello(run_id="run", window=None))
     desk.trainer(desk.manager.view.batches[0].begin)
     assert results(desk) == [(0, 0, FIRST, False)]
@@ -209,7 +211,7 @@ def test_tokens_of_a_sequence_whose_beginning_was_lost_are_lost_with_it() -> Non
     desk.entries = [e for e in desk.entries if type(e).__name__ != "Answered"]
     desk.crash(at=1.0)
     assert only(desk).awaits(0, 0, 0)
-    assert m.unpack_tokens(bytes(only(desk).tokens)).tolist() == FIRST
+    assert m.unpack_tokens(bytes(only(desk).transcript.tokens)).tolist() == FIRST
 
 
 def finished(*, servers: int = 3) -> Desk:
@@ -254,14 +256,14 @@ def test_a_doubt_of_the_first_drops_all_that_follow() -> None:
     desk = finished()
     begin = desk.manager.view.batches[0].begin
     desk.trainer(doubt_in(0, 0))
-    assert only(desk).work.sequence == 0 and not results(desk)
+    assert only(desk).sequences.work.sequence == 0 and not results(desk)
     (request,) = desk.requests()
     assert (request.work.sequence, request.prompt_tokens) == (0, begin.prompts[0].tokens)
     books = desk.manager.view.batches[0].books
     assert (books.generated, books.lost) == (6, 6)
     desk.crash(at=1.0)
-    rollout = only(desk)
-    assert (rollout.work.sequence, rollout.attempt, rollout.all_tokens) == (0, 1, 0)
+    whole = only(desk).sequences
+    assert (whole.work.sequence, whole.attempt, whole.num_tokens) == (0, 1, 0)
 
 
 def test_an_older_attempt_that_is_disputed_brings_all_again() -> None:
@@ -280,7 +282,7 @@ def test_an_older_attempt_that_is_disputed_brings_all_again() -> None:
 def test_a_doubt_beyond_a_sequence_is_refused(sequence: int, position: int) -> None:
     desk = finished()
     desk.trainer(doubt_in(sequence, position))
-    assert f"in sequence {sequence}" in desk.sent(m.Refused)[0].reason
+    assert f"in sequence {sequence}" in desk.sent(m.RequestRefused)[0].reason
 
 
 def test_a_response_in_the_making_goes_back_to_before_an_untrusted_instance() -> None:
@@ -288,9 +290,9 @@ def test_a_response_in_the_making_goes_back_to_before_an_untrusted_instance() ->
     desk = parked(4, servers=2)
     desk(ServerGone(B, "killed"))
     reply(desk, (), over=True, prompt=m.pack_tokens(NEXT))
-    rollout = only(desk)
+    whole = only(desk).sequences
     desk.manager.components.placements.redo([], ["server-10"], desk.now)
-    assert (rollout.work.sequence, rollout.attempt, rollout.all_tokens) == (0, 1, 0)
+    assert (whole.work.sequence, whole.attempt, whole.num_tokens) == (0, 1, 0)
 
 
 def test_a_response_begins_anew_where_its_environment_has_to() -> None:
@@ -342,8 +344,8 @@ def test_what_measures_is_withdrawn_and_what_stays_of_it_is_said_again() -> None
     desk.manager.components.placements.redo([], [name], desk.now)
     desk.actions = desk.manager.handle(ServerGone(other, "killed"), desk.now)
     said = [a.message for a in desk.actions if getattr(a, "stream", None) == TRAINER]
-    kinds = [type(x) for x in said if isinstance(x, m.Withdrawn | m.FinishedRollout)]
-    assert kinds == [m.Withdrawn, m.FinishedRollout]
+    kinds = [type(x) for x in said if isinstance(x, m.ResponsesWithdrawn | m.FinishedRollout)]
+    assert kinds == [m.ResponsesWithdrawn, m.FinishedRollout]
     assert results(desk) == [(0, 0, FIRST, False)]
 
 
@@ -362,9 +364,9 @@ def test_routes_begin_with_each_prompt() -> None:
     (request,) = desk.requests(A)
     desk.server(A, batch(1, 0, [(request.request_id, [8])], leads=[3]))
     desk.crash(at=1.0)
-    assert (only(desk).lead, only(desk).all_tokens) == (0, 4)
+    assert (only(desk).transcript.lead, only(desk).sequences.num_tokens) == (0, 4)
     assert only(desk).results == (first,)
-    assert bytes(only(desk).routes) == routes(3, [8])
+    assert bytes(only(desk).transcript.routes) == routes(3, [8])
 
 
 def test_a_turn_may_have_a_limit_of_its_own() -> None:

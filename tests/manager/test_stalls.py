@@ -8,7 +8,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Event, FromServer, Tick
-from rlboost_jax.manager.service.driver import PULSE_SECONDS
+from rlboost_jax.manager.service.manager_driver import PULSE_SECONDS
 from tests.manager.conftest import Loopback, Open, join, open_trainer
 from tests.manager.fakes import begin_batch, ready
 

@@ -128,7 +128,7 @@ def test_a_turn_ends_with_one_and_the_next_begins_without_it() -> None:
     assert m.unpack_tokens(question.tokens).tolist() == [3, X, YZ]
     rollout = desk.manager.view.batches[0].rollouts[0]
     answer = m.Answer(
-        work=rollout.work, attempt=0, turn=0, tokens=m.pack_tokens([X, Y]), over=False
+        work=rollout.sequences.work, attempt=0, turn=0, tokens=m.pack_tokens([X, Y]), over=False
     )
     desk.trainer(answer)
     (request,) = desk.requests()

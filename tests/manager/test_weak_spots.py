@@ -166,10 +166,10 @@ def test_w09_a_manager_that_is_killed_loses_no_token() -> None:
     desk.tokens(A, desk.requests(A), 2)
     step = desk.manager.view.batch
     assert step is not None
-    before = [r.num_tokens for r in step.rollouts]
+    before = [r.transcript.num_tokens for r in step.rollouts]
     desk.crash(at=1.0)
     again = desk.manager.view.batch
-    assert again is not None and [r.num_tokens for r in again.rollouts] == before
+    assert again is not None and [r.transcript.num_tokens for r in again.rollouts] == before
 
 
 def test_w11_work_of_a_trainer_that_is_gone_is_taken_off_the_servers() -> None:
@@ -210,7 +210,7 @@ def test_w19_what_a_server_says_is_checked(
     desk.server(A, lie(request))
     assert "malformed" in desk.closed()[A]
     step = desk.manager.view.batch
-    assert step is not None and not any(r.num_tokens for r in step.rollouts)
+    assert step is not None and not any(r.transcript.num_tokens for r in step.rollouts)
 
 
 def test_w19_tokens_of_another_version_and_past_the_end_are_not_taken() -> None:
@@ -218,11 +218,15 @@ def test_w19_tokens_of_another_version_and_past_the_end_are_not_taken() -> None:
     request = desk.requests(A)[0]
     desk.server(A, batch(0, 9, [(request.request_id, [4, 5])]))
     step = desk.manager.view.batch
-    assert step is not None and not any(r.num_tokens for r in step.rollouts)
+    assert step is not None and not any(r.transcript.num_tokens for r in step.rollouts)
     limit = request.sampling.max_tokens
     desk.server(A, batch(1, 0, [(request.request_id, [4] * (limit + 5))]))
     rollout = step.rollout_of(request.work.sample)
-    assert rollout is not None and rollout.num_tokens == limit and rollout.result is not None
+    assert (
+        rollout is not None
+        and rollout.transcript.num_tokens == limit
+        and rollout.result is not None
+    )
     assert step.books.lost == 2 + 5
 
 

@@ -62,7 +62,7 @@ def test_running_rollouts_move_above_the_plateau_and_the_shortest_first() -> Non
             )
     desk.manager.components.profile.end_step()
     desk.tokens(A, [r for r in requests if r.work.sample not in (2, 5)], 1)
-    still = [i for i in instance.held if instance.held[i].num_tokens == 0]
+    still = [i for i in instance.held if instance.held[i].transcript.num_tokens == 0]
     desk.join(B, version=0, slots=8)
     moving = releases(desk)
     assert set(still) <= set(moving)

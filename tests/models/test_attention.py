@@ -11,8 +11,8 @@ from jax.test_util import check_grads
 
 from configs import base
 from rlboost_jax.models import attention
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.memory import MOST_DENSE_TOKENS
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.memory_estimates import MOST_DENSE_TOKENS
 
 WAYS = ("dense", "chunked", "paged")
 B, T, H, K, D = 2, 24, 4, 2, 8

@@ -16,7 +16,8 @@ from rlboost_jax.models.checkpoint_reader import (
 )
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
 from rlboost_jax.models.params import flatten_params, init_params, params_digest
-from rlboost_jax.settings.huggingface.tensor_files import INDEX, SINGLE
+from rlboost_jax.models.tensor_names import Stored
+from rlboost_jax.settings.huggingface.tensor_files import INDEX, SINGLE, TensorFiles
 
 MOE = {"num_experts": 3, "experts_per_token": 2, "expert_dim": 12}
 SANDWICH = {"post_norms": True, "norm_offset": True, "tie_embeddings": True}
@@ -191,10 +192,10 @@ def test_every_device_is_given_its_own_slice_and_no_more(run_with_devices, small
     leaves = sum(leaf.size for leaf in flatten_params(params).values())
     source = f"""
 import numpy as np
-from rlboost_jax.settings.model import LoraConfig, ModelConfig
+from rlboost_jax.settings.model_config import LoraConfig, ModelConfig
 from rlboost_jax.models import checkpoint_reader
 from rlboost_jax.models.params import flatten_params, params_digest
-from rlboost_jax.models.sharding import make_mesh, param_shardings
+from rlboost_jax.models.parameter_sharding import make_mesh, param_shardings
 
 model = {model!r}
 largest, whole = 0, np.empty
@@ -204,11 +205,11 @@ def counted(shape, dtype):
     largest = max(largest, int(np.prod(shape)))
     return whole(shape, dtype)
 
-checkpoint_reader.np.empty = counted
+checkpoint_reader._aligned = counted
 params = checkpoint_reader.read_checkpoint(
     model, {str(tmp_path)!r}, shardings=param_shardings(model, make_mesh((2, 2, 2)))
 )
-checkpoint_reader.np.empty = whole
+checkpoint_reader._aligned = whole
 one = checkpoint_reader.read_checkpoint(model, {str(tmp_path)!r})
 assert params_digest(one) == params_digest(params)
 held = sum(leaf.addressable_shards[0].data.size for leaf in flatten_params(params).values())
@@ -229,5 +230,20 @@ def test_the_host_holds_one_leaf_at_a_time(model, params, tmp_path, monkeypatch)
         return made[-1]
 
     monkeypatch.setattr(checkpoint_reader, "read_leaf", watched)
-    read_checkpoint(model, tmp_path)
+    monkeypatch.setattr(checkpoint_reader, "_AT_ONCE", 100)  # each leaf in several parts
+    found = read_checkpoint(model, tmp_path)
     assert len(made) == len(flatten_params(params))
+    assert params_digest(found) == params_digest(params)
+
+
+@pytest.mark.parametrize(
+    ("stored", "numbers"), [({(): "7"}, 7), ({(0,): "3", (1,): "5"}, [3, 5])], ids=["one", "layers"]
+)
+def test_tensors_of_one_number(stored, numbers, tmp_path):
+    names, numbers = stored.values(), np.array(numbers, np.float32)
+    save_file({name: np.array(name, np.float32) for name in names}, tmp_path / SINGLE)
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    how = Stored(stored, transposed=False)
+    with TensorFiles(tmp_path) as tensors:
+        found = checkpoint_reader.read_leaf(tensors, how, numbers.shape, place, numbers.dtype)
+    np.testing.assert_array_equal(found, numbers)

@@ -8,12 +8,12 @@ import pytest
 
 from configs import tiny
 from rlboost_jax.learner.processes.follower import follow_training
-from rlboost_jax.learner.processes.world import ALONE
+from rlboost_jax.learner.processes.process_group import ALONE
 from rlboost_jax.learner.setup.makers import Makers
 from rlboost_jax.learner.training import run_training
 from rlboost_jax.models.collectives import IN_SWITCHES
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 
 class Enough(Exception):

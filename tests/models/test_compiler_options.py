@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from rlboost_jax.engine.devices import Devices
 from rlboost_jax.models import adapters
 from rlboost_jax.models.compiler_options import same_bits
-from rlboost_jax.models.sharding import program_on
+from rlboost_jax.models.parameter_sharding import program_on
 from tests.small import small_model
 
 GPU = Mock(spec=jax.Device, platform="cuda", id=0, process_index=0)

@@ -99,7 +99,7 @@ def test_both_forms_have_the_same_gradient(sure, layer, x):
 
 
 def test_the_gradient_is_a_finite_difference(sure, layer, x):
-    """Of the loop in float64."""
+    """The differences are of the loop in float64."""
     upstream = np.random.default_rng(1).normal(size=(N, E))
     gradient = jax.jit(jax.grad(lambda layer: (run(sure, layer, x)[0] * upstream).sum()))(layer)
     gradient = gradient["mlp"]
@@ -157,10 +157,10 @@ def test_experts_over_a_mesh(run_with_devices, small_model):
     model = small_model(**{**MOE, "num_experts": 4}, num_layers=1)
     source = f"""
 import jax, jax.numpy as jnp, numpy as np
-from rlboost_jax.settings.model import LoraConfig, ModelConfig
+from rlboost_jax.settings.model_config import LoraConfig, ModelConfig
 from rlboost_jax.models.forward import hidden_states_and_experts
 from rlboost_jax.models.params import init_params
-from rlboost_jax.models.sharding import make_mesh, param_shardings
+from rlboost_jax.models.parameter_sharding import make_mesh, param_shardings
 
 model = {model!r}
 params = init_params(model, 0)
@@ -200,7 +200,7 @@ import re
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from rlboost_jax.models.experts import _taken
-from rlboost_jax.models.sharding import BATCH, make_mesh
+from rlboost_jax.models.parameter_sharding import BATCH, make_mesh
 
 rows = NamedSharding(make_mesh((4, 1, 1)), PartitionSpec(BATCH))
 shapes = [jax.ShapeDtypeStruct((8, 6), jnp.float32), jax.ShapeDtypeStruct((8, 2), jnp.int32)]

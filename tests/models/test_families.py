@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from rlboost_jax.cli.logits import learner_logits
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.teacher import teacher_forced_logits
-from rlboost_jax.logits import learner_logits
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
@@ -17,7 +17,7 @@ from rlboost_jax.sequences.identities import Batch, Work
 from rlboost_jax.settings.huggingface.config import to_huggingface
 from rlboost_jax.settings.huggingface.families import FAMILIES
 from rlboost_jax.settings.huggingface.sources import source_fields
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from tests import small
 from tests.models.checkpoints import CASES, PLAIN_WEIGHTS, SIZES, checkpoint, logits_of
 

@@ -12,7 +12,7 @@ from rlboost_kernels.grouped.layout import ROWS, room
 from rlboost_jax.models.forward import apply_layer
 from rlboost_jax.models.grouped_experts import How, Matrices, added_by_experts
 from rlboost_jax.models.params import init_params, unstack_layers
-from rlboost_jax.settings.memory import EXPERT_TILE, expert_rows
+from rlboost_jax.settings.memory_estimates import EXPERT_TILE, expert_rows
 
 N, A, X, E, F = 60, 3, 5, 128, 128
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}  # of the relative norm
@@ -127,9 +127,9 @@ def test_over_a_mesh_with_all_choices_on_one_device(run_with_devices):
     source = """
 import jax, jax.numpy as jnp, numpy as np
 from rlboost_jax.models.experts import _sorted
-from rlboost_jax.settings.memory import expert_rows
+from rlboost_jax.settings.memory_estimates import expert_rows
 from rlboost_jax.models.grouped_experts import How, Matrices, added_by_experts, room
-from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.models.parameter_sharding import make_mesh
 
 N, A, E, F = 1600, 4, 16, 8
 rng = np.random.default_rng(0)

@@ -67,7 +67,7 @@ def test_a_cpu_adds_as_it_did() -> None:
 ON_TWO = """
 import jax, jax.numpy as jnp, numpy as np
 from rlboost_jax.models import forward, lookup
-from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.models.parameter_sharding import make_mesh
 from tests.small import small_model
 import rlboost_jax.models.decoder as decoder
 

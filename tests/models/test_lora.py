@@ -26,8 +26,8 @@ from rlboost_jax.models.params import (
     unflatten_params,
     unstack_layers,
 )
-from rlboost_jax.settings.memory import num_adapter_parameters
-from rlboost_jax.settings.model import ATTENTION_TARGETS, LORA_TARGETS, LoraConfig
+from rlboost_jax.settings.memory_estimates import num_adapter_parameters
+from rlboost_jax.settings.model_config import ATTENTION_TARGETS, LORA_TARGETS, LoraConfig
 
 SCALE = 1.5
 
@@ -45,7 +45,7 @@ def adapted(small_model):
 
 
 def lively(params):
-    """With adapters that add something."""
+    """Give the parameters adapters that add something."""
     rng = np.random.default_rng(1)
     leaves = flatten_params(params)
     for name, leaf in leaves.items():

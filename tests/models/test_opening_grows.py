@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 
 from rlboost_jax.learner.checkpoints import leaf_digests
 from rlboost_jax.models.checkpoint_reader import weights_digest
+from rlboost_jax.platform import at_rest
 from rlboost_jax.settings.huggingface.tensor_files import INDEX, SINGLE, TensorFiles
-from rlboost_jax.storage import at_rest
 
 FEW, MANY = 100, 400
 ONE = np.ones(2, np.float32)

@@ -16,8 +16,8 @@ from rlboost_jax.models.chunked_attention import Form
 from rlboost_jax.models.cudnn_attention import table_of
 from rlboost_jax.models.forward import REMAT_POLICIES
 from rlboost_jax.models.packed_attention import SAVED, fused_attention, why_not
-from rlboost_jax.models.sharding import AXES
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.models.parameter_sharding import AXES
+from rlboost_jax.settings.config_loading import run_config
 
 B, T, H, K, D = 2, 24, 4, 2, 16
 SEGMENTS = np.array([[1] * 9 + [2] * 4 + [3] * 8 + [0] * 3, [1] * 20 + [2] * 4], np.int32)
@@ -33,7 +33,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rlboost_jax.models.attention import attend_dense
 from rlboost_jax.models.chunked_attention import Form
 from rlboost_jax.models.packed_attention import fused_attention
-from rlboost_jax.models.sharding import BATCH, make_mesh
+from rlboost_jax.models.parameter_sharding import BATCH, make_mesh
 from tests.models.test_packed_attention import B, CAPPED, D, H, K, MODEL, SEGMENTS, T
 
 keys = jax.random.split(jax.random.key(0), 4)

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rlboost_jax.models.parameter_sharding import make_mesh, param_shardings
 from rlboost_jax.models.params import (
     abstract_params,
     flatten_params,
@@ -11,7 +12,6 @@ from rlboost_jax.models.params import (
     unflatten_params,
     unstack_layers,
 )
-from rlboost_jax.models.sharding import make_mesh, param_shardings
 
 
 def same(left, right):

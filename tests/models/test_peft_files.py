@@ -13,14 +13,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs import base
+from rlboost_jax.cli.logits import learner_logits
 from rlboost_jax.learner.setup import preparation
-from rlboost_jax.logits import learner_logits
 from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.checkpoint_reader import CheckpointUnusable, read_checkpoint
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import abstract_params, flatten_params
 from rlboost_jax.models.peft_files import read_peft, write_peft
-from rlboost_jax.models.sharding import make_mesh
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config, write_run_config
 from rlboost_jax.settings.huggingface.adapter_config import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -28,9 +29,8 @@ from rlboost_jax.settings.huggingface.adapter_config import (
     with_adapter,
 )
 from rlboost_jax.settings.huggingface.sources import source_fields
-from rlboost_jax.settings.load import run_config, write_run_config
-from rlboost_jax.settings.model import LORA_TARGETS, LoraConfig, ModelConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.model_config import LORA_TARGETS, LoraConfig, ModelConfig
+from rlboost_jax.settings.run_config import RunConfig
 from tests import small
 from tests.oracles import torch_oracle
 
@@ -278,7 +278,7 @@ def run(folder: Path, tmp_path: Path) -> RunConfig:
 
 
 def configuration(folder: Path, tmp_path: Path) -> Any:
-    """Of a run on a checkpoint whose sizes are those of the adapter's model."""
+    """Configure a run on a checkpoint that has the sizes of the adapter's model."""
     from rlboost_jax.settings.huggingface.config import to_huggingface
 
     place = tmp_path / "checkpoint"
@@ -291,11 +291,11 @@ def configuration(folder: Path, tmp_path: Path) -> Any:
     return config
 
 
-def test_a_run_begins_with_it(run: RunConfig, folder: Path) -> None:
+def test_a_run_begins_with_it(run: RunConfig, folder: Path, tmp_path: Path) -> None:
     assert (run.model.lora.rank, run.model.lora.alpha) == (2, 4.0)
     policy, _ = preparation.programs(run, make_mesh((1, 1, 1)))
     console = SimpleNamespace(phase=lambda name: contextlib.nullcontext(), note=lambda line: None)
-    params = flatten_params(preparation._start(run, policy, console).params)
+    params = flatten_params(preparation._start(run, tmp_path, policy, console).params)
     stored = load_file(folder / ADAPTER_WEIGHTS)
     found = np.asarray(params["layers.attention.query.lora_a"][0])
     np.testing.assert_array_equal(found, stored[FIRST].T)

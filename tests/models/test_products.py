@@ -10,7 +10,7 @@ from flax import nnx
 
 from configs import base
 from rlboost_jax.models.products import linear
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.config_loading import run_config
 
 
 @pytest.mark.parametrize("split_rows", [True, False])

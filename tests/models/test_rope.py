@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.models.rope import FINE, Rope, cos_sin, frequencies, turn
-from rlboost_jax.settings.limits import MAX_POSITIONS
+from rlboost_jax.sequences.shared_limits import MAX_POSITIONS
 
 THETA = 10_000.0
 

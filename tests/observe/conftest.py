@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from configs import base
-from rlboost_jax.observe.events import EventsWriter
-from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.events_file import EventsWriter
+from rlboost_jax.observe.files_tracker import FilesTracker
 from rlboost_jax.observe.metrics import metrics_row
 from rlboost_jax.observe.samples import SampleRow
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.config_loading import run_config, write_run_config
 
 EPOCH = 1_750_000_000.0
 

@@ -14,12 +14,12 @@ import pytest
 from configs import base
 from rlboost_jax.observe import alert_process
 from rlboost_jax.observe.alert_process import watch_run
-from rlboost_jax.observe.events import EventsWriter
-from rlboost_jax.observe.files import FilesTracker
-from rlboost_jax.observe.lines import read_lines
+from rlboost_jax.observe.events_file import EventsWriter
+from rlboost_jax.observe.files_tracker import FilesTracker
+from rlboost_jax.observe.json_lines import read_lines
 from rlboost_jax.observe.metrics import metrics_row
-from rlboost_jax.settings.alerts import AlertsConfig
-from rlboost_jax.settings.load import run_config, write_run_config
+from rlboost_jax.settings.alerts_config import AlertsConfig
+from rlboost_jax.settings.config_loading import run_config, write_run_config
 from tests.observe.conftest import EPOCH, row
 from tests.patience import PATIENCE_SECONDS
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.messages import Span
-from rlboost_jax.observe.clocks import Clock
+from rlboost_jax.observe.clocks import RemoteClock
 
 SPAN = Span(name="n", lane="l", start=1.0, seconds=0.5, args={})
 
@@ -11,12 +11,12 @@ ways = st.floats(0.001, 2.0)  # from one process to another
 round_trips = st.tuples(seconds, ways, ways, st.booleans())
 
 
-def ask(clock: Clock, at: float, stamp: float, here: float) -> None:
+def ask(clock: RemoteClock, at: float, stamp: float, here: float) -> None:
     clock.asked(at)
     clock.answered(stamp, here)
 
 
-def ahead_and_error(clock: Clock) -> tuple[float, float]:
+def ahead_and_error(clock: RemoteClock) -> tuple[float, float]:
     (span,), error = clock.moved([SPAN])
     return span.start - SPAN.start, error
 
@@ -25,7 +25,7 @@ def ahead_and_error(clock: Clock) -> tuple[float, float]:
 def test_the_truth_is_within_the_error_and_no_span_overlaps_another_whatever_either_way_takes(
     ahead: float, trips: list[tuple[float, float, float, bool]]
 ) -> None:
-    clock, now, shortest = Clock(), 0.0, 4.0
+    clock, now, shortest = RemoteClock(), 0.0, 4.0
     moved: set[float] = set()
     for pause, there, back, spans_are_moved in trips:
         now += pause
@@ -41,7 +41,7 @@ def test_the_truth_is_within_the_error_and_no_span_overlaps_another_whatever_eit
 
 
 def test_the_quickest_answer_counts() -> None:
-    clock = Clock()
+    clock = RemoteClock()
     ask(clock, 0.0, 103.0, 6.0)
     ask(clock, 6.0, 108.0, 8.0)
     ask(clock, 8.0, 111.0, 12.0)
@@ -49,7 +49,7 @@ def test_the_quickest_answer_counts() -> None:
 
 
 def test_several_questions_may_be_under_way() -> None:
-    clock = Clock()
+    clock = RemoteClock()
     clock.asked(0.0)
     clock.asked(1.0)
     clock.answered(103.0, 6.0)
@@ -58,7 +58,7 @@ def test_several_questions_may_be_under_way() -> None:
 
 
 def test_spans_keep_their_order_when_a_better_answer_comes() -> None:
-    clock = Clock()
+    clock = RemoteClock()
     ask(clock, 0.0, 52.0, 2.0)
     assert ahead_and_error(clock) == (51.0, 1.0)
     ask(clock, 2.0, 52.25, 2.5)
@@ -66,7 +66,7 @@ def test_spans_keep_their_order_when_a_better_answer_comes() -> None:
 
 
 def test_a_clock_that_drifts_is_followed_once_it_is_out_of_reach() -> None:
-    clock = Clock()
+    clock = RemoteClock()
     ask(clock, 0.0, 51.0, 2.0)
     assert ahead_and_error(clock) == (50.0, 1.0)
     for number in range(1, 65):
@@ -78,7 +78,7 @@ def test_a_clock_that_drifts_is_followed_once_it_is_out_of_reach() -> None:
 
 
 def test_another_stream_is_another_clock() -> None:
-    clock = Clock()
+    clock = RemoteClock()
     ask(clock, 0.0, 50.5, 1.0)
     clock.asked(2.0)
     clock.restart()
@@ -89,7 +89,7 @@ def test_another_stream_is_another_clock() -> None:
 
 
 def test_spans_are_moved() -> None:
-    clock = Clock()
+    clock = RemoteClock()
     assert clock.moved([SPAN]) == ((SPAN,), 0.0), "as long as nothing is known"
     ask(clock, 0.0, 10.0, 0.0)
     (moved,), _ = clock.moved([SPAN])

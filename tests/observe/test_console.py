@@ -141,6 +141,15 @@ def test_live_can_be_switched_off() -> None:
     assert "step 11 (12/60)" in file.getvalue()
 
 
+def test_quarantined_servers_are_said_once() -> None:
+    file = io.StringIO()
+    with console(file) as view:
+        for caught in (0, 1, 1, 3, 0):  # the last by another manager
+            view.fleet(replace(status("ready", joined=0, lost=0), quarantined=caught))
+    lines = [line for line in file.getvalue().splitlines() if "quarantined" in line]
+    assert [line.split()[1] for line in lines] == ["1", "2"]
+
+
 def test_the_view_shows_step_fleet_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
@@ -190,7 +199,7 @@ def test_the_dollars_are_those_of_the_bill() -> None:
 
 
 def test_a_view_that_a_narrower_terminal_has_wrapped_is_drawn_over() -> None:
-    """Of lines of 100, 40 and 0 cells, the first takes three rows of 40: two more to go up."""
+    """A line of 100 cells takes three rows of 40, so that there are two more to go up."""
     assert _over([100, 40, 0], 40) == "\x1b[2A\r\x1b[J"
     assert _over([40, 12], 40) == ""
 

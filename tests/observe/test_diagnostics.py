@@ -7,7 +7,7 @@ import pytest
 
 from configs import base
 from rlboost_jax.observe.diagnostics import STEPS, Diagnostics, diagnose, is_behind
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.config_loading import run_config
 from tests.observe.conftest import row
 
 RUN = run_config(base.get_config())

@@ -110,7 +110,7 @@ def test_the_end_of_the_run_waits_for_the_closing_of_one_that_failed() -> None:
 
 
 def test_of_two_reasons_at_once_one_is_said() -> None:
-    """That it failed, by its thread, and that it is behind, by the run's."""
+    """Its thread reports that it failed, and the run's that it is behind."""
     notes = list[str]()
     tracker = IsolatedTracker("board", Recorder, note=notes.append)
     both = threading.Barrier(2, timeout=PATIENCE_SECONDS)

@@ -6,8 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlboost_jax.observe.files import FilesTracker
-from rlboost_jax.observe.metrics import KEYS, MEANINGS, document, metrics_row, read_metrics
+from rlboost_jax.observe.files_tracker import FilesTracker
+from rlboost_jax.observe.metrics import (
+    KEYS,
+    MEANINGS,
+    document,
+    metrics_row,
+    read_metrics,
+    read_rows,
+)
 
 # As the design fixes them; other tools read these files.
 DESIGNED = """step, version, prompts_used, reward_mean, reward_std, reward_failures, accuracy,
@@ -24,7 +31,7 @@ line_round_trip_worst, line_losses_median, line_losses_worst, lease_seconds_medi
 lease_seconds_worst, parked_share, turns_mean, sequences_mean, returned_share, tool_calls,
 tool_failures, environment_seconds, tokens_retokenised, episodes_left_out, groups_filled_up,
 slots_lent_mean, instances_frozen_mean, rollouts_handed_back, learner_devices, max_choice_gap,
-max_mean_choice_gap, rounded_choices, durable_step"""
+max_mean_choice_gap, rounded_choices, durable_step, instances_left, final"""
 
 
 def test_the_keys_are_stable() -> None:
@@ -95,6 +102,17 @@ def test_a_resumed_run_takes_out_what_it_does_again(tmp_path: Path) -> None:
         assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
         files.step(metrics_row({"step": 3, "loss": 2.0}))
     assert [(row["step"], row["loss"]) for row in read_metrics(tmp_path)][2:] == [(2, 1), (3, 2)]
+
+
+def test_the_final_evaluation_is_no_step_and_goes_where_the_run_gets_more(tmp_path: Path) -> None:
+    with FilesTracker(tmp_path) as files:
+        files.step(metrics_row({"step": 0}))
+        files.evaluated(metrics_row({"step": 1, "final": True, "accuracy": 0.5}))
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0]
+    assert [row["accuracy"] for row in read_rows(tmp_path)] == [None, 0.5]
+    with FilesTracker(tmp_path, step=1) as files:
+        files.step(metrics_row({"step": 1}))
+    assert [row["final"] for row in read_rows(tmp_path)] == [None, None]
 
 
 def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 from configs import base
 from rlboost_jax.observe.metrics import metrics_row
 from rlboost_jax.observe.summary import summarize
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.settings.validation.run import check_files
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config, run_config_from_dict, to_dict
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.settings.validation.run_checks import check_files
 from tests.observe.conftest import row, sample
 
 RUN_ID = "0123456789abcdef0123456789abcdef"

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from configs import base
+from rlboost_jax.observe.chrome_trace import spans_path, trace_path
 from rlboost_jax.observe.profile import StepProfile
-from rlboost_jax.observe.trace import spans_path, trace_path
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.observe import ObserveConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.observe_config import ObserveConfig
 from tests.observe.traces import Trace, load
 
 LINE = {"process": "a", "name": "dispatch", "lane": "engine", "seconds": 1.0, "args": {}}

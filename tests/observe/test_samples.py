@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlboost_jax.observe.files import FilesTracker
+from rlboost_jax.observe.files_tracker import FilesTracker
 from rlboost_jax.observe.sample_table import sample_groups
 from rlboost_jax.observe.samples import (
     SampleCall,

@@ -129,9 +129,21 @@ def summary(**changes: Any) -> Summary:
         ),
         (
             {"first_accuracy": None, "instances_lost": 0, "instances_joined": 0},
-            "60 updates in 1 min 12 s took the mean reward from 0.20 to 0.90, with a calm fleet.",
+            "60 updates in 1 min 12 s took the mean reward from 0.20 to 0.90, "
+            "without preemptible servers.",
         ),
-        ({"steps": 0}, "No step is finished yet."),
+        (
+            {"instances_lost": 9, "instances_left": 2},
+            "60 updates in 1 min 12 s took held-out accuracy from 0.11 to 0.94, "
+            "while 9 servers were lost (2 with notice) and 22 joined.",
+        ),
+        (
+            {"instances_lost": 0, "instances_joined": 3},
+            "60 updates in 1 min 12 s took held-out accuracy from 0.11 to 0.94, "
+            "while no server was lost.",
+        ),
+        ({"steps": 0, "last_accuracy": None}, "No step is finished yet."),
+        ({"steps": 0}, "No step is finished; held-out accuracy is 0.94."),
     ],
 )
 def test_the_run_in_a_sentence(changes: dict[str, Any], sentence: str) -> None:

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 from rlboost_jax.observe.metrics import KEYS
-from rlboost_jax.observe.summary import summarize
 from rlboost_jax.observe.tensorboard import TensorBoardTracker
 from tests.observe.conftest import sample
 
@@ -88,9 +86,13 @@ def test_samples_are_pages_of_text_and_what_a_model_writes_is_no_markup(tmp_path
 
 def test_the_last_accuracy_is_that_after_the_last_step(tmp_path: Path) -> None:
     writer = TensorBoardTracker(tmp_path)
-    writer.finish(replace(summarize([], reserved_price_per_hour=1.0), steps=3, last_accuracy=0.75))
+    row = {"step": 3, "version": 3, "final": True, "accuracy": 0.75, "accuracy/maths": 0.5}
+    writer.evaluated({**row, "pass_at_k": None, "cost_dollars": 0.25})
     writer.close()
-    assert scalars(tmp_path / "tensorboard") == {("reward/accuracy", 3): 0.75}
+    assert scalars(tmp_path / "tensorboard") == {
+        ("reward/accuracy", 3): 0.75,
+        ("accuracy/maths", 3): 0.5,
+    }
 
 
 def test_what_a_dead_run_wrote_of_steps_done_again_is_hidden(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.observe.timeline import lives
+from rlboost_jax.observe.departures import ServerCounts
+from rlboost_jax.observe.timeline import Course, lives
 
 
 def event(time: float, kind: str, instance: str = "", **detail: Any) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def test_a_life_from_arrival_to_end() -> None:
         ]
     )
     assert (life.begin, life.ready, life.end) == (1, 2, 5)
-    assert (life.ending, life.reason, life.reserved) == ("lost", "stream closed", False)
+    assert (life.ending, life.reason, life.reserved) == ("killed", "stream closed", False)
 
 
 def test_who_lives_on_lives_to_the_last_event() -> None:
@@ -40,8 +41,8 @@ def test_a_name_may_live_twice() -> None:
     kinds = ("joined", "lost", "joined", "drained")
     found = lives([event(time, kind, "a") for time, kind in enumerate(kinds)])
     assert [(life.begin, life.end, life.ending) for life in found] == [
-        (0, 1, "lost"),
-        (2, 3, "drained"),
+        (0, 1, "killed"),
+        (2, 3, "notice"),
     ]
     assert {life.lane for life in found} == {0}
 
@@ -85,8 +86,8 @@ def test_no_ghosts_of_a_manager_that_died() -> None:
     )
     assert [(life.instance, life.begin, life.end, life.ending) for life in found] == [
         ("a", 1, 60, ""),
-        ("b", 1, 5, "gone"),
-        ("c", 1, 5, "gone"),
+        ("b", 1, 5, "unknown"),
+        ("c", 1, 5, "unknown"),
         ("c", 52, 60, ""),
     ]
 
@@ -101,7 +102,7 @@ def test_another_process_of_the_same_name_is_another_life() -> None:
             event(12, "published"),
         ]
     )
-    assert (first.begin, first.end, first.ending) == (0, 4, "gone")
+    assert (first.begin, first.end, first.ending) == (0, 4, "ended")
     assert (second.begin, second.end, second.ending) == (9, 12, "")
 
 
@@ -114,7 +115,39 @@ def test_who_is_sent_home_is_not_lost() -> None:
             event(9, "lost", "a", reason="stream closed"),
         ]
     )
-    assert (life.end, life.ending) == (8, "home")
+    assert (life.end, life.ending) == (8, "ended")
+
+
+def test_who_is_lost_is_decided_in_one_place() -> None:
+    """The trainer's own engine ends with its run; so does a server that was let go, and one that
+    went away after the last evaluation. One that never joined was not there to be lost."""
+    events = [
+        event(0, "joined", "own", reserved=True),
+        event(0, "ordered", "never"),
+        *(event(1, "joined", name) for name in "abcdef"),
+        event(2, "lost", "never", reason="refused"),
+        event(3, "lost", "a", reason="stream closed"),
+        event(3, "drained", "b", reason="SIGTERM"),
+        event(3, "dismissed", "c"),
+        event(4, "drained", "c"),
+        event(4, "rejected", "d", version=3, reason="a digest"),  # of weights: it stays
+        event(4, "quarantined", "e", reason="it lies"),
+        event(5, "trained"),
+        event(6, "lost", "d", reason="stream closed"),
+        event(7, "lost", "own", reason="stream closed"),
+    ]
+    over = event(8, "ended", reason="the run is over")
+    ends = {life.instance: life.ending for life in lives([*events, over])}
+    assert ends == {
+        **{"own": "ended", "never": "absent", "a": "killed", "b": "notice", "c": "ended"},
+        **{"d": "ended", "e": "turned_away", "f": "ended"},
+    }
+    course = Course(100.0)
+    for each in events:
+        course.take(each)
+    assert course.tally() == ServerCounts(joined=6, lost=3, left=1), "d, so far: the run may go on"
+    course.take(over)
+    assert course.tally() == ServerCounts(joined=6, lost=2, left=1)
 
 
 def test_an_end_without_a_beginning_is_passed_over() -> None:

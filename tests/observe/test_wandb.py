@@ -12,8 +12,8 @@ import pytest
 from configs import base
 from rlboost_jax.observe.metrics import metrics_row
 from rlboost_jax.observe.summary import summarize
-from rlboost_jax.settings.load import run_config, to_dict
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config, to_dict
+from rlboost_jax.settings.run_config import RunConfig
 from tests.observe.conftest import row, sample
 
 pytest.importorskip("wandb", reason="the extra wandb is not installed")
@@ -61,7 +61,7 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def records(workdir: Path) -> list[Any]:
-    """Of all starts, in order, as wandb's own protocol messages."""
+    """Records of all starts, in order, as wandb's own protocol messages."""
     from wandb.proto import wandb_internal_pb2
 
     paths = sorted((workdir / "wandb").glob("offline-run-*/run-*.wandb"))

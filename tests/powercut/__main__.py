@@ -201,7 +201,7 @@ def looked_at(cut: Cut, folder: Path) -> list[str]:
 
 
 def _history(recording: Recording) -> History:
-    """Of a recording, which has all that is there. Raises Failed."""
+    """History of a recording, which has all that is there. Raises Failed."""
     operations = read_log(recording.log)
     history = History(operations, recording.root)
     kinds = Counter(operation.kind.name.lower() for operation in operations)

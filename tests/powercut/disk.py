@@ -175,7 +175,7 @@ def _sync(node: Node) -> None:
 
 
 def _sync_all(folder: Folder) -> None:
-    """With whatever was ever in it: it may have another name by now."""
+    """Sync a folder and all that was ever in it, which may have another name by now."""
     _sync(folder)
     for change in folder.changes:
         for node in change.values():

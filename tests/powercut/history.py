@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
-from rlboost_jax.manager.journal import Entry, Forgotten, RunOver, RunState, read_segment
+from rlboost_jax.manager.journal_entries import Entry, Forgotten, RunOver, RunState, read_segment
 from tests.powercut.disk import LOSSES, Disk, Loss, Tree
 from tests.powercut.operations import Kind, Operation
 
@@ -212,7 +212,7 @@ def _rows_before_checkpoints(tree: Tree, lines: bytes) -> list[str]:
 
 
 def digest(tree: Tree) -> str:
-    """Of all that anything follows from; of a journal, only what can be read."""
+    """Digest of all that anything follows from; of a journal, only what can be read."""
     found = hashlib.sha256()
     for name, data in sorted(_files(tree)):
         parts = name.split("/")

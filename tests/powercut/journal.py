@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from rlboost_jax.manager.journal import RunState
+from rlboost_jax.manager.journal_entries import RunState
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.service.journal_files import JournalFiles
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.settings.load import read_run_config, read_run_id
+from rlboost_jax.settings.config_loading import read_run_config, read_run_id
 from tests.powercut.history import Promise
 
 
 def lost(workdir: Path, promise: Promise) -> list[str]:
     """What the journal no longer says and has to. The journal is changed as a manager would."""
     run, run_id = read_run_config(workdir), read_run_id(workdir)
-    journal = Journal(workdir / "journal", run_id)
+    journal = JournalFiles(workdir / "journal", run_id)
     entries, _ = journal.read()
     journal.close()
     Manager(Settings.of(run, run_id), 0.0).recover(entries, 0.0)

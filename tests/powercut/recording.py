@@ -29,7 +29,7 @@ class Recording:
     environment: Mapping[str, str]
 
     def slow_down(self, milliseconds: int) -> None:
-        """From now on each sync takes so much longer."""
+        """Let each sync take so much longer from now on."""
         with open(self.environment["POWERCUT_LOCK"], "r+b") as file:
             file.seek(4)
             file.write(milliseconds.to_bytes(4, sys.byteorder))

@@ -23,12 +23,12 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.learner.processes.bulletin import WAIT_MILLISECONDS
 from rlboost_jax.learner.processes.follower import follow_training
-from rlboost_jax.learner.processes.world import ALONE, World, join
-from rlboost_jax.learner.setup.opening import Makers
+from rlboost_jax.learner.processes.process_group import ALONE, ProcessGroup, join
 from rlboost_jax.learner.setup.preparation import programs
+from rlboost_jax.learner.setup.session_setup import Makers
 from rlboost_jax.learner.training import run_training
 from rlboost_jax.rollout.instance import engine_of
-from rlboost_jax.settings.load import read_run_config
+from rlboost_jax.settings.config_loading import read_run_config
 from tests.patience import PATIENCE_SECONDS
 
 SAID = "rlboost/"  # what processes of a run have said to each other
@@ -59,7 +59,7 @@ class Kept:
         return engine
 
 
-def resume(workdir: Path, config: Path, max_instances: int, world: World, kept: Kept) -> str:
+def resume(workdir: Path, config: Path, max_instances: int, world: ProcessGroup, kept: Kept) -> str:
     run = read_run_config(config)
     run = dataclasses.replace(
         run, fleet=dataclasses.replace(run.fleet, max_instances=max_instances)
@@ -76,7 +76,7 @@ def resume(workdir: Path, config: Path, max_instances: int, world: World, kept: 
     return ""
 
 
-def _forget_what_was_said(world: World) -> None:
+def _forget_what_was_said(world: ProcessGroup) -> None:
     """By its names the next run would take it for its own."""
     client = distributed.global_state.client
     assert client is not None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.manager.journal import BatchOpened, RunState
-from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.journal_entries import BatchOpened, RunState
+from rlboost_jax.manager.service.journal_files import JournalFiles
 from tests.manager.fakes import RUN, begin_batch
 from tests.patience import PATIENCE_SECONDS
 from tests.powercut.disk import LOSSES, Disk, Tree, write_tree
@@ -138,7 +138,7 @@ os.chdir(root); open("here", "w").write("relative")
 
 def test_a_file_is_the_one_of_before_or_the_new_one(recorded: Callable[[str], Recording]) -> None:
     recording = recorded("""
-from rlboost_jax.storage import durable
+from rlboost_jax.platform import durable
 durable.make_folder(root / "new" / "inner")
 durable.write(root / "new" / "inner" / "file", b"before")
 (root / "done").touch()
@@ -153,7 +153,7 @@ durable.keep(root / "new" / "inner" / "file", b"after" * 1000)
 
 def test_a_tree_under_its_own_name_is_whole(recorded: Callable[[str], Recording]) -> None:
     recording = recorded("""
-from rlboost_jax.storage import durable
+from rlboost_jax.platform import durable
 (root / "model.partial" / "inner").mkdir(parents=True)
 (root / "model.partial" / "inner" / "weights").write_bytes(b"w" * 5000)
 (root / "model.partial" / "config.json").write_bytes(b"{}")
@@ -171,8 +171,8 @@ def test_secrets_are_whole_or_made_anew(recorded: Callable[[str], Recording]) ->
     """What lets others in is never empty, and once a manager has begun it stays what it was."""
     recording = recorded("""
 import datetime
-from rlboost_jax.manager.service import authority, run_files
-from rlboost_jax.weights.seal import prepare_seal
+from rlboost_jax.trust import authority, run_files
+from rlboost_jax.trust.seal import prepare_seal
 def begin():
     run_files.read_tokens(root)
     folders = [root / name for name in ("authority", "join", "trainer")]
@@ -197,7 +197,7 @@ def test_rows_before_a_sync_last_and_so_does_their_file_made_anew(
     recorded: Callable[[str], Recording],
 ) -> None:
     recording = recorded("""
-from rlboost_jax.observe.lines import StepLines
+from rlboost_jax.observe.json_lines import StepLines
 lines = StepLines(root / "rows")
 for step in range(3):
     lines.write([{"step": step, "text": "x" * 700}])
@@ -229,11 +229,11 @@ store.prune()
 
 
 JOURNAL = """
-from rlboost_jax.manager.journal import *
-from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.journal_entries import *
+from rlboost_jax.manager.service.journal_files import JournalFiles
 from tests.manager.fakes import RUN
-from tests.manager.test_journal import collected, opened, run_state
-journal = Journal(root / "journal", RUN)
+from tests.manager.test_journal_entries import collected, opened, run_state
+journal = JournalFiles(root / "journal", RUN)
 journal.read()
 for step in range(4):
     journal.append([opened(step), run_state(joined=step)])
@@ -248,7 +248,7 @@ journal.close()
 def test_names_and_money_outlive_the_journals_that_said_them(
     recorded: Callable[[str], Recording], tmp_path: Path
 ) -> None:
-    """Of a journal that is gone, the next one has said them before: on the disk."""
+    """Before a journal is removed, the next one has them on the disk."""
     recording = recorded(JOURNAL)
     removed, operations = [], read_log(recording.log)
     for number, tree in states(recording):
@@ -261,7 +261,7 @@ def test_names_and_money_outlive_the_journals_that_said_them(
         folder = tmp_path / str(number)
         folder.mkdir()
         write_tree(tree["journal"], folder / "journal")
-        journal = Journal(folder / "journal", RUN)
+        journal = JournalFiles(folder / "journal", RUN)
         entries, _ = journal.read()
         journal.append([BatchOpened(begin=begin_batch(9, 9, "d"), at=0.0)])  # and it goes on
         journal.close()

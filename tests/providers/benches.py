@@ -17,26 +17,26 @@ from unittest import mock
 
 import pytest
 
-from rlboost_jax.credentials import JOIN_FILES
+from rlboost_jax.platform import durable
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
 from rlboost_jax.providers.ec2 import Ec2Launcher
-from rlboost_jax.providers.kubernetes.api import KubernetesApi
-from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
+from rlboost_jax.providers.kubernetes.kubernetes_api import KubernetesApi
+from rlboost_jax.providers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from rlboost_jax.providers.launcher import Launcher
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.none import NoProvider
 from rlboost_jax.providers.polled import PolledProvider
-from rlboost_jax.providers.pools import PooledProvider
+from rlboost_jax.providers.pooled_provider import PooledProvider
 from rlboost_jax.providers.skypilot import SkyPilotLauncher
 from rlboost_jax.providers.skypilot_task import cluster_of
 from rlboost_jax.providers.slurm import SlurmLauncher
-from rlboost_jax.settings.ec2 import Ec2Config
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
-from rlboost_jax.settings.kubernetes import KubernetesConfig
-from rlboost_jax.settings.launchers import CommandConfig, SlurmConfig
-from rlboost_jax.settings.skypilot import SkyPilotConfig
-from rlboost_jax.storage import durable
+from rlboost_jax.settings.ec2_config import Ec2Config
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
+from rlboost_jax.settings.kubernetes_config import KubernetesConfig
+from rlboost_jax.settings.launchers_config import CommandConfig, SlurmConfig
+from rlboost_jax.settings.skypilot_config import SkyPilotConfig
+from rlboost_jax.trust.credentials import JOIN_FILES
 from tests.docs_blocks import blocks_of
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.ec2_cloud import Ec2Cloud
@@ -536,7 +536,7 @@ class PoolsBench:
 
 
 def polled(launcher: Launcher, run: str = "run", *, settle_seconds: float = 0.2) -> PolledProvider:
-    """That looks often, and gives servers little time to leave."""
+    """Make a provider that looks often, and gives servers little time to leave."""
     return PolledProvider(
         launcher, run, poll_seconds=0.05, settle_seconds=settle_seconds, leave_seconds=0.2
     )

@@ -86,7 +86,7 @@ def _server() -> str:
 
 @functools.cache
 def _client(service: str) -> Any:
-    """Of the tests themselves, who look at moto as an administrator does."""
+    """Make a client for the tests, which look at moto as an administrator does."""
     import boto3
 
     return boto3.Session(
@@ -164,7 +164,7 @@ class Ec2Cloud:
         return {each.id: each for each in list(backend.all_instances())}
 
     def pid(self, instance: str) -> int:
-        """Of its server, which has begun."""
+        """Process id of an instance's server, which has begun."""
         return int((self.folder / instance / "pid").read_text())
 
     def said(self, instance: str) -> str:
@@ -326,7 +326,7 @@ def _patched(cloud: Ec2Cloud) -> Iterator[None]:
 
 @contextmanager
 def _closed_clients() -> Iterator[None]:
-    """Those that are made meanwhile are closed at the end: launchers live as long as processes."""
+    """Close the clients that are made within: launchers live as long as processes."""
     from boto3 import Session
 
     make, made = Session.client, []

@@ -85,7 +85,7 @@ class FakeCluster:
             return self.processes[self._of(name)["metadata"]["name"]]
 
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Object) -> Any:
-        """Of one request: an object, a text, or code and message of a refusal."""
+        """Answer a request with an object, a text, or code and message of a refusal."""
         with self._lock:
             self._tick()
             kind, _, rest = path.partition("/namespaces/rlboost/")[2].partition("/")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.credentials import CredentialsUnusable, packed, read_credentials
-from rlboost_jax.providers import programs
+from rlboost_jax.providers import external_program
 from rlboost_jax.providers.base import ANY_POOL, Refused
 from rlboost_jax.providers.command import CommandLauncher
+from rlboost_jax.providers.external_program import MAX_BYTES, run_program
 from rlboost_jax.providers.launcher import Job, LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
-from rlboost_jax.providers.programs import MAX_BYTES, run_program
-from rlboost_jax.settings.launchers import CommandConfig, command_mistakes
+from rlboost_jax.settings.launchers_config import CommandConfig, command_mistakes
+from rlboost_jax.trust.credentials import CredentialsUnusable, packed, read_credentials
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import living
@@ -172,7 +172,7 @@ def test_a_child_that_is_left_behind_is_not_waited_for() -> None:
 
 def test_what_this_process_had_no_time_to_read_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be the list of a fleet without servers."""
-    monkeypatch.setattr(programs, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(external_program, "REST_SECONDS", 0.0)
     assert [run("echo", "all of it") for _ in range(20)] == ["all of it\n"] * 20
 
 

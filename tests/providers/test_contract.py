@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlboost_jax.platform import durable
 from rlboost_jax.providers.base import (
     ANY_POOL,
     Exited,
@@ -18,7 +19,6 @@ from rlboost_jax.providers.base import (
     Started,
     Withdrawn,
 )
-from rlboost_jax.storage import durable
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import (
     BENCHES,

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax import fleet
-from rlboost_jax.credentials import packed
+from rlboost_jax.cli import fleet
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Started
 from rlboost_jax.providers.ec2 import PAGE, Ec2Launcher
 from rlboost_jax.providers.ec2_machine import script_of, template_of
 from rlboost_jax.providers.launcher import Job, LaunchFailed
-from rlboost_jax.settings.ec2 import Ec2Config, ec2_mistakes, pools_of
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
+from rlboost_jax.settings.ec2_config import Ec2Config, ec2_mistakes, pools_of
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
+from rlboost_jax.trust.credentials import packed
 from tests.providers.benches import SECRET, killed, made_join, polled, rendezvous
 from tests.providers.ec2_cloud import ACCOUNT, REGION, Ec2Cloud
 from tests.providers.test_contract import Ear, play

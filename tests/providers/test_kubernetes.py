@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rlboost_jax.credentials import packed
 from rlboost_jax.providers.base import (
     ANY_POOL,
     Exited,
@@ -25,11 +24,12 @@ from rlboost_jax.providers.base import (
     Withdrawn,
 )
 from rlboost_jax.providers.kubernetes import manifests
-from rlboost_jax.providers.kubernetes.api import KubernetesApi
-from rlboost_jax.providers.kubernetes.launcher import KubernetesLauncher
+from rlboost_jax.providers.kubernetes.kubernetes_api import KubernetesApi
+from rlboost_jax.providers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from rlboost_jax.providers.launcher import LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
-from rlboost_jax.settings.fleet import FleetConfig
+from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.trust.credentials import packed
 from tests.docs_blocks import blocks_of
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import CODE, SECRET, KubernetesBench, polled, rendezvous
@@ -39,7 +39,7 @@ PAGE = "docs/how-to/fleet-kubernetes.md"
 
 
 class Bench(KubernetesBench):
-    """With settings of a test's own, and times that a test can wait for."""
+    """Bench with a test's own settings, and times that a test can wait for."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder)

@@ -18,9 +18,9 @@ from rlboost_jax.providers.base import (
 )
 from rlboost_jax.providers.kubernetes import manifests
 from rlboost_jax.providers.kubernetes.states import pod_state
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
-from rlboost_jax.settings.kubernetes import KubernetesConfig, kubernetes_mistakes, pools_of
-from rlboost_jax.settings.load import run_config_from_dict
+from rlboost_jax.settings.config_loading import run_config_from_dict
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
+from rlboost_jax.settings.kubernetes_config import KubernetesConfig, kubernetes_mistakes, pools_of
 from tests.docs_blocks import blocks_of
 
 PAGE = "docs/how-to/fleet-kubernetes.md"
@@ -66,7 +66,7 @@ def resources() -> Any:
 
 
 def test_manifests_keep_to_the_schema_of_kubernetes(resources: Any) -> None:
-    """Of its OpenAPI document: read into its types and written again, nothing is lost."""
+    """Nothing is lost when they are read into its OpenAPI types and written again."""
     blank = dataclasses.replace(FULL, kubernetes=KubernetesConfig(image="i", gpus=0))
     for manifest in (made(), made(pool="l4"), made(blank)):
         assert resources.Pod.from_dict(manifest).to_dict() == manifest

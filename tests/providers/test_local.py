@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from rlboost_jax.host import processes
-from rlboost_jax.host.processes import start_time
+from rlboost_jax.platform import process_liveness
+from rlboost_jax.platform.process_liveness import start_time
 from rlboost_jax.providers import local
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Listed, Refused, Started
 from rlboost_jax.providers.local import LocalProvider
@@ -36,7 +36,7 @@ FAILS = READY + (
 def left():
     """A process that passes for a server; reaped by this one as init would reap an orphan."""
     process = subprocess.Popen([sys.executable, "-c", SLEEPER])
-    while not processes.runs(process.pid, processes.start_time(process.pid)):
+    while not process_liveness.runs(process.pid, process_liveness.start_time(process.pid)):
         assert process.poll() is None  # its command line is there a moment after it has begun
     yield process
     process.kill()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.providers.market import MarketEvent, initial_capacity, market_events
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
 
 CALM = ChaosConfig(
     enabled=False, seed=0, kills_per_minute=8.0, terms_per_minute=2.0, joins_per_minute=20.0
@@ -179,7 +179,7 @@ def test_trace_and_chaos_are_merged_in_time():
 
 def test_the_provider_and_the_market_need_no_jax():
     program = (
-        "import sys, rlboost_jax.providers.choice, rlboost_jax.providers.market;"
+        "import sys, rlboost_jax.providers.provider_choice, rlboost_jax.providers.market;"
         "import rlboost_jax.weights.serve;"
         "print('jax' in sys.modules)"
     )

@@ -97,14 +97,14 @@ async def asked(desk: Desk, **options: float) -> tuple[PolledProvider, Ear]:
 
 
 async def one_of(desk: Desk, **options: float) -> tuple[PolledProvider, Ear]:
-    """With one instance, `a`, that has started."""
+    """Make a provider with one instance, `a`, that has started."""
     provider, ear = await asked(desk, **options)
     await ear.of("a", Started)
     return provider, ear
 
 
 async def some_of(desk: Desk, names: str, **options: float) -> tuple[PolledProvider, Ear]:
-    """With instances of these names, of a letter each, that have started one after the other."""
+    """Make a provider with instances of these one-letter names, started one after the other."""
     provider = provider_of(desk, **options)
     await provider.list()
     ear = Ear(provider)
@@ -198,7 +198,7 @@ def test_of_two_jobs_with_one_nonce_one_goes_on() -> None:
 
 
 def test_a_job_that_a_list_has_twice_is_one() -> None:
-    """Of a user's script, say, whose list of hosts names one of them twice."""
+    """A user's script may name a host twice, for instance."""
 
     async def story() -> None:
         desk = Desk(echoes=2)
@@ -564,7 +564,7 @@ def test_what_its_owner_takes_back_is_said_once_and_is_the_reason_of_its_end() -
 
 @dataclass
 class LoggedDesk(Desk):
-    """That keeps logs as well, or cannot give them."""
+    """Desk that keeps logs as well, or cannot give them."""
 
     fails: str = ""
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.credentials import packed
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.providers.base import ANY_POOL, Exited, Refused, Started
 from rlboost_jax.providers.launcher import Job, LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.providers.skypilot import SkyPilotLauncher
 from rlboost_jax.providers.skypilot_task import cluster_of, tag_of, task_of
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig
-from rlboost_jax.settings.skypilot import SkyPilotConfig, skypilot_mistakes
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
+from rlboost_jax.settings.skypilot_config import SkyPilotConfig, skypilot_mistakes
+from rlboost_jax.trust.credentials import packed
 from tests.providers.benches import SECRET, SKY_LOOK_SECONDS, SkyPilotBench, rendezvous
 from tests.providers.test_contract import Ear, play
 

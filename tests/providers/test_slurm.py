@@ -13,8 +13,8 @@ import pytest
 from rlboost_jax.providers.base import ANY_POOL
 from rlboost_jax.providers.launcher import Job, JobState, LaunchFailed
 from rlboost_jax.providers.slurm import SlurmLauncher
-from rlboost_jax.settings.fleet import ChaosConfig, FleetConfig, NoticeSignal
-from rlboost_jax.settings.launchers import SlurmConfig, slurm_mistakes
+from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig, NoticeSignal
+from rlboost_jax.settings.launchers_config import SlurmConfig, slurm_mistakes
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import SECRET, made_join, rendezvous
 from tests.providers.test_command import script
@@ -25,7 +25,7 @@ SLURM = SlurmConfig(partitions="spot,spare", minutes=90, options="--gpus=1 --mem
 def launcher(
     folder: Path, slurm: SlurmConfig = SLURM, notice: float = 0.0, by: NoticeSignal = "SIGUSR1"
 ) -> SlurmLauncher:
-    """With programs that write down how they were called, in `<name>.argv` and so on."""
+    """Make a launcher whose programs write down their calls, in `<name>.argv` and so on."""
     made_join(folder)
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from rlboost_jax.qualification.problem import Candidate, Case, Inputs, Problem, Variant
-from rlboost_jax.qualification.records import Spec
+from rlboost_jax.qualification.problem import Candidate, Case, Inputs, TrialProblem, Variant
 from rlboost_jax.qualification.trial import serve
+from rlboost_jax.qualification.trial_records import Spec
 
 ROWS = 8
 
@@ -103,7 +103,7 @@ def _variants(inputs: Inputs) -> tuple[Variant, ...]:
     )
 
 
-def problem() -> Problem:
+def problem() -> TrialProblem:
     case = Case(
         name="doubling",
         weight=1.0,
@@ -112,7 +112,7 @@ def problem() -> Problem:
         variants=_variants,
     )
     reasons = {"unavailable": "it takes pages of 64"}
-    return Problem(
+    return TrialProblem(
         candidates=tuple(
             Candidate(
                 name=name,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from rlboost_jax.qualification import cache, machine
-from rlboost_jax.qualification.choice import worth_keeping
-from rlboost_jax.qualification.records import Outcome, Trial, Verdict
+from rlboost_jax.qualification.kernel_choice import worth_keeping
+from rlboost_jax.qualification.trial_records import KernelVerdict, Outcome, Trial
 
 KEY = {"facts": {"device": "H100", "jaxlib": "0.12.0"}, "spec": {"shape": {"slots": 64}}}
 RIGHT = Trial(candidate="triton", outcome="right", seconds=1e-4, error=0.003)
-VERDICT = Verdict(
+VERDICT = KernelVerdict(
     platform="gpu",
     device="NVIDIA H100 80GB HBM3",
     trials=(Trial(candidate="mosaic_gpu", outcome="crashed", reason="SIGSEGV"), RIGHT),
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_is_used_again(path: Path) -> None:
-    assert cache.kept(path, KEY) == VERDICT
+    assert cache.kept(path, KEY, KernelVerdict) == VERDICT
     assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing half-written
 
 
@@ -41,7 +41,7 @@ def test_is_used_again(path: Path) -> None:
 )
 def test_is_of_its_own_key_alone(path: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
     assert cache.place_of(tmp_path, "engine_attention", changed) != path
-    assert cache.kept(path, changed) is None  # nor where it was copied to
+    assert cache.kept(path, changed, KernelVerdict) is None  # nor where it was copied to
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_counts_as_missing_when_damaged(path: Path, damage: Any) -> None:
     text = path.read_text()
     path.write_text(damage(text))
     assert path.read_text() != text
-    assert cache.kept(path, KEY) is None
-    assert cache.keep(path, KEY, VERDICT) == "" and cache.kept(path, KEY) == VERDICT
+    assert cache.kept(path, KEY, KernelVerdict) is None
+    assert cache.keep(path, KEY, VERDICT) == "" and cache.kept(path, KEY, KernelVerdict) == VERDICT
 
 
 def test_says_why_it_cannot_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = cache.place_of(tmp_path / "file", "engine_attention", KEY)
     assert "Not a directory" in cache.keep(path, KEY, VERDICT)
-    assert cache.kept(path, KEY) is None
+    assert cache.kept(path, KEY, KernelVerdict) is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_says_why_it_cannot_be_kept(tmp_path: Path) -> None:
 def test_what_may_pass_is_not_kept(outcome: Outcome, reason: str, kept: bool) -> None:
     trial = Trial(candidate="xla", outcome=outcome, reason=reason)
     both, alone = (
-        Verdict(platform="gpu", device="d", trials=t) for t in ((trial, RIGHT), (trial,))
+        KernelVerdict(platform="gpu", device="d", trials=t) for t in ((trial, RIGHT), (trial,))
     )
     assert worth_keeping(both) is kept
     assert not worth_keeping(alone)  # the device may be busy, or its driver broken
@@ -98,9 +98,16 @@ def test_verdicts_depend_on_the_sources_of_all_that_is_tried(tmp_path: Path) -> 
     """Kernels, what calls them, their sizes, and the trials."""
     sources = machine.sources_of_candidates()
     for name in (
-        *("rlboost_kernels/attention/mosaic_gpu.py", "rlboost_kernels/grouped/mosaic_gpu.py"),
+        *(
+            "rlboost_kernels/attention/attention_mosaic_gpu.py",
+            "rlboost_kernels/grouped/grouped_mosaic_gpu.py",
+        ),
         *("models/cudnn_attention.py", "models/packed_attention.py", "models/grouped_experts.py"),
-        *("models/chunked_attention.py", "settings/memory.py", "qualification/problem.py"),
+        *(
+            "models/chunked_attention.py",
+            "settings/memory_estimates.py",
+            "qualification/problem.py",
+        ),
     ):
         assert sources[name].read_text()
     (tmp_path / "gpus" / "0").mkdir(parents=True)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlboost_jax.host.processes import start_time
+from rlboost_jax.platform.process_liveness import start_time
 from rlboost_jax.qualification.checks import row_error
 from rlboost_jax.qualification.child_process import verdict_of
-from rlboost_jax.qualification.choice import choose, described
-from rlboost_jax.qualification.records import Spec, Trial, Verdict
+from rlboost_jax.qualification.kernel_choice import choose, described
+from rlboost_jax.qualification.trial_records import KernelVerdict, Spec, Trial
 from tests.patience import PATIENCE_SECONDS
 
 FAULTY = (sys.executable, "-m", "tests.qualification.faulty")
@@ -24,7 +24,9 @@ HANGING_SECONDS = 7.0  # in virtual time
 STARTING_SECONDS = 5.0
 
 
-def tried(*candidates: str, invariant: bool = True, seconds: float = PATIENCE_SECONDS) -> Verdict:
+def tried(
+    *candidates: str, invariant: bool = True, seconds: float = PATIENCE_SECONDS
+) -> KernelVerdict:
     spec = spec_of(*candidates, invariant=invariant, seconds=seconds)
     return verdict_of(spec, command=FAULTY, start_seconds=PATIENCE_SECONDS)
 
@@ -40,11 +42,11 @@ def spec_of(*candidates: str, seconds: float, invariant: bool = True) -> Spec:
     )
 
 
-def outcomes(verdict: Verdict) -> dict[str, str]:
+def outcomes(verdict: KernelVerdict) -> dict[str, str]:
     return {trial.candidate: trial.outcome for trial in verdict.trials}
 
 
-def reason(verdict: Verdict, candidate: str) -> str:
+def reason(verdict: KernelVerdict, candidate: str) -> str:
     return next(trial.reason for trial in verdict.trials if trial.candidate == candidate)
 
 
@@ -201,14 +203,14 @@ def test_noise_does_not_choose_the_bits_of_a_deterministic_run(
     first: float, steady: bool, expected: str
 ) -> None:
     trials = (Trial(candidate="w", outcome="wrong"), right("a", first), right("b", 2.0))
-    verdict = Verdict(platform="gpu", device="H100", trials=trials)
+    verdict = KernelVerdict(platform="gpu", device="H100", trials=trials)
     assert choose(verdict, plain="b", steady=steady).candidate == expected
 
 
 def test_the_fastest_of_the_right_ones_is_taken_the_earlier_of_two_as_fast() -> None:
     wrong = Trial(candidate="w", outcome="wrong", reason="off", seconds=0.1)
     trials = (right("a", 3.0), wrong, right("b", 2.0), right("c", 2.0))
-    choice = choose(Verdict(platform="gpu", device="H100", trials=trials), plain="c")
+    choice = choose(KernelVerdict(platform="gpu", device="H100", trials=trials), plain="c")
     assert choice.candidate == "b"
     line = described(choice, "engine.attention")
     assert line == (

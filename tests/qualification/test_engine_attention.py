@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from rlboost_kernels import ragged_paged_attention
-from rlboost_kernels.attention import mosaic_gpu
+from rlboost_kernels.attention import attention_mosaic_gpu
 from rlboost_kernels.problems import Arguments
 
 from configs import base
@@ -18,9 +18,9 @@ from rlboost_jax.qualification import engine_attention
 from rlboost_jax.qualification.checks import row_error, tried
 from rlboost_jax.qualification.child_process import verdict_of
 from rlboost_jax.qualification.engine_attention import EngineAttentionShape, problem, shape_of
-from rlboost_jax.qualification.problem import Problem
-from rlboost_jax.qualification.records import Spec
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.qualification.problem import TrialProblem
+from rlboost_jax.qualification.trial_records import Spec
+from rlboost_jax.settings.config_loading import run_config
 from tests.patience import PATIENCE_SECONDS
 from tests.qualification.candidates import candidate
 
@@ -43,7 +43,7 @@ SHAPE = EngineAttentionShape(
 )
 
 
-def of(shape: EngineAttentionShape) -> Problem:
+def of(shape: EngineAttentionShape) -> TrialProblem:
     return problem(msgspec.to_builtins(shape))
 
 
@@ -148,12 +148,12 @@ def test_what_cannot_run_here_says_so() -> None:
 
 @pytest.mark.usefixtures("child_unoptimized")
 def test_kernels_for_gpu_pass_interpreted_in_a_real_child() -> None:
-    """From the run's own records to a verdict, with nothing but the device missing."""
+    """All is real from the run's own records to a verdict, but for the device."""
     shape = msgspec.structs.replace(
         SHAPE, dtype="bfloat16", kv_dtype="bfloat16", query_heads=2, key_heads=1, interpret=True
     )
     names = ["triton", "xla"]
-    if not mosaic_gpu.why_not(*_abstract(shape), interpret=True):
+    if not attention_mosaic_gpu.why_not(*_abstract(shape), interpret=True):
         names.insert(0, "mosaic_gpu")
     spec = Spec(
         problem="engine_attention",

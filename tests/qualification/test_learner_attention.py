@@ -22,10 +22,10 @@ from rlboost_jax.qualification.learner_attention import (
     problem,
     shape_of,
 )
-from rlboost_jax.qualification.problem import Problem
-from rlboost_jax.qualification.records import Spec
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.qualification.problem import TrialProblem
+from rlboost_jax.qualification.trial_records import Spec
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.run_config import RunConfig
 from tests.patience import PATIENCE_SECONDS
 from tests.qualification.candidates import candidate
 
@@ -43,7 +43,7 @@ SHAPE = LearnerAttentionShape(
 )
 
 
-def of(shape: LearnerAttentionShape) -> Problem:
+def of(shape: LearnerAttentionShape) -> TrialProblem:
     return problem(msgspec.to_builtins(shape))
 
 
@@ -123,7 +123,7 @@ def right() -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("leaf", range(4))
 def test_a_wrong_result_or_gradient_of_one_token_shows(leaf: int, right: tuple[Any, ...]) -> None:
-    """Of the result and of the gradients of queries, keys and values."""
+    """The result and the gradients of queries, keys and values are each made wrong."""
     found = of(msgspec.structs.replace(SHAPE, dtype="bfloat16"))
     width = 64 if leaf < 2 else 32  # heads of queries, or of keys
 

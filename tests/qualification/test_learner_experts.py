@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-from rlboost_kernels.grouped import mosaic_gpu
+from rlboost_kernels.grouped import grouped_mosaic_gpu
 
 from configs import base
 from rlboost_jax.qualification.checks import row_error, tried
 from rlboost_jax.qualification.child_process import verdict_of
 from rlboost_jax.qualification.learner_experts import PLAIN, ExpertsShape, problem, shape_of
-from rlboost_jax.qualification.problem import Problem
-from rlboost_jax.qualification.records import Spec
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.qualification.problem import TrialProblem
+from rlboost_jax.qualification.trial_records import Spec
+from rlboost_jax.settings.config_loading import run_config
 from tests.patience import PATIENCE_SECONDS
 from tests.qualification.candidates import candidate
 
@@ -30,7 +30,7 @@ SHAPE = ExpertsShape(
 )
 
 
-def of(shape: ExpertsShape) -> Problem:
+def of(shape: ExpertsShape) -> TrialProblem:
     return problem(msgspec.to_builtins(shape))
 
 
@@ -40,7 +40,7 @@ def test_candidates_are_tried_in_the_order_of_their_bound() -> None:
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_the_reference_is_the_sum_over_all_experts(activation: str) -> None:
-    """Of every token with every expert, differentiated by jax."""
+    """The sum is of every token with every expert, differentiated by jax."""
     (case,) = of(msgspec.structs.replace(SHAPE, activation=activation)).cases
     x, chosen, weights, *matrices, upstream = case.inputs
     activate = jax.nn.silu if activation == "silu" else jax.nn.gelu
@@ -109,7 +109,7 @@ def test_the_kernel_passes_interpreted_in_a_real_child() -> None:
         on_cpu=True,
     )
     verdict = verdict_of(spec, start_seconds=PATIENCE_SECONDS)
-    missing = mosaic_gpu.why_not("bfloat16", 128, interpret=True)
+    missing = grouped_mosaic_gpu.why_not("bfloat16", 128, interpret=True)
     outcomes = {trial.candidate: trial.outcome for trial in verdict.trials}
     assert outcomes == {
         "mosaic_gpu": "unavailable" if missing else "right",

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.qualification import start
-from rlboost_jax.qualification.host import Host
+from rlboost_jax.learner.workdir import Workdir
+from rlboost_jax.qualification import engine_start
 from rlboost_jax.qualification.learner_start import KernelNotAvailable
-from rlboost_jax.qualification.records import Outcome, Spec, Trial, Verdict
-from rlboost_jax.settings.load import read_run_config, run_config
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.storage.workdir import Workdir
+from rlboost_jax.qualification.trial_host import Host
+from rlboost_jax.qualification.trial_records import KernelVerdict, Outcome, Spec, Trial
+from rlboost_jax.settings.config_loading import read_run_config, run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 SECONDS = {
@@ -37,7 +37,7 @@ class Machine:
             verdict_of=self.verdict_of,
         )
 
-    def verdict_of(self, spec: Spec) -> Verdict:
+    def verdict_of(self, spec: Spec) -> KernelVerdict:
         self.specs.append(spec)
         trials = []
         for name in spec.candidates:
@@ -46,7 +46,7 @@ class Machine:
             outcome, reason = self.outcomes.get((spec.problem, name), given)
             time = SECONDS[spec.problem][name] if outcome == "right" else None
             trials.append(Trial(candidate=name, outcome=outcome, reason=reason, seconds=time))
-        return Verdict(platform=self.platform, device=DEVICE, trials=tuple(trials))
+        return KernelVerdict(platform=self.platform, device=DEVICE, trials=tuple(trials))
 
     @property
     def problems(self) -> list[str]:
@@ -76,8 +76,8 @@ def run(tmp_path: Path) -> Callable[..., RunConfig]:
 def begin(host: Machine, run: RunConfig, workdir: Path) -> tuple[RunConfig, list[str]]:
     """As `run_training` does: the trainer's own run, and the lines that it shows."""
     lines: list[str] = []
-    own = start.trainer_run(run, workdir, lines.append, host=host.host)
-    with Workdir(workdir, start.published_run(run, own)):
+    own = engine_start.trainer_run(run, workdir, lines.append, host=host.host)
+    with Workdir(workdir, engine_start.published_run(run, own)):
         pass
     return own, lines
 
@@ -171,7 +171,7 @@ def forbidden(*args: Any, **options: Any) -> Any:
 def test_without_a_gpu_nothing_is_tried(run: Any, tmp_path: Path) -> None:
     host = Host(verdict_of=forbidden)
     for given in (run(), run(deterministic=False), run(attention="triton", experts="mosaic_gpu")):
-        assert start.trainer_run(given, tmp_path, forbidden, host=host) == given
+        assert engine_start.trainer_run(given, tmp_path, forbidden, host=host) == given
 
 
 def test_a_gpu_that_jax_does_not_find_is_none(host: Machine, run: Any, tmp_path: Path) -> None:
@@ -181,5 +181,5 @@ def test_a_gpu_that_jax_does_not_find_is_none(host: Machine, run: Any, tmp_path:
 
 
 def test_servers_try_nothing_of_a_learner(host: Machine, run: Any) -> None:
-    start.server_run(run(deterministic=False), lambda line: None, host=host.host)
+    engine_start.server_run(run(deterministic=False), lambda line: None, host=host.host)
     assert host.problems == ["engine_attention"]

@@ -111,7 +111,7 @@ def by_other_names(questions, texts):
 
 
 def shortest(prompts, completions, *, answer, finished):
-    """Of a group: how many responses are longer, with 10 for each that shows the answer."""
+    """Reward the responses of a group by how many are longer, and 10 more for the answer."""
     assert len(prompts) == len(completions) == len(answer) == len(finished)
     return [
         sum(len(other) > len(text) for other in completions) + 10.0 * (answer[0] in text)
@@ -201,3 +201,8 @@ def picky(prompts, completions):
 
 
 not_callable = 7
+
+
+def raised_in(function, line=1):
+    """The end of a fault that names a line of a function here, counted from its `def`."""
+    return f" ({os.path.basename(__file__)}, line {function.__code__.co_firstlineno + line})"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlboost_jax.rewards.answers import after_hashes, answer_tag, boxed
+from rlboost_jax.rewards.answer_extraction import after_hashes, answer_tag, boxed
 from rlboost_jax.rewards.builtin import BUILT_IN, countdown, exact, layout, length, regex
 from rlboost_jax.settings.data_presets import BUILT_IN_REWARDS
 

@@ -8,9 +8,10 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from rlboost_jax.rewards.concurrent import ConcurrentPool
 from rlboost_jax.rewards.judge import Judge
-from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
+from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
+from rlboost_jax.workers.worker_pool import WorkerPool
+from tests.rewards.functions_for_tests import fails_awaited, raised_in, raises
 from tests.rewards.test_groups import MODULE, WAIT, answered
 from tests.rewards.test_judge import alive, sleepers
 
@@ -69,9 +70,9 @@ def judge(name: str, *, at_once: int, port: int = 0, **changes) -> Judge:
     return Judge([function], settings, columns=("answer",), seed=0)
 
 
-def the_pool(asked: Judge) -> ConcurrentPool:
+def the_pool(asked: Judge) -> WorkerPool:
     (pool,) = asked._open
-    assert isinstance(pool, ConcurrentPool)
+    assert isinstance(pool, WorkerPool)
     return pool
 
 
@@ -97,7 +98,7 @@ def test_a_worker_that_is_killed_is_asked_again_in_another():
         while len(meeting.waiting) < 2:
             assert not any(future.done() for future in futures)
         meeting.waiting.clear()  # theirs end with it
-        os.kill(the_pool(asked)._worker._process.pid, signal.SIGKILL)
+        os.kill(the_pool(asked).pids[0], signal.SIGKILL)
         futures.append(asked.ask(answered("c")))
         assert [future.result(WAIT).reward for future in futures] == [1.5] * 3
         assert meeting.names[2:4] != ["c", "c"] and sorted(meeting.names) == [*"aabbc"]
@@ -121,10 +122,10 @@ def test_nothing_depends_on_what_runs_beside():
 def test_a_failure_costs_its_own_call():
     asked = judge("fails_awaited", at_once=8)
     faults = {
-        "raise": "KeyError: 'no such thing'",
+        "raise": "KeyError: 'no such thing'" + raised_in(raises),
         "crash": "was ended by SIGSEGV",
         "leave": "ended its process",
-        "cancel": "CancelledError: ",
+        "cancel": "CancelledError: " + raised_in(fails_awaited, 4),
         "nan": "returned nan",
         "allocate": "MemoryError: more than rewards.memory_mb",
         "fine": "",
@@ -163,7 +164,7 @@ def test_closing_ends_everything(running, patient):
     pending = [asked.ask(answered("children")) for _ in range(2 * running)]
     while running and len(sleepers() - before) < 2:
         assert not any(future.done() for future in pending)
-    worker = the_pool(asked)._worker._process.pid
+    worker = the_pool(asked).pids[0]
     asked.close()
     assert all(future.done() for future in pending)
     assert not alive([worker]) and sleepers() <= before

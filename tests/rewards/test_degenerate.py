@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rlboost_jax.rewards.answers import after_hashes, answer_tag, boxed
-from rlboost_jax.rewards.sandbox import NotContained
+from rlboost_jax.rewards.answer_extraction import after_hashes, answer_tag, boxed
+from rlboost_jax.workers.sandbox import NotContained
 from tests.computing import limited
 
 try:

@@ -7,11 +7,12 @@ from concurrent.futures import Future
 
 import pytest
 
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.judge import Judge
-from rlboost_jax.rewards.verdict import Answered, Verdict
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
+from rlboost_jax.rewards.verdict import RewardInput, Verdict
+from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
 from tests.patience import PATIENCE_SECONDS
+from tests.rewards.functions_for_tests import raised_in, raises
 
 MODULE = "tests.rewards.functions_for_tests"
 WAIT = PATIENCE_SECONDS
@@ -40,8 +41,8 @@ def both():
         each.close()
 
 
-def answered(text: str) -> Answered:
-    return Answered(
+def answered(text: str) -> RewardInput:
+    return RewardInput(
         prompt="3 + 4?",
         completion=text,
         completion_ids=tuple(text.encode()),
@@ -95,7 +96,7 @@ def test_the_same_responses_in_another_order_are_another_group(both):
 @pytest.mark.parametrize(
     ("first", "fault"),
     [
-        ("raise", "KeyError: 'no such thing'"),
+        ("raise", "KeyError: 'no such thing'" + raised_in(raises)),
         ("crash", "was ended by SIGSEGV"),
         ("few", 'returned 1 value for 3 completions (per="group" gives it all at once)'),
     ],
@@ -135,8 +136,8 @@ def test_a_group_that_nobody_wants_any_more_leaves_its_responses(both):
 
 def test_a_worker_that_is_killed_changes_no_value(both):
     one, two = both
-    for worker in two._pool._workers:
-        os.kill(worker._process.pid, signal.SIGKILL)
+    for pid in two._open[0].pids:
+        os.kill(pid, signal.SIGKILL)
     assert [v.components for v in verdicts(two, *TEXTS)] == [
         v.components for v in verdicts(one, *TEXTS)
     ]

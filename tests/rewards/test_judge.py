@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.rewards.frames import Outcome, Setup
-from rlboost_jax.rewards.futures import when_all
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.judge import Judge
-from rlboost_jax.rewards.pool import START_SECONDS, RewardPool, RewardWorkersLost, Worker
-from rlboost_jax.rewards.verdict import Answered
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
-from rlboost_jax.supervision.restarts import Restarts, StartsExhausted
+from rlboost_jax.rewards.verdict import RewardInput
+from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
+from rlboost_jax.workers.futures import when_all
+from rlboost_jax.workers.local_workers import WorkersLost
+from rlboost_jax.workers.reward_frames import RewardOutcome
+from rlboost_jax.workers.worker_process import START_SECONDS
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import marked
+from tests.rewards.functions_for_tests import raised_in, raises, raises_half_a_character
 
 MODULE = "tests.rewards.functions_for_tests"
 BUILT_IN_COLUMNS = ("answer", "tests")
@@ -51,7 +52,7 @@ def built_in(name, *, label="", weight=1.0, **options):
 
 
 def answered(completion="four", **columns):
-    return Answered(
+    return RewardInput(
         prompt="2 + 2?",
         completion=completion,
         completion_ids=(1, 2, 3),
@@ -100,8 +101,8 @@ def every():
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("raises", "KeyError: 'no such thing'"),
-        ("raises_half_a_character", "ValueError: \\ud83d"),
+        ("raises", "KeyError: 'no such thing'" + raised_in(raises)),
+        ("raises_half_a_character", "ValueError: \\ud83d" + raised_in(raises_half_a_character)),
         ("crashes", "was ended by SIGSEGV"),
         ("leaves", "ended its process"),
         ("ends", "ended its process"),
@@ -120,6 +121,13 @@ def test_each_failure_is_named_and_counts_as_the_fallback(every, name, fault):
     assert every.components[f"{MODULE}:{name}"] == -0.5
 
 
+def test_a_call_imports_nothing(judge):
+    """Each call has a process of its own, which would import it again."""
+    name = "tests.rewards.imports_counted:late"
+    verdict = judge(RewardConfig(name=name)).ask(answered()).result(WAIT)
+    assert (verdict.components[name], dict(verdict.faults)) == (1.0, {})
+
+
 def test_the_others_are_not_touched(every):
     sound = {name: every.components[f"{MODULE}:{name}"] for name in ("good", "plain", "array")}
     assert sound == {"good": 4.0, "plain": 0.25, "array": 0.5}
@@ -128,12 +136,17 @@ def test_the_others_are_not_touched(every):
     assert every.accuracy == 4.0, "of the first function, without its weight"
 
 
-def alive(pids):
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+def pids(judge):
+    """Process ids of its workers."""
+    return [pid for pool in judge._open for pid in pool.pids]
+
+
+def alive(processes):
+    return [pid for pid in processes if Path(f"/proc/{pid}").exists()]
 
 
 def sleepers():
-    """That calls of our workers have started, not those of other test processes."""
+    """Processes that our workers' calls have started, not those of other test processes."""
     ours = marked("=".join(TESTED_BY))
     return {pid for pid, command in ours.items() if command == "sleep 3600"}
 
@@ -270,7 +283,7 @@ def test_two_of_one_name_have_a_label_each(judge):
 
 
 def test_closing_does_not_wait_for_imports(judge, monkeypatch, tmp_path):
-    """Of a second worker, in the midst of them; nothing else would end them here."""
+    """A second worker is in the midst of them, and nothing else would end them here."""
     monkeypatch.setenv("REWARDS_IMPORT", str(tmp_path))
     asked = judge(
         RewardConfig(name="tests.rewards.slow_import:good"), workers=2, start_seconds=3600.0
@@ -288,29 +301,6 @@ def test_closing_does_not_wait_for_imports(judge, monkeypatch, tmp_path):
     assert all(future.done() for future in pending)
 
 
-def test_all_workers_are_asked_to_end_before_any_is_waited_for(judge):
-    asked = judge(own("good"))
-    happened = []
-
-    class Slow:
-        def __init__(self, name):
-            self.name = name
-
-        def tell_to_end(self):
-            happened.append(("notified", self.name))
-
-        def await_end(self, end):
-            happened.append(("awaited", self.name))
-
-        def close(self):
-            happened.append(("closed", self.name))
-
-    asked._pool._workers += [Slow("a"), Slow("b")]
-    asked.close()
-    order = ["notified", "awaited", "closed"]
-    assert happened == [(what, name) for what in order for name in "ab"]
-
-
 def test_a_question_after_the_end_is_answered(judge):
     asked = judge(own("good"))
     asked.close()
@@ -321,83 +311,37 @@ def test_a_question_after_the_end_is_answered(judge):
 def test_a_worker_that_is_killed_is_replaced(judge):
     asked = judge(own("good"))
     for signal_number in (signal.SIGKILL, signal.SIGTERM):
-        (worker,) = asked._pool._workers
-        os.kill(worker._process.pid, signal_number)
+        os.kill(pids(asked)[0], signal_number)
         assert asked.ask(answered()).result(WAIT).reward == 4.0
-
-
-def test_workers_that_are_killed_one_after_the_other_change_no_reward(judge, monkeypatch):
-    """A response that somebody else has cost three workers is no failure of its function."""
-    left, judged = [3], Worker.judge
-
-    def killed_first(self, job):
-        if left[0]:
-            left[0] -= 1
-            os.kill(self._process.pid, signal.SIGKILL)
-        return judged(self, job)
-
-    monkeypatch.setattr(Worker, "judge", killed_first)
-    assert judge(own("good")).ask(answered()).result(WAIT).reward == 4.0
-    assert not left[0]
-
-
-def test_one_that_is_killed_while_it_imports_has_a_successor(judge, tmp_path, monkeypatch):
-    imports = tmp_path / "imports"
-    (tmp_path / "dies_first.py").write_text(
-        "import os, signal\n"
-        f"with open({str(imports)!r}, 'a') as file: file.write('x')\n"
-        f"if os.path.getsize({str(imports)!r}) < 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"from {MODULE} import good\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    asked = judge(RewardConfig(name="dies_first:good"))
-    assert asked.ask(answered()).result(WAIT).reward == 4.0
-    assert imports.read_text() == "xxx"
-
-
-def test_one_that_is_killed_each_time_ends_the_run_in_a_line(tmp_path, monkeypatch):
-    (tmp_path / "dies.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    setup = Setup(
-        functions=(RewardConfig(name="dies:good"),),
-        columns=(),
-        memory_mb=200,
-        sandbox_required=False,
-        seed=0,
-        at_once=False,
-    )
-    few = Restarts(most_starts=2, first_pause_seconds=0.0)
-    with pytest.raises(StartsExhausted, match=r"worker was started 2 times .* ended by SIGKILL"):
-        RewardPool(setup, workers=1, restarts=few)
 
 
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
         (2**64, "can't serialize ints"),
-        (object(), "a column holds object"),
+        (object(), "object is no plain value"),
         ("\ud800", "surrogates not allowed"),
         (functools.reduce(lambda inner, _: [inner], range(5000), 0), "recursion"),
     ],
 )
 def test_columns_that_cannot_be_sent_cost_their_response_only(value, fault, judge):
     asked = judge(own("good"), columns=("x",))
-    (worker,) = asked._pool._workers
+    workers = pids(asked)
     verdict = asked.ask(answered(x=value)).result(WAIT)
     assert verdict.reward == -0.5
     assert fault in verdict.faults[f"{MODULE}:good"]
     assert asked.ask(answered(x=2**63)).result(WAIT).reward == 4.0
-    assert asked._pool._workers == [worker]
+    assert pids(asked) == workers
 
 
-@pytest.mark.parametrize("error", [None, RewardWorkersLost("gone")])
+@pytest.mark.parametrize("error", [None, WorkersLost("gone")])
 def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
-    asked: Future[tuple[Outcome, ...]] = Future()
+    asked: Future[tuple[RewardOutcome, ...]] = Future()
     asked.set_running_or_notify_cancel()
     verdict = when_all([asked], list)
     assert verdict.cancel()
     if error is None:
-        asked.set_result((Outcome(value=1.0),))
+        asked.set_result((RewardOutcome(value=1.0),))
     else:
         asked.set_exception(error)
     assert verdict.cancelled()
@@ -405,7 +349,7 @@ def test_a_verdict_that_nobody_wants_any_more_is_no_trouble(error, caplog):
 
 
 def test_what_nobody_wants_any_more_is_not_asked_either():
-    asked: list[Future[tuple[Outcome, ...]]] = [Future(), Future()]
+    asked: list[Future[tuple[RewardOutcome, ...]]] = [Future(), Future()]
     asked[0].set_running_or_notify_cancel()
     verdict = when_all(asked, list)
     assert verdict.cancel()
@@ -413,12 +357,12 @@ def test_what_nobody_wants_any_more_is_not_asked_either():
 
 
 def test_the_first_error_is_the_verdicts(caplog):
-    asked: list[Future[tuple[Outcome, ...]]] = [Future() for _ in range(3)]
+    asked: list[Future[tuple[RewardOutcome, ...]]] = [Future() for _ in range(3)]
     verdict = when_all(asked, list)
-    asked[0].set_result((Outcome(value=1.0),))
-    asked[1].set_exception(RewardWorkersLost("gone"))
+    asked[0].set_result((RewardOutcome(value=1.0),))
+    asked[1].set_exception(WorkersLost("gone"))
     asked[2].cancel()
-    with pytest.raises(RewardWorkersLost, match="gone"):
+    with pytest.raises(WorkersLost, match="gone"):
         verdict.result(0)
     assert not caplog.records
 
@@ -429,8 +373,8 @@ def test_nobody_is_left_behind(judge, patient):
     pending = [asked.ask(answered()) for _ in range(4)]
     while len(sleepers() - before) < 4:  # two workers, two children each
         assert not any(future.done() for future in pending)
-    pids = [worker._process.pid for worker in asked._pool._workers]
+    workers = pids(asked)
     asked.close()
     assert all(future.done() for future in pending)
-    assert not alive(pids)
+    assert not alive(workers)
     assert sleepers() <= before

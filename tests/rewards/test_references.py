@@ -6,7 +6,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from rlboost_jax.rewards.answers import after_thinking, boxed, last_boxes
+from rlboost_jax.rewards.answer_extraction import after_thinking, boxed, last_boxes
 from rlboost_jax.rewards.builtin import countdown, exact
 from rlboost_jax.rewards.references import alternatives, exact_number, listed, number
 
@@ -127,7 +127,7 @@ def test_numbers_are_found_without_a_box():
     ],
 )
 def test_the_last_box_counts(completion, answer, boxes):
-    """With those that it is listed with, whatever stands in boxes before."""
+    """The answers listed with it count, whatever stands in boxes before."""
     assert last_boxes(completion) == boxes
     assert boxed(completion) == (boxes[-1] if boxes else None)
     for boxed_only in (True, False):

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from rlboost_jax.learner.episodes.collector import StepCollector
-from rlboost_jax.rewards.frames import Job, Response
 from rlboost_jax.rewards.judge import SILENT, Judge
-from rlboost_jax.rewards.service import _found_in
 from rlboost_jax.rewards.verdict import Verdict, at_once
-from rlboost_jax.settings.rewards import RewardConfig, RewardsConfig
-from tests.learner.test_episodes import rollout
-from tests.learner.test_equal_rewards import estimates
+from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
+from rlboost_jax.workers.reward_frames import RewardJob, RewardResponse
+from rlboost_jax.workers.reward_service import _found_in
+from tests.learner.episodes.test_assembly import rollout
+from tests.learner.episodes.test_raw_rewards import estimates
 from tests.patience import PATIENCE_SECONDS
 from tests.rewards.test_judge import answered
 
@@ -91,9 +91,9 @@ def test_of_a_group_only_those_that_no_function_speaks_of(judge):
     ],
 )
 def test_a_service_says_nothing_by_null_alone(said, value, failed):
-    job = Job(
+    job = RewardJob(
         prompt="p",
-        responses=(Response(completion="c", completion_ids=(), finished=True),),
+        responses=(RewardResponse(completion="c", completion_ids=(), finished=True),),
         columns={},
     )
     (outcome,) = _found_in(f'{{"rewards": [{said}]}}'.encode(), job)

@@ -13,13 +13,13 @@ from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages
 from rlboost_jax.messages import Announce, GenerateRequest, Hello, Sampling, TokenBatch, Welcome
-from rlboost_jax.rollout import stream
+from rlboost_jax.rollout import manager_stream
 from rlboost_jax.rollout.client import InstanceClient
-from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.sequences.identities import Work
+from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.arrivals import ByteCounter
-from rlboost_jax.weights.names import WeightsError
 from rlboost_jax.weights.pull import Pulled
 from tests.endpoints import endpoint
 from tests.patience import PATIENCE_SECONDS
@@ -28,8 +28,8 @@ from tests.patience import PATIENCE_SECONDS
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """No instance takes a manager for lost that a slow machine keeps waiting."""
-    monkeypatch.setattr(stream, "ANSWER_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(stream, "SILENCE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(manager_stream, "ANSWER_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(manager_stream, "SILENCE_SECONDS", PATIENCE_SECONDS)
 
 
 def expected_token(sample: int, position: int) -> int:
@@ -293,7 +293,7 @@ async def serving(engine, puller, *, token="secret", spans=None, **options):
         client = InstanceClient(
             lambda: endpoint(manager.address, token),
             greeting,
-            Worker(engine, spans),
+            EngineWorker(engine, spans),
             puller,
             **options,
         )

@@ -13,8 +13,8 @@ from rlboost_jax.messages import (
     Welcome,
 )
 from rlboost_jax.rollout.client import FIRST_BACKOFF_SECONDS, InstanceClient
-from rlboost_jax.rollout.stream import Refused
-from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.rollout.engine_worker import EngineWorker
+from rlboost_jax.rollout.manager_stream import ServerRejected
 from tests.endpoints import endpoint
 from tests.patience import PATIENCE_SECONDS
 
@@ -151,7 +151,7 @@ def test_looks_for_its_first_manager_as_long_as_it_was_set(fakes):
     client = InstanceClient(
         lambda: endpoint("127.0.0.1:9"),
         fakes.hello(),
-        Worker(fakes.Engine()),
+        EngineWorker(fakes.Engine()),
         None,
         orphan_seconds=0.0,
     )
@@ -170,7 +170,7 @@ def test_the_trainers_own_engine_outlasts_its_managers(fakes):
             client = InstanceClient(
                 lambda: endpoint(managers[-1].address),
                 fakes.hello(reserved=True),
-                Worker(fakes.Engine()),
+                EngineWorker(fakes.Engine()),
                 None,
                 orphan_seconds=0.0,
             )
@@ -195,7 +195,7 @@ def test_an_engine_that_no_manager_can_be_found_for_ends_with_the_reason(fakes):
     def locate():
         raise ZeroDivisionError("no manager to be had")
 
-    client = InstanceClient(locate, fakes.hello(reserved=True), Worker(fakes.Engine()), None)
+    client = InstanceClient(locate, fakes.hello(reserved=True), EngineWorker(fakes.Engine()), None)
     with pytest.raises(ZeroDivisionError, match="to be had"):
         asyncio.run(client.run())
 
@@ -224,7 +224,7 @@ def test_the_pause_grows_until_a_stream_has_lived(fakes, settled_seconds, attemp
 def test_a_wrong_token_is_final(fakes):
     async def scenario():
         async with fakes.serving(fakes.Engine(), fakes.Weights(), token="guess") as (_, _, running):
-            with pytest.raises(Refused, match="wrong token"):
+            with pytest.raises(ServerRejected, match="wrong token"):
                 await running
 
     asyncio.run(scenario())
@@ -235,7 +235,7 @@ def test_leave_in_place_of_welcome_is_final(fakes):
         async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
             manager.first = Leave(reason="the name 'i' is taken; give --name another")
             await manager.accept()
-            with pytest.raises(Refused, match="is taken"):
+            with pytest.raises(ServerRejected, match="is taken"):
                 await running
 
     asyncio.run(scenario())

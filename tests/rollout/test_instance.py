@@ -5,7 +5,7 @@ import pytest
 
 from configs import base
 from rlboost_jax.rollout import instance
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.settings.config_loading import run_config
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

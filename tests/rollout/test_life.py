@@ -14,8 +14,8 @@ from configs import tiny
 from rlboost_jax.messages import Announce, Generate, Goodbye, Hint, Leave, Notice, Renewed, Welcome
 from rlboost_jax.rollout import server
 from rlboost_jax.rollout.client import InstanceClient
-from rlboost_jax.rollout.worker import Worker
-from rlboost_jax.settings.load import run_config
+from rlboost_jax.rollout.engine_worker import EngineWorker
+from rlboost_jax.settings.config_loading import run_config
 from tests.patience import PATIENCE_SECONDS
 
 POLITE = {"leave_seconds": PATIENCE_SECONDS}  # for the goodbye
@@ -89,7 +89,7 @@ def test_a_server_without_a_manager_goes_with_its_machine(fakes):
         client = InstanceClient(
             lambda: ("127.0.0.1:9", "t"),
             fakes.hello(),
-            Worker(fakes.Engine()),
+            EngineWorker(fakes.Engine()),
             None,
             orphan_seconds=1e6,
         )

@@ -1,6 +1,6 @@
 """What a server that was started by hand says of itself."""
 
-from rlboost_jax.rollout.narration import IDLE_SECONDS, SAY_SECONDS, Narrator, Seen
+from rlboost_jax.rollout.narration import IDLE_SECONDS, SAY_SECONDS, Narrator, ServerStatus
 
 
 class Clock:
@@ -10,8 +10,8 @@ class Clock:
         return self.seconds
 
 
-def seen(held: int = 0, *, tokens: int = 0, version: int | None = 7, **others) -> Seen:
-    return Seen(
+def seen(held: int = 0, *, tokens: int = 0, version: int | None = 7, **others) -> ServerStatus:
+    return ServerStatus(
         **({"connected": True, "trouble": ""} | others), version=version, tokens=tokens, held=held
     )
 
@@ -21,7 +21,7 @@ def test_a_life_in_lines() -> None:
     clock = Clock()
     narrator = Narrator(said.append, clock=clock)
 
-    def look(after: float, now: Seen) -> list[str]:
+    def look(after: float, now: ServerStatus) -> list[str]:
         clock.seconds += after
         narrator.look(now)
         lines, said[:] = list(said), []

@@ -12,7 +12,6 @@ from aiohttp import web
 
 from configs import tiny
 from rlboost_jax import messages
-from rlboost_jax.manager.service.authority import server_tls
 from rlboost_jax.messages import (
     FAILED_EXIT_CODE,
     Announce,
@@ -34,8 +33,9 @@ from rlboost_jax.providers.base import (
 )
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.sequences.identities import Work
-from rlboost_jax.settings.load import run_config, to_dict
-from rlboost_jax.weights.seal import read_seal_key, sealed
+from rlboost_jax.settings.config_loading import run_config, to_dict
+from rlboost_jax.trust.authority import server_tls
+from rlboost_jax.trust.seal import read_seal_key, sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS

@@ -8,13 +8,14 @@ import pytest
 from aiohttp import web
 
 from configs import tiny
-from rlboost_jax.credentials import Endpoint, read_credentials
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.manager.service.authority import server_tls
-from rlboost_jax.qualification.host import HERE, Host
-from rlboost_jax.qualification.records import Trial, Verdict
+from rlboost_jax.qualification.trial_host import HERE, Host
+from rlboost_jax.qualification.trial_records import KernelVerdict, Trial
 from rlboost_jax.rollout import server
-from rlboost_jax.settings.load import run_config, to_dict
+from rlboost_jax.rollout.file_server_offer import read_offer
+from rlboost_jax.settings.config_loading import run_config, to_dict
+from rlboost_jax.trust.authority import server_tls
+from rlboost_jax.trust.credentials import FILES_CONNECTIONS, FILES_PORT, Endpoint, read_credentials
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
 
@@ -86,7 +87,7 @@ def test_an_engine_that_does_not_fit(fakes, join, capsys):
 def test_an_attention_that_this_device_cannot_run(fakes, join, capsys):
     """The choice of a deterministic run came with its configuration."""
     crashed = Trial(candidate="triton", outcome="crashed", reason="SIGSEGV")
-    verdict = Verdict(platform="gpu", device="NVIDIA T4", trials=(crashed,))
+    verdict = KernelVerdict(platform="gpu", device="NVIDIA T4", trials=(crashed,))
     host = Host(gpu_expected=lambda: True, facts=lambda: None, verdict_of=lambda spec: verdict)
     config = tiny.get_config()
     config.engine.attention = "triton"
@@ -145,6 +146,18 @@ def test_a_manager_that_does_not_answer_yet_is_named_at_once(join, capsys):
     (line,) = asyncio.run(first_said()).splitlines()
     assert "nothing listens at 127.0.0.1:9" in line
     assert line.endswith(f"; trying for {PATIENCE_SECONDS:g} s")
+
+
+@pytest.mark.parametrize(
+    ("port", "connections", "expected"),
+    [
+        *(("8477", "7", (8477, 7)), ("", "", (0, 32)), ("x", "-1", (0, 32))),
+        *(("123456", "99", (0, 32)), ("1", "0", (1, 32))),
+    ],
+)
+def test_what_a_manager_says_of_its_file_server(port, connections, expected):
+    offer = read_offer({FILES_PORT: port, FILES_CONNECTIONS: connections})
+    assert (offer.port, offer.connections) == expected
 
 
 def test_imports_are_kept_small():

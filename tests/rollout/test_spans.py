@@ -13,7 +13,7 @@ from rlboost_jax.messages import (
     TokenBatch,
     Welcome,
 )
-from rlboost_jax.observe.spans import Recorder
+from rlboost_jax.observe.span_recorder import Recorder
 from tests.patience import PATIENCE_SECONDS
 
 AHEAD = 1000.0

@@ -13,21 +13,21 @@ import pytest
 from aiohttp import web
 
 from rlboost_jax import messages
-from rlboost_jax.credentials import (
+from rlboost_jax.rollout.client import InstanceClient
+from rlboost_jax.rollout.engine_worker import EngineWorker
+from rlboost_jax.rollout.server import CannotServe, fetch_config
+from rlboost_jax.trust import authority
+from rlboost_jax.trust.credentials import (
     Credentials,
     CredentialsUnusable,
     Endpoint,
     explain,
     read_credentials,
 )
-from rlboost_jax.manager.service import authority
-from rlboost_jax.manager.service.gate import Gate
-from rlboost_jax.rollout.client import InstanceClient
-from rlboost_jax.rollout.server import CannotServe, fetch_config
-from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.trust.gate import Gate
+from rlboost_jax.trust.seal import read_seal_key, sealed
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.pull import Puller
-from rlboost_jax.weights.seal import read_seal_key, sealed
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.certificates import (
     LONG_AGO,
@@ -155,7 +155,7 @@ def test_weights_and_streams_come_through(runs, fakes, tmp_path):
             manager = Endpoint(address=address, credentials=credentials)
             puller = Puller(source="auto", manager=manager, folder=tmp_path)
             engine = fakes.Engine()
-            client = InstanceClient(lambda: manager, fakes.hello(), Worker(engine), puller)
+            client = InstanceClient(lambda: manager, fakes.hello(), EngineWorker(engine), puller)
             assert await client.run() == "enough"
         hello, ready = streams.get_nowait(), streams.get_nowait()
         assert hello == fakes.hello() and ready.version == 3

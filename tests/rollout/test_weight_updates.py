@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rlboost_jax.messages import Manifest, Ready
+from rlboost_jax.rollout.engine_worker import WorkerStopped
 from rlboost_jax.rollout.weight_updates import WeightUpdates
-from rlboost_jax.rollout.worker import WorkerStopped
-from rlboost_jax.weights.names import WeightsError
+from rlboost_jax.trust.snapshot_names import WeightsError
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -71,7 +71,7 @@ def test_two_pulls_never_overlap(turns: int) -> None:
 
 @pytest.mark.parametrize("turns", [0, 3, 500])
 def test_an_older_version_is_taken_when_it_is_announced(turns: int) -> None:
-    """With a lag, rollouts of an older batch may need somebody; amid the pull of a newer, too."""
+    """At a lag rollouts of an older batch may need a server, even amid a pull of a newer."""
 
     async def scenario() -> None:
         held = frozenset() if turns == 500 else frozenset({2})

@@ -17,7 +17,7 @@ def work(**fields) -> Work:
 
 @given(GROUPS, st.data())
 def test_samples_are_numbered_group_by_group(size: int, data: st.DataObject) -> None:
-    """Those that measure the policy behind all that could be trained on."""
+    """Evaluation samples come behind all that could be trained on."""
     kinds = st.tuples(st.sampled_from(["train", "evaluate"]), PROMPTS, st.integers(0, size - 1))
     first, second = data.draw(kinds), data.draw(kinds)
 

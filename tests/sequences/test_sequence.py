@@ -99,7 +99,7 @@ def test_different_sequences_have_different_digests(one: list[Token], other: lis
 
 
 def routes(positions: range) -> np.ndarray:
-    """Of 2 layers with 1 expert each, another one for each position."""
+    """Routes of 2 layers with 1 expert each, another one for each position."""
     return np.array([[[2 * place], [2 * place + 1]] for place in positions], np.uint8)
 
 

@@ -20,10 +20,10 @@ from rlboost_jax.settings.break_even import (
     speedups_of,
     worth,
 )
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.plan import plan_text
-from rlboost_jax.settings.pools import PoolConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.dry_run import plan_text
+from rlboost_jax.settings.pool_config import PoolConfig
+from rlboost_jax.settings.run_config import RunConfig
 from tests.settings.test_configs import CHECKPOINTS
 from tests.simulator.conftest import make_config
 
@@ -86,8 +86,10 @@ def test_the_plan_of_a_preset_says_from_which_discount_on_its_fleet_pays(
 
 
 def test_speedups_are_what_the_simulator_says() -> None:
-    """Of one seed, of the preset that is simulated soonest; `python -m
-    experiments.spot_discount.presets` makes all of them."""
+    """One seed of the preset that is simulated soonest is simulated.
+
+    `python -m experiments.spot_discount.presets` makes all of them.
+    """
     (found,) = presets.measure("qwen25_05b_gsm8k", seeds=(0,), instances=(1,))
     assert found == pytest.approx(SPEEDUPS["qwen25_05b_gsm8k"]["speedups"][0], rel=0.02)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import tiny
-from rlboost_jax.settings import load
+from rlboost_jax.settings import config_loading
 from rlboost_jax.settings.changes import (
     LAYOUT,
     Change,
@@ -18,11 +18,11 @@ from rlboost_jax.settings.changes import (
     recorded,
     settings_at,
 )
-from rlboost_jax.settings.rewards import RewardConfig
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.rewards_config import RewardConfig
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.setting import settings_of
 
-RUN = load.run_config(tiny.get_config())
+RUN = config_loading.run_config(tiny.get_config())
 MAY_CHANGE = {each.name: each.may_change for each in settings_of(RunConfig)}
 
 
@@ -98,7 +98,7 @@ def test_a_change_that_is_taken_back_before_a_step_was_done_is_none() -> None:
 
 
 def test_a_change_after_a_fallback_replaces_what_was_recorded_for_later() -> None:
-    """Of its own settings; others apply again at their steps."""
+    """It replaces changes of its own settings; others apply again at their steps."""
     second = with_rate(RUN, 1e-3, kl=0.5)
     changes = recorded((), RUN, second, step=8)
     third = with_rate(RUN, 1e-5, kl=0.5)
@@ -178,13 +178,15 @@ def test_the_record_agrees_with_a_list_of_every_step(starts: list[tuple[int, ...
 
 def test_changes_and_origin_are_kept_with_the_configuration(tmp_path) -> None:
     change = Change(step=3, name="learner.learning_rate", before=1.0, value=2.0)
-    origin = load.Origin(workdir="/runs/a", run_id="f00d", step=3)
-    load.write_run_config(tmp_path, RUN, "cafe", changes=[change], fork=origin)
-    assert load.read_run_config(tmp_path) == RUN
-    assert load.read_changes(tmp_path) == (change,)
-    assert load.read_origin(tmp_path) == origin
-    load.write_run_config(tmp_path, RUN, "cafe")
-    assert load.read_changes(tmp_path) == () and load.read_origin(tmp_path) is None
+    origin = config_loading.Origin(workdir="/runs/a", run_id="f00d", step=3)
+    config_loading.write_run_config(tmp_path, RUN, "cafe", changes=[change], fork=origin)
+    assert config_loading.read_run_config(tmp_path) == RUN
+    assert config_loading.read_changes(tmp_path) == (change,)
+    assert config_loading.read_origin(tmp_path) == origin
+    config_loading.write_run_config(tmp_path, RUN, "cafe")
+    assert (
+        config_loading.read_changes(tmp_path) == () and config_loading.read_origin(tmp_path) is None
+    )
 
 
 def test_another_reward_reads_as_a_configuration_has_it() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from rlboost_jax.learner.setup import fit
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.memory import (
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.dry_run import plan_text
+from rlboost_jax.settings.memory_estimates import (
     learner_bytes_per_device,
     num_adapter_parameters,
     num_parameters,
 )
-from rlboost_jax.settings.plan import plan_text
 
 QWEN = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "vocab_size": 151936, "rope_theta": 1e6}
 

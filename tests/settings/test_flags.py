@@ -6,15 +6,15 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import run_config
+from rlboost_jax.settings.run_config import RunConfig
 
 Parse = Callable[..., RunConfig]
 
 
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Parse:
-    """From a command line to the record."""
+    """Return a function from a command line to the record."""
     monkeypatch.chdir(request.config.rootpath)
 
     def parsed(*overrides: str) -> RunConfig:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from ml_collections import ConfigDict
@@ -15,9 +16,10 @@ from configs import (
     tiny,
 )
 from rlboost_jax.settings.changes import differences
+from rlboost_jax.settings.config_loading import run_config_from_dict, to_dict
+from rlboost_jax.settings.distillation_config import DistillationConfig, TeacherConfig
 from rlboost_jax.settings.for_servers import for_servers, sent_to_servers
-from rlboost_jax.settings.load import run_config_from_dict, to_dict
-from rlboost_jax.settings.validation.run import check
+from rlboost_jax.settings.validation.run_checks import check
 
 SECRET = "sk-judge-0123"
 FILES = (
@@ -26,7 +28,7 @@ FILES = (
 
 
 def every_way(get_config: Callable[[], ConfigDict]) -> ConfigDict:
-    """That configuration, with what must not leave the manager's host."""
+    """Add to a configuration all that must not leave the manager's host."""
     config = get_config()
     config.model.source = ""  # nothing is fetched here
     config.engine.tensor_parallel = 1
@@ -53,10 +55,18 @@ def test_what_is_sent_is_that_and_names_no_setting_that_is_blank(module: object)
     assert sent["manager"] == {} and sent["checkpoint"] == {}
     assert sent["evaluation"] == {"every_steps": 0}
     assert sent.get("environment") != {}, "a section that servers of before do not know"
+    assert "noise" not in sent["sampling"], "nor this setting, unless it is set"
     assert sent["fleet"]["provider"] == "none", "nor all providers"
     assert sent["fleet"].keys() <= {
         *("provider", "chaos", "orphan_seconds", "notices", "notice_signal", "notice_seconds"),
     }
+
+
+def test_noise_that_is_not_the_usual_one_is_sent() -> None:
+    config = tiny.get_config()
+    config.sampling.noise = "tree"
+    sent = sent_to_servers(run_config_from_dict(config.to_dict()))
+    assert sent["sampling"]["noise"] == "tree"
 
 
 @pytest.mark.parametrize("module", FILES, ids=lambda module: module.__name__)
@@ -77,3 +87,20 @@ def test_nothing_but_what_an_engine_needs(module: object) -> None:
         section, name = difference.name.partition(".")[0], difference.name
         assert name not in kept and (section not in kept or section in sections), name
     assert served.slot_tokens == run.slot_tokens
+
+
+def test_servers_that_score_are_sent_what_a_teacher_is_and_not_where() -> None:
+    config = every_way(tiny.get_config)
+    config.fleet.max_instances = 2
+    run = run_config_from_dict(config.to_dict())
+    assert "distillation" not in sent_to_servers(run)
+    teachers = tuple(
+        TeacherConfig(source=SECRET, data=data, model=replace(run.model, source=SECRET))
+        for data in ((SECRET,), ())
+    )
+    distillation = DistillationConfig(teachers=teachers, scored_by="servers", weight=0.5)
+    sent = json.loads(json.dumps(sent_to_servers(replace(run, distillation=distillation))))
+    assert SECRET not in json.dumps(sent)
+    served = run_config_from_dict(sent)
+    assert [each.model for each in served.distillation.teachers] == [run.model] * 2
+    assert served.distillation.on_servers and served.distillation.weight == 1.0

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.foreign_keys import refuse_unknown, report_unknown, unknown_keys
 
 KNOWN = ("factor", "beta_fast")

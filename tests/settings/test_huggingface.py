@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from configs import base
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config
 from rlboost_jax.settings.huggingface.config import from_huggingface, to_huggingface
 from rlboost_jax.settings.huggingface.families import FAMILIES
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.settings.memory import num_parameters
-from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.validation.run import check_model
+from rlboost_jax.settings.memory_estimates import num_parameters
+from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.validation.run_checks import check_model
 
 # What the published files say, in the older form, less what no reader of them needs. The numbers
 # of parameters are those of their safetensors.
@@ -271,7 +271,7 @@ def test_both_ways_of_writing_positions_say_the_same() -> None:
 
 
 def test_yarn_as_qwen_s_cards_say_it() -> None:
-    """With what transformers takes for granted: turns of 1 and 32, and 0.1 ln(factor) + 1."""
+    """Defaults are those of transformers: turns of 1 and 32, and 0.1 ln(factor) + 1."""
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     model = read({**PUBLISHED["Qwen3-8B"][1], "rope_scaling": scaling})
     assert (model.rope_scaling, model.rope_factor) == ("yarn", 4)

@@ -7,10 +7,10 @@ from dataclasses import asdict, fields, replace
 import pytest
 
 from configs import base
-from rlboost_jax.settings.algorithm import AlgorithmConfig
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
-from rlboost_jax.settings.plan import plan_text
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig
+from rlboost_jax.settings.config_loading import run_config, run_config_from_dict, to_dict
+from rlboost_jax.settings.dry_run import plan_text
 from rlboost_jax.settings.presets import PRESETS
 
 

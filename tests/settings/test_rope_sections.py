@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.huggingface.config import from_huggingface, to_huggingface
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from tests.settings.test_huggingface import PUBLISHED
 
 PLAIN = {

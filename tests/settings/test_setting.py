@@ -7,14 +7,14 @@ from typing import Literal, get_args
 
 import pytest
 
-from rlboost_jax.settings.algorithm import AlgorithmName
-from rlboost_jax.settings.data import DataPreset, TaskName
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.algorithm_config import AlgorithmName
+from rlboost_jax.settings.data_config import DataPreset, TaskName
 from rlboost_jax.settings.data_presets import DATA_PRESETS
-from rlboost_jax.settings.errors import ConfigError
 from rlboost_jax.settings.explain import document, explain
 from rlboost_jax.settings.presets import PRESETS
 from rlboost_jax.settings.ranges import objection_to, out_of_range
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, Setting, setting, settings_of
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT, TASK_SIZES
 
@@ -116,7 +116,9 @@ def test_one_setting_and_a_section_are_explained() -> None:
 
 
 def test_a_part_of_a_run_can_be_checked_alone() -> None:
-    sampling = SimpleNamespace(temperature=0.0, top_p=1.5, top_k=0, max_response_tokens=1)
+    sampling = SimpleNamespace(
+        temperature=0.0, top_p=1.5, top_k=0, max_response_tokens=1, noise="tree"
+    )
     assert list(out_of_range(SimpleNamespace(sampling=sampling), "sampling.")) == [
         "sampling.temperature is 0.0; choose more than 0",
         "sampling.top_p is 1.5; choose 1 or less",

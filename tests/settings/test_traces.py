@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.traces import TraceRow, read_trace
 
 

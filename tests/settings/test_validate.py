@@ -9,13 +9,13 @@ from ml_collections import ConfigDict
 from rlboost_kernels import available_implementations
 
 from configs import base, quickstart, tiny
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.sequences.identities import MOST_TRAINED
-from rlboost_jax.settings.engine import EngineAttention
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config, run_config_from_dict, to_dict
-from rlboost_jax.settings.model import LoraConfig
-from rlboost_jax.settings.plan import plan_text
-from rlboost_jax.settings.validation.run import MAX_GROUP, MAX_TRAINED, check_files
+from rlboost_jax.settings.config_loading import run_config, run_config_from_dict, to_dict
+from rlboost_jax.settings.dry_run import plan_text
+from rlboost_jax.settings.engine_config import EngineAttention
+from rlboost_jax.settings.model_config import LoraConfig
+from rlboost_jax.settings.validation.run_checks import MAX_GROUP, MAX_TRAINED, check_files
 
 
 def changed(changes: dict[str, object]) -> ConfigDict:
@@ -44,6 +44,9 @@ def test_adapters_are_on_all_matrices_unless_it_says_which() -> None:
     assert [model.model.adapts(name) for name in ("k_proj", "q_proj")] == [True, False]
     assert not run_config(base.get_config()).model.adapts("k_proj")
 
+
+TEACHERS = ({"source": "mine/large"},)
+SCORED_BY_SERVERS = {"distillation.teachers": TEACHERS, "distillation.scored_by": "servers"}
 
 # What is wrong with each, and every field that the line must name.
 WRONG = [
@@ -93,6 +96,12 @@ WRONG = [
         "2",
         ["evaluation.keep_best", "algorithm.lag", "checkpoint.keep"],
     ),
+    (
+        {"num_steps": 0, "warmup.max_updates": 0},
+        "0",
+        ["num_steps", "warmup.source"],
+    ),
+    ({"warmup.source": "rows.jsonl"}, "'clock'", ["warmup.source", "task.name", "data.tokenizer"]),
     ({"learner.mesh": (2, 4, 1)}, "4", ["learner.pack_rows", "learner.mesh"]),
     ({"learner.mesh": (1, 0, 1)}, "0", ["learner.mesh"]),
     (
@@ -223,6 +232,37 @@ WRONG = [
     ),
     ({"engine.tensor_parallel": 2}, "has 1 devices", ["engine.tensor_parallel", "learner.mesh"]),
     ({"fleet.trace": "/no/such/trace.csv"}, "/no/such/trace.csv", ["fleet.trace"]),
+    ({"distillation.form": "loss"}, "is loss without", ["distillation.teachers"]),
+    ({"distillation.scored_by": "servers"}, "is servers without", ["distillation.teachers"]),
+    (SCORED_BY_SERVERS | {"deterministic": False}, "may not", ["deterministic"]),
+    (SCORED_BY_SERVERS | {"fleet.sizing": "marginal"}, "'marginal'", ["fleet.sizing"]),
+    (SCORED_BY_SERVERS | {"fleet.max_instances": 1}, "takes 2", ["fleet.max_instances"]),
+    (SCORED_BY_SERVERS | {"fleet.max_dollars": 9.0}, "wait forever", ["fleet.max_dollars"]),
+    (
+        SCORED_BY_SERVERS | {"fleet.max_dollars_per_hour": 5.0},
+        "which cost $5.32 an hour",
+        ["fleet.max_dollars_per_hour"],
+    ),
+    (
+        {"distillation.teachers": TEACHERS, "algorithm.name": "reinforce_pp"},
+        "or set distillation.form to 'loss'",
+        ["algorithm.whiten"],
+    ),
+    (
+        {"distillation.teachers": TEACHERS, "algorithm.name": "gspo"},
+        "or set distillation.form to 'loss'",
+        ["algorithm.ratio_level"],
+    ),
+    (
+        {
+            "distillation.teachers": TEACHERS,
+            "distillation.form": "loss",
+            "distillation.reward_weight": 0.5,
+            "algorithm.name": "ppo",
+        },
+        "0.5, and algorithm.advantage 'gae'",
+        ["distillation.reward_weight"],
+    ),
 ]
 
 
@@ -244,6 +284,13 @@ def test_a_group_of_one_is_not_judged_as_a_group() -> None:
     assert any(said in line for line in mistakes({**grouped, "algorithm.name": "ppo"}))
     both = {**grouped, "algorithm.name": "ppo", "algorithm.group_size": 2}
     assert not any(said in line for line in mistakes(both))
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "gspo", "ppo"])
+def test_with_the_kl_in_the_loss_any_algorithm_may_have_teachers(name: str) -> None:
+    changes = {"distillation.teachers": TEACHERS, "distillation.weight": 0.5}
+    run = run_config(changed({**changes, "distillation.form": "loss", "algorithm.name": name}))
+    assert run.distillation.loss_weight == 0.5
 
 
 def test_the_limits_themselves_pass() -> None:
@@ -321,7 +368,6 @@ def is_named(name: str, value: object) -> bool:
 
 
 POSITIVE_NUMBERS = [
-    "num_steps",
     "model.vocab_size",
     "model.embed_dim",
     "model.num_layers",
@@ -333,6 +379,9 @@ POSITIVE_NUMBERS = [
     "model.norm_epsilon",
     "task.mean_length",
     "task.num_heldout",
+    "warmup.source_epochs",
+    "warmup.source_batch_tokens",
+    "warmup.source_learning_rate",
     "warmup.learning_rate",
     "warmup.habit_learning_rate",
     "algorithm.clip_low",

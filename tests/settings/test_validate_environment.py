@@ -3,10 +3,10 @@
 import pytest
 
 from configs import base
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config_from_dict
 from rlboost_jax.settings.for_servers import for_servers, sent_to_servers
-from rlboost_jax.settings.load import run_config_from_dict
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 SOUND = {
     "task.name": "environment",

@@ -43,6 +43,7 @@ class Asked:
     sizes: dict[int, int] = field(default_factory=dict)  # tokens delivered, believed or not
     made_up: set[int] = field(default_factory=set)
     extends: list[m.TrainerMessage] = field(default_factory=list)
+    scored: set[int] = field(default_factory=set)  # samples, by their teacher
 
     @property
     def complete(self) -> bool:
@@ -61,6 +62,7 @@ class Asked:
         self.said.pop(sample, None)
         self.sizes.pop(sample, None)
         self.whole.discard(sample)
+        self.scored.discard(sample)
 
     def possibly_delivered(self) -> set[int]:
         """Tokens of all responses, but that training may begin before those come again that were

@@ -14,12 +14,13 @@ from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 
 ROLLOUT = attrgetter(
-    *("result", "parked", "num_tokens", "num_sampled", "turn", "ended", "tokens_before"),
-    *("work", "attempt", "prompt_tokens"),
+    *("finished", "parked", "transcript.num_tokens", "transcript.num_sampled", "transcript.turn"),
+    *("sequences.ended", "sequences.tokens_before", "sequences.work", "sequences.attempt"),
+    "transcript.prompt",
 )
 HELD = attrgetter(
-    *("request_id", "holder", "spared", "num_tokens", "prompt_tokens", "result", "asked_at"),
-    "group",
+    *("placement.request_id", "placement.holder", "placement.spared", "placement.asked_at"),
+    *("transcript.num_tokens", "transcript.prompt", "finished", "group"),
 )
 MEMBER = attrgetter(
     *("stream", "name", "hello", "reserved", "slots", "room", "frozen", "departure.leaving"),
@@ -40,7 +41,7 @@ class Batch:
     """
 
     def __init__(self, step: BatchRecord) -> None:
-        """Of which nothing is known."""
+        """Begin with nothing known."""
         self.step = step
         self.rollouts: list[Rollout] = list(step.rollouts)
         self.fields: list[Any] = []
@@ -50,7 +51,7 @@ class Batch:
     def look(self, fields: list[Any]) -> None:
         """Its rollouts were found like this, and right."""
         self.fields = fields
-        finished = [result is not None for result, *_ in fields]
+        finished = [one[0] for one in fields]
         parked = [one[1] for one in fields]
         self.num_finished, self.num_parked = sum(finished), sum(parked)
         self.all_kept = sum(self.kept)
@@ -62,7 +63,7 @@ class Batch:
 
 @dataclass
 class Index:
-    """Of a roster, as prices were told and streams belonged to pools."""
+    """Results for a roster's index, by the prices told and the pools of streams."""
 
     told: dict[str, float]
     streams: dict[int, str]
@@ -80,7 +81,7 @@ class Index:
 
 @dataclass
 class Loads:
-    """Of a roster, by what each instance holds: streams, and a count."""
+    """Results for a roster's loads, by what each instance holds: streams, and a count."""
 
     crowded: set[int] = field(default_factory=set)
     overfull: set[int] = field(default_factory=set)
@@ -91,7 +92,7 @@ class Loads:
 
 @dataclass
 class Fleet:
-    """Of servers of the provider's and the pools of streams."""
+    """Results for the provider's servers and the pools of streams."""
 
     servers: list[Any]
     streams: list[str]
@@ -104,7 +105,7 @@ class Fleet:
 
 
 class Balanced:
-    """Of one manager.
+    """All that the last check has seen of one manager.
 
     Attributes:
         checks: since nothing was known.

@@ -10,8 +10,8 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlboost_jax.manager.journal import Entry, RunState, read_segment
-from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.journal_entries import Entry, RunState, read_segment
+from rlboost_jax.manager.service.journal_files import JournalFiles
 
 SECTOR = 512
 
@@ -45,12 +45,12 @@ class Platter:
         return self._promised
 
     def forget(self) -> None:
-        """Of what is damaged nobody can say which names were given out."""
+        """Forget the names that were given out, which a damaged disk cannot tell."""
         self._promised = (0, 0)
         self._gone.clear()
 
     def sync(self, path: Path) -> None:
-        """A journal, and after that its folder, as `Journal` has it."""
+        """A journal, and after that its folder, as `JournalFiles` has it."""
         self._synced[path.name] = path.stat().st_size
         self._named, self._removed = set(os.listdir(self.folder)), {}
 
@@ -88,7 +88,7 @@ class Platter:
         self.forget()
 
 
-class Disk(Journal):
+class Disk(JournalFiles):
     """A journal that can run out of space in the middle of a frame."""
 
     full = False
@@ -114,7 +114,7 @@ class Disk(Journal):
 
 
 def _left(data: bytes, rng: random.Random) -> bytes:
-    """Of what was not synced."""
+    """Damage bytes that were not synced, at random."""
     match rng.randrange(5):
         case 0:
             return b""

@@ -24,14 +24,15 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.deadline import LOADING_SECONDS
 from rlboost_jax.providers.base import Exited, Granted, Refused, Started, Withdrawn
-from rlboost_jax.settings.fleet import Sizing
-from rlboost_jax.settings.manager import Routing, Window
-from rlboost_jax.settings.pools import PoolConfig
+from rlboost_jax.settings.fleet_config import Sizing
+from rlboost_jax.settings.manager_config import Routing, Window
+from rlboost_jax.settings.pool_config import PoolConfig
 from tests.computing import limited
 from tests.manager.fakes import ROUTING, settings
 from tests.simulate.disk import Disk, Platter
 from tests.simulate.environment import HABITS, Rules
 from tests.simulate.invariants import check, check_leases, check_whole
+from tests.simulate.lies import Lie
 from tests.simulate.lines import line_of
 from tests.simulate.server import Server
 from tests.simulate.trainer import Trainer
@@ -51,6 +52,7 @@ HABITUAL = 2  # questions that meet each habit of an environment, of a schedule 
 POWER_CUTS = 2  # of a schedule with any
 LINES_SHARE, LINES, WORSE = 0.1, 8, 2  # schedules with lines; lines of one; that become others
 LINE_SECONDS = {"lease_seconds": 1.5, "longest_lease_seconds": 8.0, "renew_seconds": 0.3}
+MISSCORES = 2  # servers that say wrong scores, of a schedule with teachers
 DISMISSALS = 4  # instances dismissed, of a schedule with policies other than the paper's
 
 
@@ -81,6 +83,7 @@ class Schedule:
     lines: bool = False  # leases follow lines, which faults at 0.0 s give to servers by number
     several: bool = False  # a sequence may be followed by another
     turn_tokens: int = 0  # of a turn; 0: no limit of its own
+    scores: bool = False  # a teacher scores the responses
 
     @property
     def num_batches(self) -> int:
@@ -148,6 +151,13 @@ def schedule_of(seed: int) -> Schedule:
     if turns > 1:
         turns += 2 * several
         faults += _environments(apart)
+    apart = random.Random(f"scores {seed}")
+    scores = seeding and seed % 4 != 3 and apart.random() < 0.25
+    if scores:
+        faults += [
+            Fault(round(apart.uniform(0.0, FAULTS_END), 3), "misscore", apart.randrange(8), 0.0)
+            for _ in range(MISSCORES)
+        ]
     lines = _lines(seed)
     faults += lines
     return Schedule(
@@ -162,6 +172,7 @@ def schedule_of(seed: int) -> Schedule:
         bool(lines),
         several,
         turn_tokens,
+        scores,
     )
 
 
@@ -175,7 +186,7 @@ def _environments(apart: random.Random) -> list[Fault]:
 
 
 def _lines(seed: int) -> list[Fault]:
-    """Of one schedule in ten: most servers have a line from the start, and some get another."""
+    """Give one schedule in ten lines for most servers from the start, and others later."""
     apart = random.Random(f"lines {seed}")
     if apart.random() >= LINES_SHARE:
         return []
@@ -263,6 +274,7 @@ class Run:
             rules=Rules(schedule.turns, schedule.turn_tokens, schedule.several, chosen.slot_tokens),
             seeding=schedule.seeding,
             extends=schedule.extends,
+            scores=schedule.scores,
         )
         world.trainer.start()
         for number in range(schedule.machines):
@@ -319,6 +331,15 @@ class Run:
             self.world.trainer.start()
         if not self.schedule.seeding:
             Server(self.world).connect()
+        if self.schedule.scores:
+            self._staff_teacher()
+
+    def _staff_teacher(self) -> None:
+        """Two servers that stay can hold the teacher."""
+        for _ in range(2):
+            server = Server(self.world)
+            server.teaches = True
+            server.connect()
 
     def _servers(self) -> list[Server]:
         return [s for s in self.world.servers if s.alive and not s.reserved and s.stream]
@@ -489,10 +510,18 @@ class Run:
         return True
 
     def lie(self, fault: Fault) -> bool:
-        """From now on it makes tokens up."""
+        """Make a server choose tokens itself from now on, in the way that `amount` says."""
         server = self._server(fault)
         if server is not None:
-            server.lying = server.ever_lied = self.world.lied = True
+            server.lie = tuple(Lie)[min(int(fault.amount * len(Lie)), len(Lie) - 1)]
+            server.ever_lied = self.world.lied = True
+        return server is not None
+
+    def misscore(self, fault: Fault) -> bool:
+        """From now on it says scores of its own, which are those of no other liar."""
+        server = self._server(fault)
+        if server is not None:
+            server.misscores = server.ever_lied = True
         return server is not None
 
     def neighbour(self, fault: Fault) -> bool:
@@ -566,7 +595,7 @@ class Run:
         return True
 
     def forget(self, fault: Fault) -> bool:
-        """Of what is asked for next nothing is ever heard; or of what is there no end is."""
+        """Lose the next request for a server, or the end of one that is there."""
         granted = [s for s in self.world.servers if s.alive and s.granted]
         if granted and fault.target % 2:
             granted[fault.target % len(granted)].granted = False
@@ -670,6 +699,7 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "power": (Run.power, 0),
     "share": (Run.share, 0),
     "bounce": (Run.bounce, 0),
+    "misscore": (Run.misscore, 0),
     "line": (Run.line, 0),
     "die_environment": (Run.die_environment, 0),
     **{f"{habit}_environment": (Run._next_question, 0) for habit in HABITS},

@@ -7,8 +7,10 @@ is compared with it every time. Every `WHOLE`-th check, and the last, trust noth
 
 import math
 
+from rlboost_jax.manager.reducer.score_items import PENDING
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
+from rlboost_jax.manager.state.server_names import identity
 from tests.simulate.balanced import (
     HELD,
     MEMBER,
@@ -51,6 +53,7 @@ def check(world: World) -> None:
     _servers(world, known)
     check_leases(world)
     _nothing_idle(world)
+    _scores(world)
     _versions(world)
 
 
@@ -102,11 +105,12 @@ def _held(instance: Instance) -> tuple[int, dict[int, int]]:
     releasing = 0
     groups: dict[int, int] = {}
     for request_id, rollout in instance.held.items():
-        assert rollout.request_id == request_id
-        assert rollout.holder == instance.name
-        assert 0 <= rollout.spared <= rollout.length
-        assert rollout.result is None
-        releasing += rollout.asked_at < math.inf
+        placement = rollout.placement
+        assert placement.request_id == request_id
+        assert placement.holder == instance.name
+        assert 0 <= placement.spared <= rollout.transcript.length
+        assert not rollout.finished
+        releasing += placement.asked_at < math.inf
         groups[rollout.group] = groups.get(rollout.group, 0) + 1
     return releasing, groups
 
@@ -127,7 +131,7 @@ def _batch(batch: Batch, holders: set[int]) -> None:
     whole = len(waiting) + len(held) == len(batch.resting) and waiting <= batch.resting
     if not whole or not waiting.isdisjoint(held) or not holders.isdisjoint(batch.dormant):
         for rollout in step.rollouts:
-            key, ended = id(rollout), rollout.result is not None
+            key, ended = id(rollout), rollout.finished
             where = (key in waiting) + (key in holders) + ended + rollout.parked
             assert where == 1, f"sample {rollout.sample} is in {where} places"
         raise AssertionError("a rollout waits that is none of its batch")
@@ -137,24 +141,25 @@ def _batch(batch: Batch, holders: set[int]) -> None:
 
 def _rollout(step: BatchRecord, rollout: Rollout) -> int:
     """Sampled tokens of it that are there."""
-    ended = rollout.result is not None
+    ended, transcript = rollout.finished, rollout.transcript
     tokens = given = turn = 0
-    for name, count in rollout.parts:
+    for name, count in transcript.parts:
         tokens += count
         if not name:
             given, turn = given + count, turn + 1
-    assert (tokens, given, turn) == (rollout.num_tokens, rollout.num_given, rollout.turn)
+    assert (tokens, given, turn) == (transcript.num_tokens, transcript.num_given, transcript.turn)
+    assert (len(transcript.tokens), len(transcript.logprobs)) == (4 * tokens, 4 * (tokens - given))
     assert rollout.parked == (not ended and bool(tokens) and rollout.turn_over)
-    before = rollout.ended
-    assert rollout.work.sequence == len(before)
-    assert rollout.tokens_before == sum([one.num_tokens for one in before])
+    before = rollout.sequences.ended
+    assert rollout.sequences.work.sequence == len(before)
+    assert rollout.sequences.tokens_before == sum([one.transcript.num_tokens for one in before])
     said = rollout.results
     assert [one.last for one in said] == [False] * len(before) + [True] * ended
     assert [one.work.sequence for one in said] == list(range(len(said)))
-    attempts = [one.attempt for one in said] + [rollout.attempt]
+    attempts = [one.attempt for one in said] + [rollout.sequences.attempt]
     assert attempts == sorted(attempts)
-    assert rollout.all_turns <= step.begin.turns
-    return tokens - given + sum([len(one.result.logprobs) // 4 for one in before])
+    assert rollout.sequences.num_turns <= step.begin.turns
+    return tokens - given + sum([len(one.transcript.logprobs) // 4 for one in before])
 
 
 def _index(world: World, known: Balanced) -> None:
@@ -243,7 +248,7 @@ def _servers(world: World, known: Balanced) -> None:
     if right is None or (right.servers, right.streams) != (now, streams):
         right = known.fleet = _fleet_of(world, now, streams)
     assert right.standing == fleet.standing
-    assert fleet.starting == right.starting
+    assert len(fleet.starting) == right.starting
     waits = fleet.absent_at < math.inf
     assert waits or not right.absent
     assert not waits or right.absent or right.sent_home
@@ -349,6 +354,31 @@ def _nothing_idle(world: World) -> None:
             assert manager.view.window_open or others, "no one is eligible"
         for instance in remote + (reserved if manager.view.window_open else []):
             assert len(instance.held) >= instance.room + world.settings.manager.max_pending
+
+
+def _scores(world: World) -> None:
+    """What servers are to score is theirs alone, and nothing waits that one of them could do."""
+    manager = world.manager
+    assert manager is not None
+    scores, free = manager.components.servers.scores, []
+    given = {n: (item, who) for item in scores.items for n, who in item.given.items()}
+    for instance in () if manager.over else manager.view.roster:
+        held = instance.activity.scores.held
+        assert len(held) <= PENDING
+        assert (instance.activity.scores.progress_at < math.inf) == bool(held)
+        who = identity(instance.hello)
+        assert all(given.pop(number)[1] == who for number in list(held) if number in given)
+        if (
+            instance.activity.scores.teachers
+            and len(held) < PENDING
+            and not instance.departure.leaving
+        ):
+            free.append(who)
+    assert manager.over or not given, "an item is given to nobody who is here"
+    if not manager.over and manager.view.roster.trusting:
+        for item in scores.items:
+            may = item.wanting > 0 and any(map(item.may_ask, free))
+            assert not may or item.asked.batch not in manager.view.open, "an item waits"
 
 
 def _versions(world: World) -> None:

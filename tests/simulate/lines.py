@@ -3,7 +3,8 @@
 A frame waits for the wire where that is narrow, then for what is lost of it: a packet that is lost
 k times in a row comes 2^k - 1 time-outs later, and all behind it with it. Here none is lost more
 than `IN_A_ROW` times: with that, no honest server may be lost, however unlucky it is. Estimates of
-`rlboost_jax.manager.policies.lines` allow for more, by odds: see `tests/manager/test_lines.py`.
+`rlboost_jax.manager.policies.connection_quality` allow for more, by odds: see
+`tests/manager/policies/test_connection_quality.py`.
 """
 
 import random
@@ -75,7 +76,7 @@ class Line:
         return sent - now + seconds + (2**tries - 1) * self._timeout
 
     def fetch_seconds(self) -> float:
-        """Of weights."""
+        """Seconds to fetch weights."""
         return 2 * self._round_trip + SNAPSHOT_BYTES / self.down.bytes_per_second
 
 

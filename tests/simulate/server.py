@@ -13,20 +13,24 @@ import msgspec
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, ServerGone
 from rlboost_jax.providers.base import Exited
-from rlboost_jax.rollout.renewals import Renewals
+from rlboost_jax.rollout.renewal_timing import RenewalTiming
 from rlboost_jax.sequences.sequence import runs_after_prompt
-from rlboost_jax.settings.limits import FIRST_RENEWALS
+from rlboost_jax.sequences.shared_limits import FIRST_RENEWALS
 from tests.manager.fakes import (
     MAX_TOKENS,
+    STOP,
+    TEACHER,
     VOCAB,
     batch,
     hello,
     lead,
     length,
     response,
+    teacher_scores,
     token,
 )
 from tests.simulate.environment import episode, in_turn
+from tests.simulate.lies import Lie, chosen, other
 from tests.simulate.lines import line_of
 
 REDIAL_SECONDS = 0.1
@@ -55,9 +59,8 @@ class Held:
         self._most = min(left, self.request.sampling.turn_tokens or left)
         self._due = min(self._most, length(*self._key))
 
-    def sample(self, count: int, *, lying: bool) -> list[int]:
+    def sample(self, count: int, lie: Lie | None) -> list[int]:
         """The next tokens, at most `count`."""
-        self.astray |= lying  # what follows a wrong token is another response
         key = self._key
         upto = min(self.whole, self.position + count)
         if upto <= length(*key):
@@ -65,8 +68,25 @@ class Held:
         else:
             row = [token(*key, i) for i in range(self.position, upto)]
         if self.astray:
-            row = [t % (VOCAB - 1) + 1 for t in row]
+            row = [other(t) for t in row]
+        elif lie is not None:
+            row = self._forged(lie, row)
+            upto = self.position + len(row)
         self.position, self.lead = upto, 0
+        return row
+
+    def _forged(self, lie: Lie, row: list[int]) -> list[int]:
+        """The same up to the first token that the server chooses itself. What follows a wrong token
+        is another response."""
+        for place, right in enumerate(row):
+            forged = chosen(lie, right, self._key, self.position + place)
+            if forged == right:
+                continue
+            self.astray = True
+            if forged == STOP:
+                self._most = self.position + place + 1
+                return [*row[:place], STOP]
+            return [*row[:place], forged, *map(other, row[place + 1 :])]
         return row
 
     def wrong(self, count: int) -> list[int]:
@@ -111,7 +131,10 @@ class Server:
         self.line = None if amount is None else line_of(amount, world.seed, len(world.servers))
         self._turn = 0  # of its renewals
         self.stays = False  # even when asked to leave
-        self.lying = self.ever_lied = False
+        self.lie: Lie | None = None
+        self.ever_lied = False
+        self.misscores = False  # says other scores of teachers than it finds
+        self.teaches = len(world.servers) % 4 > 0  # it has room for a teacher
         self.streams: list[int] = []  # all that it has had
         self.seconds = world.random.uniform(0.02, 0.1)  # a dispatch
         self.slow = 1.0  # times as long
@@ -136,13 +159,14 @@ class Server:
         self.stream = self.world.open(self)
         self.streams.append(self.stream)
         self.held: dict[int, Held] = {}
+        self._to_score: list[m.ScoreTokens] = []
         self._asked: list[int] = []  # to be released after the dispatch
         self._busy = self._gone = False
         self._echo = 0.0  # the newest stamp of the manager
         self._sequence = 0
         self._pull = 0
         self._pulling: m.Manifest | None = None
-        self._renewals, self._answers = Renewals(lambda: 0.0), 0
+        self._renewals, self._answers = RenewalTiming(lambda: 0.0), 0
         name, reserved = self.name, self.reserved
         slot_tokens = self.world.settings.slot_tokens
         self.say(
@@ -255,6 +279,14 @@ class Server:
                 self._fetch(self.stream, chosen, self._pull)
             case m.Prefetch(manifest=likely):
                 self._ahead = likely
+            case m.Teach(manifests=teachers) if not self.stalled:
+                assert teachers == (TEACHER,) and not self.reserved
+                self._teach(self.stream)
+            case m.ScoreTokens():
+                assert self.teaches, "it has no teacher"
+                self._to_score.append(message)
+                if len(self._to_score) == 1:
+                    self._score(self.stream)
             case m.Welcome(stamp=stamp):
                 self._echo = stamp
             case m.Renewed(stamp=stamp):
@@ -313,6 +345,33 @@ class Server:
         assert not held.over, "resumed though it was over"
         self.held[request.request_id] = held
 
+    def _teach(self, stream: int) -> None:
+        def done() -> None:
+            if not (self._absent(stream, done) or self.stalled):
+                self.say(m.Teaches(digests=(TEACHER.params_digest,) * self.teaches))
+
+        self.world.later(self.world.random.uniform(0.05, 0.3), done)
+
+    def _score(self, stream: int) -> None:
+        """One after the other, in between two dispatches."""
+
+        def done() -> None:
+            if self._absent(stream, done):
+                return
+            if self.stalled:
+                self.world.later(self.seconds, done)
+                return
+            item = self._to_score.pop(0)
+            found = teacher_scores(m.unpack_tokens(item.tokens).tolist()[item.first :])
+            if self.misscores:
+                wrong = m.unpack_logprobs(found) - (1 + self.world.servers.index(self))
+                found = m.pack_logprobs(wrong)
+            self.say(m.TokenScores(number=item.number, logprobs=found))
+            if self._to_score:
+                self._score(stream)
+
+        self.world.later(self.seconds * self.slow, done)
+
     def _fetch(self, stream: int, chosen: m.Manifest, pull: int) -> None:
         def done() -> None:
             if self._absent(stream, done) or pull != self._pull or self.stalled:
@@ -365,7 +424,7 @@ class Server:
         self.world.later(seconds, lambda: self._renew(stream, turn))
 
     def _answered(self) -> None:
-        """As in `rlboost_jax.rollout.renewals`, the first follow each other at once."""
+        """As in `rlboost_jax.rollout.renewal_timing`, the first follow each other at once."""
         self._renewals.answered(self.world.now)
         self._answers += 1
         if self._answers < FIRST_RENEWALS:
@@ -398,7 +457,7 @@ class Server:
                 version += 1 if version == 0 or self.elsewhere else -1
                 rows = [(r, held.wrong(count)) for r, held, count in plan]
             for request_id, held, count in () if rows else plan:
-                rows.append((request_id, held.sample(count, lying=self.lying)))
+                rows.append((request_id, held.sample(count, self.lie)))
                 if held.over:
                     self.held.pop(request_id, None)
             for request_id in self._asked:

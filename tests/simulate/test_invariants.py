@@ -19,17 +19,17 @@ def begun() -> tuple[World, Rollout]:
         assert one.world.manager is not None
         for step in one.world.manager.view.batches.values():
             for rollout in step.rollouts:
-                if rollout.parts and rollout.holder:
+                if rollout.transcript.parts and rollout.placement.holder:
                     check_whole(one.world)
                     return one.world, rollout
 
 
 def one_token_more(rollout: Rollout) -> None:
-    rollout.num_tokens += 1
+    rollout.transcript.num_tokens += 1
 
 
 def another_holder(rollout: Rollout) -> None:
-    rollout.holder = "nobody"
+    rollout.placement.holder = "nobody"
 
 
 def parked(rollout: Rollout) -> None:
@@ -37,7 +37,7 @@ def parked(rollout: Rollout) -> None:
 
 
 def another_place(rollout: Rollout) -> None:
-    rollout.tokens_before += 1
+    rollout.sequences.tokens_before += 1
 
 
 @pytest.mark.parametrize("spoil", [one_token_more, another_holder, parked, another_place])
@@ -51,8 +51,8 @@ def test_what_changes_is_seen_at_once(spoil: Callable[[Rollout], None]) -> None:
 
 def test_what_the_getters_do_not_read_is_seen_by_a_whole_check() -> None:
     world, rollout = begun()
-    name, count = rollout.parts[0]
-    rollout.parts[0] = name, count + 1
+    name, count = rollout.transcript.parts[0]
+    rollout.transcript.parts[0] = name, count + 1
     with pytest.raises(AssertionError):
         for _ in range(WHOLE + 1):
             check(world)

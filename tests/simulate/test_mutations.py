@@ -8,26 +8,33 @@ import msgspec
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.manager import journal, outbox
-from rlboost_jax.manager.journal import Answered, BatchOpened, BatchResumed, Collected, Redone
-from rlboost_jax.manager.policies.lines import Line
-from rlboost_jax.manager.reducer import announcements
+from rlboost_jax.manager import journal_entries, outbox
+from rlboost_jax.manager.journal_entries import (
+    Answered,
+    BatchOpened,
+    BatchResumed,
+    Collected,
+    Redone,
+)
+from rlboost_jax.manager.policies.connection_quality import ConnectionQuality
+from rlboost_jax.manager.reducer import announcements, score_items
 from rlboost_jax.manager.reducer.announcements import Announcements
-from rlboost_jax.manager.reducer.doubts import Doubts
-from rlboost_jax.manager.reducer.intake import Intake
 from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.reducer.score_items import ScoreItems
+from rlboost_jax.manager.reducer.token_intake import TokenIntake
+from rlboost_jax.manager.reducer.untrusted_servers import UntrustedServers
 from rlboost_jax.manager.service import journal_files
 from rlboost_jax.manager.state.deadline import Deadline
-from rlboost_jax.manager.state.episode import Episode
-from rlboost_jax.manager.state.fleet import ABSENT_SECONDS, Fleet
+from rlboost_jax.manager.state.episode_sequences import EpisodeSequences
+from rlboost_jax.manager.state.fleet_machines import ABSENT_SECONDS, Fleet
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.lease import Lease
 from rlboost_jax.manager.state.ledger import Ledger
-from rlboost_jax.manager.state.parameters import Parameters
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.roster import Roster
+from rlboost_jax.manager.state.server_parameters import Parameters
 from rlboost_jax.manager.state.token_rows import TokenRows
-from rlboost_jax.manager.state.transcript import Transcript
+from rlboost_jax.sequences.transcript import Transcript
 from tests.planted import Plant
 from tests.simulate.faults import fails, schedule_of
 
@@ -39,7 +46,7 @@ def lost_ack(plant: Plant) -> None:
     """Tokens are taken in, and acted upon, before they are durable."""
     real = outbox.Outbox.keep
 
-    def keep(self: outbox.Outbox, entry: journal.Entry) -> None:
+    def keep(self: outbox.Outbox, entry: journal_entries.Entry) -> None:
         if not (isinstance(entry, Collected) and len(entry.samples) > 4):
             real(self, entry)
 
@@ -48,14 +55,14 @@ def lost_ack(plant: Plant) -> None:
 
 def double_delivery(plant: Plant) -> None:
     """A frame that comes twice is taken twice."""
-    real = Intake.check
+    real = TokenIntake.check
 
-    def check(self: Intake, instance: Instance, batch: m.TokenBatch) -> TokenRows | None:
+    def check(self: TokenIntake, instance: Instance, batch: m.TokenBatch) -> TokenRows | None:
         if batch.sequence == instance.activity.next_sequence - 1:
             instance.activity.next_sequence -= 1
         return real(self, instance, batch)
 
-    plant(Intake, "check", check)
+    plant(TokenIntake, "check", check)
 
 
 def stale_version(plant: Plant) -> None:
@@ -72,7 +79,8 @@ def forgotten_request(plant: Plant) -> None:
     real = Placements.put_back
 
     def put_back(self: Any, instance: Instance, request_ids: Any) -> int:
-        ids = [i for i in request_ids if i in instance.held and not instance.held[i].releasing]
+        held = instance.held
+        ids = [i for i in request_ids if i in held and not held[i].placement.releasing]
         for request_id in set(request_ids) - set(ids):
             instance.let_go(request_id)
         return real(self, instance, ids)
@@ -96,7 +104,7 @@ def lease_off_by_one(plant: Plant) -> None:
 def torn_tail(plant: Plant) -> None:
     """A journal goes on behind a torn frame, where nobody will ever read."""
 
-    class Blind(journal.SegmentReader):
+    class Blind(journal_entries.SegmentReader):
         def __iter__(self) -> Iterator[Any]:
             yield from super().__iter__()
             self.good_bytes, self.damage = self._size, ""
@@ -135,7 +143,7 @@ def nobody_goes_back(plant: Plant) -> None:
 
 
 def only_the_newest_recovered(plant: Plant) -> None:
-    """Of several open batches a journal knows the one that was begun last."""
+    """A journal knows only the newest of several open batches."""
     real = Ledger.restore
 
     def restore(self: Ledger, entry: Any, now: float) -> None:
@@ -170,16 +178,16 @@ def any_attempt(plant: Plant) -> None:
     """What was said to tokens that were discarded since is said to those in their place."""
 
     def awaits(self: Rollout, sequence: int, attempt: int, turn: int) -> bool:
-        return self.parked and (len(self.ended), self.turn) == (sequence, turn)
+        return self.parked and (len(self.sequences.ended), self.transcript.turn) == (sequence, turn)
 
     plant(Rollout, "awaits", awaits)
 
 
 def restart_lost(plant: Plant) -> None:
-    """That a response begins anew is done, and not written down."""
+    """A response begins anew, but the journal does not record it."""
     real = outbox.Outbox.keep
 
-    def keep(self: outbox.Outbox, entry: journal.Entry) -> None:
+    def keep(self: outbox.Outbox, entry: journal_entries.Entry) -> None:
         if not isinstance(entry, Redone):
             real(self, entry)
 
@@ -188,21 +196,15 @@ def restart_lost(plant: Plant) -> None:
 
 def later_sequences_stay(plant: Plant) -> None:
     """A cut in an earlier sequence leaves those that went on from it."""
-    real = Episode._go_back
-
-    def go_back(self: Episode, length: int) -> None:
-        real(self, max(length, self.tokens_before))
-
-    plant(Episode, "_go_back", go_back)
-    cut = Rollout.cut
-    plant(Rollout, "cut", lambda self, n: cut(self, max(n, self.tokens_before)))
+    cut = EpisodeSequences.cut
+    plant(EpisodeSequences, "cut", lambda self, n: cut(self, max(n, self.tokens_before)))
 
 
 def prompt_lost(plant: Plant) -> None:
-    """Of a sequence that begins, a journal has the answer and not the prompt."""
+    """The journal has the answer that begins a sequence, but not its prompt."""
     real = outbox.Outbox.keep
 
-    def keep(self: outbox.Outbox, entry: journal.Entry) -> None:
+    def keep(self: outbox.Outbox, entry: journal_entries.Entry) -> None:
         if isinstance(entry, Answered):
             entry = msgspec.structs.replace(entry, prompt=b"")
         real(self, entry)
@@ -222,13 +224,13 @@ def last_sequence_alone(plant: Plant) -> None:
 
 def first_sequence_unsaid(plant: Plant) -> None:
     """What stays of a response that is disputed is not said again."""
-    of_sample, hear, heard = outbox.Outbox.of_sample, Doubts.hear, [False]
+    of_sample, hear, heard = outbox.Outbox.of_sample, UntrustedServers.hear, [False]
 
     def unsaid(self: outbox.Outbox, message: Any) -> None:
         if not heard[0]:
             of_sample(self, message)
 
-    def disputed(self: Doubts, *args: Any) -> None:
+    def disputed(self: UntrustedServers, *args: Any) -> None:
         heard[0] = True
         try:
             hear(self, *args)
@@ -236,23 +238,22 @@ def first_sequence_unsaid(plant: Plant) -> None:
             heard[0] = False
 
     plant(outbox.Outbox, "of_sample", unsaid)
-    plant(Doubts, "hear", disputed)
+    plant(UntrustedServers, "hear", disputed)
 
 
 def turns_without_limit(plant: Plant) -> None:
     """A turn may have as many tokens as the sequence."""
-    room = property(lambda self: self.sampling.max_tokens - self.num_sampled)
-    plant(Transcript, "room", room)
+    plant(Transcript, "room", lambda self, limits: limits.max_tokens - self.num_sampled)
 
 
 def one_lease_for_all(plant: Plant) -> None:
     """However bad its line is, a server is abandoned as soon as on the best."""
-    plant(Line, "lease", lambda self, least, longest, renew: least)
+    plant(ConnectionQuality, "lease", lambda self, least, longest, renew: least)
 
 
 def pessimism(plant: Plant) -> None:
     """Every line is taken for one that loses a tenth, whatever it shows."""
-    plant(Line, "losses", 0.1)
+    plant(ConnectionQuality, "losses", 0.1)
 
 
 def old_echo(plant: Plant) -> None:
@@ -276,6 +277,21 @@ def sent_home_and_forgotten(plant: Plant) -> None:
     plant(Fleet, "absent_at", property(absent_at))
 
 
+def one_score_is_enough(plant: Plant) -> None:
+    """What one server says of a teacher is believed."""
+    plant(score_items, "AGREEING", 1)
+
+
+def asked_on_each_stream(plant: Plant) -> None:
+    """A server that has not answered yet is asked about the same once more."""
+    plant(score_items.ScoreItem, "may_ask", lambda self, server: server not in self.said)
+
+
+def old_scores(plant: Plant) -> None:
+    """What was asked by a trainer before goes on under the numbers of this one."""
+    plant(ScoreItems, "attached", lambda self: None)
+
+
 PLANTED = {
     lost_ack: "lost what it had taken in",
     double_delivery: "",  # shows in more than one way
@@ -283,7 +299,7 @@ PLANTED = {
     forgotten_request: "is in 0 places",
     lease_off_by_one: "a lease is over",
     torn_tail: "lost what it had taken in",
-    neighbours_version: "tokens of other parameters",
+    neighbours_version: "",
     older_work_dropped: "",
     nobody_goes_back: "nobody is left for the oldest batch",
     only_the_newest_recovered: "lost what it had taken in",
@@ -300,6 +316,9 @@ PLANTED = {
     pessimism: "a good line's lease is long",
     old_echo: "an honest server was lost: unreachable",
     sent_home_and_forgotten: "sent home, and waited for by nobody",
+    one_score_is_enough: "a wrong score is believed",
+    asked_on_each_stream: "an item waits",
+    old_scores: "scores that were not asked for",
 }
 
 # One in hundreds of schedules shows it: the search begins shortly before one that does.

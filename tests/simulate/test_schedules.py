@@ -10,6 +10,7 @@ import pytest
 
 from tests.simulate.__main__ import carry_out, explain
 from tests.simulate.faults import KINDS, Fault, Schedule, fails, run, schedule_of, shrink
+from tests.simulate.lies import Lie
 
 SCHEDULES = 5_000
 SOAKED = 1_000_000
@@ -106,7 +107,7 @@ def test_nobody_is_there_as_a_step_has_been_learnt_of() -> None:
 
 
 def test_a_server_that_was_sent_home_hangs_and_is_ended() -> None:
-    """From then on nobody waits for it, though it is not over yet."""
+    """Nothing waits for it from then on, though it is not over yet."""
     run(
         Schedule(
             seed=21146639,
@@ -140,12 +141,38 @@ def test_schedules_hold_every_fault() -> None:
         world = run(schedule_of(seed)).world
         seen.update(world.seen)
         recorded |= {r.kind for r in world.records}
-    assert set(seen) == {*KINDS, "parked"}
+    assert set(seen) == {*KINDS, "parked", "scored"}
     assert min(seen.values()) >= 10, seen
     assert recorded >= {
         *("joined", "ready", "notice", "lost", "drained", "rejected", "pulled", "published"),
-        *("migrated", "window_closed", "resumed", "working", "recovered"),
+        *("migrated", "window_closed", "resumed", "working", "recovered", "teaches"),
     }
+
+
+@pytest.mark.parametrize("turns", [1, 5])
+@pytest.mark.parametrize("lie", Lie)
+def test_a_server_that_chooses_tokens_is_quarantined(lie: Lie, turns: int) -> None:
+    """And the run ends with the right tokens; `run` checks that no other is suspected."""
+    caught = 0
+    for seed in range(5):
+        lies = Fault(at=0.3, kind="lie", target=0, amount=(lie.value - 0.5) / len(Lie))
+        world = run(
+            Schedule(
+                seed=seed,
+                seeding=False,
+                extends=True,
+                servers=2,
+                machines=0,
+                faults=(lies,),
+                turns=turns,
+                several=turns > 1,
+            )
+        ).world
+        assert [s.lie for s in world.servers if s.ever_lied] == [lie]
+        caught += any(record.kind == "quarantined" for record in world.records)
+    assert caught == 5 or (lie is Lie.SELDOM and caught >= 3), (
+        "of five runs of a few hundred tokens"
+    )
 
 
 def test_same_schedule_same_actions() -> None:
@@ -158,7 +185,7 @@ def test_same_schedule_same_actions() -> None:
 def test_a_failing_schedule_is_cut_down_and_can_be_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a check that no server may be killed, one kill is all that is left."""
+    """One kill is all that is left where a check forbids kills."""
     from tests.simulate import faults
 
     real = faults.Run.kill

@@ -13,7 +13,7 @@ import msgspec
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
 from rlboost_jax.sequences.identities import Purpose, sample_number
-from tests.manager.fakes import RUN, logprob, manifest
+from tests.manager.fakes import RUN, TEACHER, logprob, manifest, teacher_scores
 from tests.simulate.asked import Asked, begin_of
 from tests.simulate.environment import Environments, Rules, doubt_of
 from tests.simulate.server import REDIAL_SECONDS, Server
@@ -38,6 +38,7 @@ class Trainer:
         rules: Rules | None = None,
         seeding: bool = True,
         extends: bool = False,
+        scores: bool = False,
         prompts: int = 2,
         group_size: int = 2,
     ) -> None:
@@ -48,7 +49,7 @@ class Trainer:
         self.alive = False
         self.done = False
         self.lives = 0
-        self.seeding, self.extends = seeding, extends
+        self.seeding, self.extends, self.scores = seeding, extends, scores
         self.stream = 0
         # By stream, batch and sample: the sequence that comes next.
         self._due: dict[tuple[int, int, int], int] = {}
@@ -79,6 +80,8 @@ class Trainer:
         self._again: dict[str, m.TrainerMessage] = {}
         self.environments = self._environments()
         self._over: list[m.TrainerMessage] = []  # commits not yet said
+        self._to_score: dict[int, tuple[int, m.ScoreTokens]] = {}  # sample and item by number
+        self._numbers = itertools.count()
         self._next_batch()
         if self.seeding:
             self.engine = Server(self.world, reserved=True)
@@ -103,11 +106,13 @@ class Trainer:
                 self._finished(message)
             case m.Parked():
                 self._parked(message)
-            case m.Withdrawn(samples=samples):
+            case m.TokenScores():
+                self._scored(message)
+            case m.ResponsesWithdrawn(samples=samples):
                 self._withdrawn(message.batch, m.unpack_ids(samples).tolist())
             case m.BatchReport():
                 self._reported(message)
-            case m.Refused(reason=reason):
+            case m.RequestRefused(reason=reason):
                 raise AssertionError(f"the manager refused: {reason}")
 
     def hung_up(self, stream: int) -> None:
@@ -128,8 +133,10 @@ class Trainer:
         again = self._again.get
         needed = [p for v, p in self._publishes.items() if v >= self.version_of(self.batch)]
         publishes = needed or list(self._publishes.values())[-1:]
+        teachers = [m.Teach(manifests=(TEACHER,))] * self.scores
         batches = [x for asked in self.asked.values() for x in (asked.begin, *asked.extends)]
-        for message in (*publishes, *batches, again("trained"), again("end")):
+        batches += [item for _, item in self._to_score.values()]
+        for message in (*publishes, *teachers, *batches, again("trained"), again("end")):
             if message is not None:
                 self._put(message)
         over, self._over = self._over, []
@@ -172,8 +179,11 @@ class Trainer:
         if self.seeding and not self.lag:
             begin = self.asked[self.batch].begin
             self._later(self.world.random.uniform(0.0, 0.1), lambda: self._offer(begin))
-        if self.asked[self.batch].complete:
+        if self._complete(self.asked[self.batch]):
             self._train()
+
+    def _complete(self, asked: Asked) -> bool:
+        return asked.complete and (not self.scores or asked.needed <= asked.scored)
 
     def _publish(self, version: int) -> None:
         """Snapshots are written beside the batch, one after the other."""
@@ -227,10 +237,41 @@ class Trainer:
         if not result.last:
             return
         asked.whole.add(sample)
+        if self.scores and not again:
+            self._ask_scores(asked, sample)
         if self.extends and asked.prompts_known == self.prompts:
             self._extend(asked)
         oldest = asked.begin.batch == self.batch
-        if oldest and asked.complete and not (again or self._training):
+        if oldest and self._complete(asked) and not (again or self._training):
+            self._train()
+
+    def _ask_scores(self, asked: Asked, sample: int) -> None:
+        """Of the first sequence of a response that is whole and right."""
+        said, number = asked.said[sample][0], next(self._numbers)
+        prompt = m.pack_tokens([said.work.prompt, asked.begin.batch, 1])
+        item = m.ScoreTokens(
+            number=number,
+            batch=asked.begin.batch,
+            teacher=TEACHER.params_digest,
+            temperature=1.0,
+            first=3,
+            tokens=prompt + said.tokens,
+        )
+        self._to_score[number] = sample, item
+        if self.stream:
+            self._put(item)
+
+    def _scored(self, scores: m.TokenScores) -> None:
+        """A score is right, whatever servers say, and comes once a stream."""
+        assert scores.number in self._to_score, "scores that were not asked for"
+        sample, item = self._to_score.pop(scores.number)
+        tokens = m.unpack_tokens(item.tokens).tolist()
+        assert scores.logprobs == teacher_scores(tokens[item.first :]), "a wrong score is believed"
+        asked = self.asked[item.batch]
+        if sample in asked.whole:
+            asked.scored.add(sample)
+        self.world.seen.add("scored")
+        if item.batch == self.batch and self._complete(asked) and not self._training:
             self._train()
 
     def _check_order(
@@ -272,7 +313,7 @@ class Trainer:
         self.environments.take(parked)
 
     def _environments(self) -> Environments:
-        """Of this life; habits that nobody has met yet stay."""
+        """Environments of this life; habits that nobody has met yet stay."""
         before = getattr(self, "environments", None)
         made = Environments(
             self.world.random,
@@ -346,6 +387,7 @@ class Trainer:
             return  # asked for again on a new stream
         assert report.batch == self.batch
         asked = self.asked.pop(report.batch)
+        self._to_score = {n: x for n, x in self._to_score.items() if x[1].batch != report.batch}
         if not self.world.forgetful:
             measured = asked.sizes.pop(self._measuring, 0)
             assert report.tokens_measured == measured

@@ -31,7 +31,7 @@ from rlboost_jax.manager.events import (
     Tick,
     TrainerGone,
 )
-from rlboost_jax.manager.journal import BatchOpened, Entry
+from rlboost_jax.manager.journal_entries import BatchOpened, Entry
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.journal_files import SUFFIX
 from rlboost_jax.manager.settings import Settings
@@ -113,7 +113,7 @@ class World:
 
     @property
     def life(self) -> str:
-        """Of the manager: nonces of the servers that it has asked for begin so."""
+        """Life of the manager, with which nonces of its servers begin."""
         return str(self._lives)
 
     # Time
@@ -408,7 +408,10 @@ def tokens_of(manager: Manager | None) -> dict[tuple[int, int], tuple[object, ..
     """All tokens that a manager keeps, sequence by sequence, by step and sample."""
     assert manager is not None
     return {
-        (number, r.sample): (r.work, r.attempt, r.prompt_tokens, bytes(r.tokens), *r.results)
+        (number, r.sample): (
+            *(r.sequences.work, r.sequences.attempt),
+            *(r.transcript.prompt, bytes(r.transcript.tokens), *r.results),
+        )
         for number, step in manager.view.batches.items()
         for r in step.rollouts
     }

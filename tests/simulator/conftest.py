@@ -7,8 +7,8 @@ import pytest
 
 from configs.sim import base
 from experiments.simulated import TINY
-from rlboost_jax.simulator.load import sim_config
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
+from rlboost_jax.simulator.sim_config_loading import sim_config
 
 Make = Callable[..., SimConfig]
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from rlboost_jax.simulator.bound import lag_bound, run_bound, step_bound
 from rlboost_jax.simulator.economics import dollars
-from rlboost_jax.simulator.lengths import response_lengths
-from rlboost_jax.simulator.market.markets import static
+from rlboost_jax.simulator.market.simulated_market import static
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
+from rlboost_jax.simulator.response_lengths import response_lengths
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 

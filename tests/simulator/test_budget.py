@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlboost_jax.simulator.market.markets import static
+from rlboost_jax.simulator.market.simulated_market import static
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 

@@ -14,15 +14,15 @@ import pytest
 from configs import base as run_base
 from configs.sim import base as sim_base
 from rlboost_jax.manager.events import Record
-from rlboost_jax.observe.events import FILE, EventsWriter, read_events
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import run_config_from_dict, write_run_config
-from rlboost_jax.simulator.calibration.calibrate import calibrate
+from rlboost_jax.observe.events_file import FILE, EventsWriter, read_events
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import run_config_from_dict, write_run_config
 from rlboost_jax.simulator.calibration.fits import non_negative, resampled
 from rlboost_jax.simulator.calibration.observed import observed
-from rlboost_jax.simulator.lengths import response_lengths
-from rlboost_jax.simulator.load import sim_config, to_dict
-from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.calibration.run_calibration import calibrate
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
+from rlboost_jax.simulator.response_lengths import response_lengths
+from rlboost_jax.simulator.sim_config_loading import sim_config, to_dict
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
@@ -172,7 +172,7 @@ def test_a_simulation_takes_what_was_written(fitted):
 
 def test_the_fleet_is_the_runs(tmp_path):
     """Who joined and left, and when; a new one joins 10 s after it was ordered."""
-    changes = (*TWO, Change(15.0, False, "machine1"), Change(20.0, True, "late"))
+    changes = (*TWO, MachineChange(15.0, False, "machine1"), MachineChange(20.0, True, "late"))
     simulated_run(tmp_path, changes)
     seen = observed(tmp_path, settling=1)
     assert [(c.added, c.machine) for c in seen.changes] == [
@@ -227,7 +227,7 @@ def test_the_command_finds_its_default_from_anywhere(tmp_path):
     write_run_config(tmp_path, run_config(), "a-run")
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'kernels'}"}
-    command = [sys.executable, "-m", "rlboost_jax.calibrate", f"--workdir={tmp_path}"]
+    command = [sys.executable, "-m", "rlboost_jax.cli.calibrate", f"--workdir={tmp_path}"]
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
@@ -243,7 +243,7 @@ def test_too_few_steps_are_reported(tmp_path):
 def test_a_calibration_of_no_use_is_reported_in_a_line(tmp_path, text):
     path = tmp_path / "calibration.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"calibration: cannot read .*rlboost_jax\.calibrate"):
+    with pytest.raises(ConfigError, match=r"calibration: cannot read .*`rlboost calibrate`"):
         make_config(calibration=str(path))
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from experiments.calibration import experiment
-from rlboost_jax.simulator.calibration.calibrate import FILE
+from rlboost_jax.simulator.calibration.run_calibration import FILE
 
 FOLDER = Path(experiment.__file__).parent
 RESULTS = json.loads((FOLDER / "results.json").read_text())

@@ -4,8 +4,8 @@ import pytest
 
 from configs import qwen3_14b_openr1
 from configs.sim import h100
-from rlboost_jax.simulator.load import sim_config
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
+from rlboost_jax.simulator.sim_config_loading import sim_config
 
 BOUNDS = {
     "num_params": 1_000_000_000,

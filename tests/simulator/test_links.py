@@ -2,15 +2,15 @@
 
 import pytest
 
-from rlboost_jax.simulator.clock import Clock
 from rlboost_jax.simulator.links import Link
+from rlboost_jax.simulator.virtual_clock import VirtualClock
 
 
 class Pulls:
     """Pulls of a link with a sender of 100 bytes/s and receivers of 60."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.link = Link(self.clock, sender=100.0, receiver=60.0)
         self.ends: dict[str, float] = {}
         self.numbers: dict[str, int] = {}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rlboost_jax.settings.traces import TraceRow
 from rlboost_jax.simulator.market.kinds import kind_name
-from rlboost_jax.simulator.plan.markets import changes, replayed
-from rlboost_jax.simulator.plan.prices import InstanceType
+from rlboost_jax.simulator.plan.mix_market import changes, replayed
+from rlboost_jax.simulator.plan.price_list import InstanceType
 
 LOSSY = InstanceType(name="lossy", price_per_hour=1.0, losses_per_hour=2.0, away_seconds=900.0)
 CALM = InstanceType(name="calm", price_per_hour=1.0)

@@ -13,20 +13,20 @@ import rlboost_jax.manager.__main__ as production
 from configs import tiny
 from rlboost_jax.manager.events import Request
 from rlboost_jax.manager.reducer.manager import Manager
-from rlboost_jax.manager.service.driver import Driver
+from rlboost_jax.manager.service.manager_driver import Driver
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.settings.load import run_config_from_dict
+from rlboost_jax.settings.config_loading import run_config_from_dict
 from rlboost_jax.simulator import world as simulation
-from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
 from tests.providers.fake import Cloud, FakeProvider
 from tests.simulator.conftest import make_config
 
 FLEET = (
     *static(3).changes,
-    Change(9.0, False, "machine1"),
-    Change(14.0, True, "late"),
-    Change(31.0, False, "machine2"),
-    Change(44.0, True, "later"),
+    MachineChange(9.0, False, "machine1"),
+    MachineChange(14.0, True, "late"),
+    MachineChange(31.0, False, "machine2"),
+    MachineChange(44.0, True, "later"),
 )
 
 

@@ -11,20 +11,24 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.episodes.collector import StepCollector
-from rlboost_jax.learner.stream.driver import drive
-from rlboost_jax.learner.stream.intake import Intake
+from rlboost_jax.learner.stream.batch_intake import BatchIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
+from rlboost_jax.learner.stream.stream_driver import drive
 from rlboost_jax.manager.events import FromTrainer, Send
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.rewards.verdict import Verdict, at_once
-from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
 from rlboost_jax.simulator.rates import train_seconds
-from rlboost_jax.simulator.trainer import STREAM
+from rlboost_jax.simulator.simulated_trainer import STREAM
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
-FLEET = (*static(3).changes, Change(9.0, False, "machine1"), Change(14.0, True, "late"))
+FLEET = (
+    *static(3).changes,
+    MachineChange(9.0, False, "machine1"),
+    MachineChange(14.0, True, "late"),
+)
 
 
 def simulated(config):
@@ -97,7 +101,7 @@ def test_a_simulated_step_waits_as_long_as_a_real_one(deterministic):
             return ()
 
         times = drive(
-            Intake(stream, collector), link, train=train, clock=lambda link=link: link.now
+            BatchIntake(stream, collector), link, train=train, clock=lambda link=link: link.now
         )
         assert sorted(order) == list(range(batches.num_micro_batches))
         assert times.waiting == pytest.approx(row["train_wait_seconds"], abs=1e-3)

@@ -7,19 +7,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.simulator.market.kinds import MachineKind, Machines
-from rlboost_jax.simulator.market.markets import Change, static
-from rlboost_jax.simulator.plan.bound import Bounds, Least
-from rlboost_jax.simulator.plan.markets import changes
-from rlboost_jax.simulator.plan.mix_run import Sample, horizon_of, run_mix
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
+from rlboost_jax.simulator.plan.mix_bound import Bounds, Least
+from rlboost_jax.simulator.plan.mix_market import changes
+from rlboost_jax.simulator.plan.mix_run import MixSample, horizon_of, run_mix
 from rlboost_jax.simulator.plan.mixes import Mix, Space, space_of
 from rlboost_jax.simulator.plan.pareto import front
-from rlboost_jax.simulator.plan.planning import Limits, plan, processes, settings_of
-from rlboost_jax.simulator.plan.prices import InstanceType, PriceList, ReservedShape
-from rlboost_jax.simulator.plan.purchase import purchase_of
-from rlboost_jax.simulator.plan.report import report
+from rlboost_jax.simulator.plan.plan_report import report
+from rlboost_jax.simulator.plan.planning import PlanLimits, plan, processes, settings_of
+from rlboost_jax.simulator.plan.price_list import InstanceType, PriceList, ReservedShape
+from rlboost_jax.simulator.plan.purchase import as_fast_as_measured, purchase_of
 from rlboost_jax.simulator.plan.search import Search, Task, point_of
+from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
@@ -75,7 +76,7 @@ def test_a_plan_is_what_simulating_everything_gives(types, shapes):
     total = 2
     bought = purchase(*types, shapes=shapes)
     space = space_of(bought.prices, total=total)
-    found = plan(bought, space, HORIZON, Limits(), simulate=serial(bought))
+    found = plan(bought, space, HORIZON, PlanLimits(), simulate=serial(bought))
     every = {}
     for shape in range(len(shapes)):
         codes = [[]]
@@ -145,7 +146,7 @@ def test_a_search_finds_the_front_whatever_the_figures(seed, tight):
     space = Space(most=(3, 2, 2), total=4, shapes=2)
     grid = chance.choice([3, 1000])
     figures = {
-        (mix, number): Sample(
+        (mix, number): MixSample(
             seconds=chance.randint(1, grid), dollars=chance.randint(1, grid), tokens=1.0, losses=0.0
         )
         for mix in space
@@ -185,7 +186,9 @@ def test_a_budget_leaves_mixes_and_says_so():
 
     def simulate(tasks):
         return [
-            Sample(seconds=sum(mix.counts) + 1.0, dollars=9.0 - sum(mix.counts), tokens=1, losses=0)
+            MixSample(
+                seconds=sum(mix.counts) + 1.0, dollars=9.0 - sum(mix.counts), tokens=1, losses=0
+            )
             for mix, _ in tasks
         ]
 
@@ -204,7 +207,7 @@ def test_a_space_too_large_is_searched_by_neighbours():
         return 10.0 + sum((count - 3) ** 2 for count in mix.counts)
 
     def simulate(tasks):
-        return [Sample(seconds=price(m), dollars=price(m), tokens=1, losses=0) for m, _ in tasks]
+        return [MixSample(seconds=price(m), dollars=price(m), tokens=1, losses=0) for m, _ in tasks]
 
     search = Search(
         space, (0,), bound=lambda mix, seed: Least(seconds=1.0, dollars=1.0), simulate=simulate
@@ -223,7 +226,7 @@ def test_one_kind_that_is_the_configurations_own_changes_nothing():
     config = make_config(instance__price_per_hour=3.6, instance__egress_dollars_per_gb=0.1)
     kind = Machines.of(config).kinds[""]
     named = Machines(kinds={"own": kind}, reserved_device="simulated")
-    losses = (Change(7.0, False, "machine1"), Change(12.0, True, "machine1"))
+    losses = (MachineChange(7.0, False, "machine1"), MachineChange(12.0, True, "machine1"))
     market = (*static(2).changes, *losses)
     renamed = [replace(each, machine=f"own/{each.machine}") for each in market]
     plain = World(config, market, seed=0, seconds=1e6).run()
@@ -248,7 +251,7 @@ def test_each_machine_has_its_kinds_speed_price_and_start():
     machines = Machines(kinds=kinds, reserved_device="learner")
 
     def run(*names):
-        market = [Change(0.0, True, f"{name}/{i}") for i, name in enumerate(names)]
+        market = [MachineChange(0.0, True, f"{name}/{i}") for i, name in enumerate(names)]
         return World(config, market, seed=0, seconds=1e6, machines=machines).run()
 
     slow, fast, both = run("slow"), run("fast"), run("slow", "fast")
@@ -264,7 +267,7 @@ def test_processes_give_what_one_does_and_a_plan_names_its_settings():
     bought = purchase(CHEAP, OTHER)
     space = space_of(bought.prices, total=1)
     horizon = horizon_of(run_steps=2, steps=4, settling=1, seeds=(0,))
-    limits = Limits(hours=100.0, dollars=1e6)
+    limits = PlanLimits(hours=100.0, dollars=1e6)
     with processes(bought, horizon, 2) as simulate:
         found = plan(bought, space, horizon, limits, simulate=simulate)
     assert found == plan(bought, space, horizon, limits, simulate=serial(bought, horizon))
@@ -280,18 +283,18 @@ def test_limits_choose():
     dear = replace(FAST, losses_per_hour=0.0, speed=6.0, price_per_hour=200.0)
     bought = purchase(dear, shapes=SHAPES[:1])
     space, once = space_of(bought.prices, total=2), serial(bought)
-    known: dict[Task, Sample] = {}
+    known: dict[Task, MixSample] = {}
 
     def simulate(tasks):
         new = [task for task in tasks if task not in known]
         known.update(zip(new, once(new), strict=True))
         return [known[task] for task in tasks]
 
-    free = plan(bought, space, HORIZON, Limits(), simulate=simulate)
+    free = plan(bought, space, HORIZON, PlanLimits(), simulate=simulate)
     hours = [row.hours.mean for row in free.rows]
-    hurried = plan(bought, space, HORIZON, Limits(worth_per_hour=1e6), simulate=simulate)
+    hurried = plan(bought, space, HORIZON, PlanLimits(worth_per_hour=1e6), simulate=simulate)
     assert hurried.chosen.hours.mean == min(hours) < free.chosen.hours.mean
-    none = plan(bought, space, HORIZON, Limits(hours=min(hours) / 2), simulate=simulate)
+    none = plan(bought, space, HORIZON, PlanLimits(hours=min(hours) / 2), simulate=simulate)
     assert not none.kept and none.chosen.late > 0.95
 
 
@@ -302,7 +305,7 @@ def test_at_the_limit_of_prices_the_learner_alone_is_as_cheap_per_token(price):
         FAST, losses_per_hour=0.0, speed=6.0, price_per_hour=price, egress_dollars_per_gb=0.0
     )
     bought = purchase(steady, shapes=SHAPES[:1])
-    space, limits = space_of(bought.prices, total=2), Limits(worth_per_hour=1e6)
+    space, limits = space_of(bought.prices, total=2), PlanLimits(worth_per_hour=1e6)
     found = plan(bought, space, HORIZON, limits, simulate=serial(bought))
     limit = found.price_limit(bought)
     assert found.chosen.mix.instances and (limit > 1) == (price == 2.0)
@@ -322,8 +325,13 @@ def test_what_does_not_fit_or_is_not_known_is_a_line():
         purchase(replace(FAST, speed=0.0, device="L4", chips=1))
     with pytest.raises(ConfigError, match="device 'TPU' has no data sheet here; give speed, or on"):
         purchase(replace(FAST, speed=0.0, device="TPU"))
-    prices = PriceList(instances=(replace(FAST, speed=0.0),))
-    with pytest.raises(ConfigError, match="of no known data sheet; give speed"):
+    prices = PriceList(instances=(replace(FAST, speed=0.0, device="L4"),), reserved=SHAPES[:1])
+    with pytest.raises(ConfigError, match="of no known data sheet; give speed") as caught:
         purchase_of(make_config(), prices, measured=True)
+    assert "\n" not in str(caught.value)
+    alike = purchase_of(make_config(), as_fast_as_measured(make_config(), prices), measured=True)
+    own = EngineRates(make_config())
+    assert alike.kinds[0].rates.step_seconds(4, 4000) == own.step_seconds(4, 4000)
+    assert alike.learners[0].trainer == make_config().trainer
     with pytest.raises(ConfigError, match="--settling is 4 of 4 simulated steps; lower it"):
         horizon_of(run_steps=9, steps=4, settling=4, seeds=(0,))

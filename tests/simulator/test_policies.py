@@ -5,7 +5,7 @@ import pytest
 
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.economics import dollars
-from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
@@ -26,7 +26,7 @@ def seconds(rows, first=1):
 @pytest.mark.soak
 @pytest.mark.parametrize("instances", [1, 3])
 def test_no_fixed_window_is_much_better(instances):
-    """Of a small step, which depends on a few long responses; see `experiments/policies`."""
+    """The step is small and depends on a few long responses; see `experiments/policies`."""
     _, rows = steps(instances)
     chosen = np.mean([row["seeding_window_seconds"] for row in rows[1:]])
     fixed = [
@@ -55,7 +55,7 @@ def test_the_window_follows_a_loss_in_the_step_in_which_it_is_known():
     _, calm = steps(3, num_steps=3)
     begun = calm[2]["begun_at"]
     changes = static(3).changes + tuple(
-        Change(begun + 0.5, False, machine) for machine in ("machine1", "machine2")
+        MachineChange(begun + 0.5, False, machine) for machine in ("machine1", "machine2")
     )
     _, rows = steps(changes=changes, num_steps=4)
     assert rows[1]["seeding_window_seconds"] == calm[1]["seeding_window_seconds"]

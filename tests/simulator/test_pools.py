@@ -5,7 +5,7 @@ import pytest
 from experiments.fleet_pools.fleet import Kind, fluid_bound, lent, tokens_per_dollar, world
 from rlboost_jax.manager.events import Record
 from rlboost_jax.simulator.market.kinds import machine_name
-from rlboost_jax.simulator.market.markets import Change
+from rlboost_jax.simulator.market.simulated_market import MachineChange
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
@@ -31,7 +31,7 @@ def config_of(**changes):
 
 
 def share(config, made: World, rows) -> float:
-    """Of the tokens per dollar that cannot be exceeded, without the first steps."""
+    """Share of the tokens per dollar that cannot be exceeded, without the first steps."""
     work = config.workload
     size = work.prompts_per_step * work.group_size
     lengths = [[made.length(step, n) for n in range(size)] for step in range(SETTLED, len(rows))]
@@ -70,8 +70,8 @@ def test_a_pool_that_kills_at_once_is_left_alone_and_comes_back():
     for number in range(KINDS["cheap"].most):
         name = machine_name("cheap", number)
         for moment in range(20, int(killing), 20):
-            changes.append(Change(float(moment), False, name))
-            changes.append(Change(moment + 0.5, True, name))
+            changes.append(MachineChange(float(moment), False, name))
+            changes.append(MachineChange(moment + 0.5, True, name))
     changes.sort(key=lambda change: change.seconds)
     made = world(config, KINDS, changes, seed=1, make=Recording)
     made.run()

@@ -7,7 +7,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Send
-from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
 from rlboost_jax.simulator.public_code import Controller, PublicCode
 from rlboost_jax.simulator.systems import rows_of
 from rlboost_jax.simulator.world import World
@@ -77,9 +77,11 @@ def test_a_break_cuts_a_group_to_its_shortest_member():
         for rollout, length in cuts.items():
             size = step.begin.group_size
             first = rollout.group * size
-            members = [step.rollout_of(first + place).num_tokens for place in range(size)]
-            assert length == min(members) < rollout.num_tokens
-            lengths[rollout.sample] = rollout.num_tokens - length
+            members = [
+                step.rollout_of(first + place).transcript.num_tokens for place in range(size)
+            ]
+            assert length == min(members) < rollout.transcript.num_tokens
+            lengths[rollout.sample] = rollout.transcript.num_tokens - length
         redo(step, cuts)
 
     simulated.manager.owners.ledger.redo = watched
@@ -89,7 +91,11 @@ def test_a_break_cuts_a_group_to_its_shortest_member():
 
 
 def test_every_sample_is_delivered_once_after_any_loss():
-    changes = (*static(2).changes, Change(30.0, False, "machine1"), Change(45.0, True, "back"))
+    changes = (
+        *static(2).changes,
+        MachineChange(30.0, False, "machine1"),
+        MachineChange(45.0, True, "back"),
+    )
     simulated = world(config_of(num_steps=3, settling_steps=1), changes)
     rows = simulated.run()
     assert len(rows) == 3

@@ -5,9 +5,9 @@ from typing import Any
 
 from rlboost_jax.messages import Manifest
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.simulator.clock import Clock
 from rlboost_jax.simulator.links import Link
 from rlboost_jax.simulator.pulls import Pulls
+from rlboost_jax.simulator.virtual_clock import VirtualClock
 
 LATENCY, PULL, LOAD = 0.5, 10.0, 2.0  # seconds
 
@@ -20,7 +20,7 @@ def manifest(version: int) -> Manifest:
 
 class Desk:
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.link = Link(self.clock, sender=1e9, receiver=100.0)
         links = SimpleNamespace(latency_seconds=LATENCY, load_bytes_per_second=1000.0 / LOAD)
         config = SimpleNamespace(weight_bytes=100.0 * PULL, links=links)

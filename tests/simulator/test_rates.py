@@ -45,7 +45,7 @@ def test_training_adds_up_and_halves_with_twice_the_nodes(make):
 
 
 def test_training_by_known_seconds(make):
-    """Of each token, and of each pair of a token with one before it in its own sequence."""
+    """Each token counts, and each pair of a token with one before it in its own sequence."""
     config = make(trainer__token_seconds=1e-3, trainer__pair_seconds=1e-6)
     assert train_seconds(config, [100, 300]) == pytest.approx(0.4 + 1e-6 * (5_000 + 45_000))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.simulator.outcome import Outcome
-from rlboost_jax.simulator.run import report, simulate
+from rlboost_jax.simulator.simulation_run import report, simulate
 from rlboost_jax.simulator.systems import SYSTEMS
 from tests.patience import PATIENCE_SECONDS
 from tests.simulator.conftest import SMALL, make_config

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 
-from rlboost_jax.simulator.run import simulate
+from rlboost_jax.simulator.simulation_run import simulate
 from rlboost_jax.simulator.streams import NAMES, stream
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config

@@ -6,7 +6,7 @@ import pytest
 
 from rlboost_jax.manager.events import Record
 from rlboost_jax.simulator.economics import dollars
-from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
@@ -102,7 +102,7 @@ def test_what_the_market_takes_meanwhile_is_not_there_again():
     """A machine goes while its instance rests, and another while it has work to finish."""
     calm, rows = run(num_steps=3)
     at = max(calm.times("dismissed", 1)) + 0.5
-    changes = [Change(at, False, "machine1"), Change(at, False, "machine2")]
+    changes = [MachineChange(at, False, "machine1"), MachineChange(at, False, "machine2")]
     world, rows = run(changes=changes)
     assert len(rows) == 5
     for row in rows:

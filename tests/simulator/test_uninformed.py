@@ -8,11 +8,11 @@ import pytest
 from experiments.fleet_pools.fleet import Kind, lent, machines_of, world
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.simulator.market.kinds import machine_name
-from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
 from rlboost_jax.simulator.world import World, settings
 from tests.simulator.conftest import make_config
 
-LOSSES = (Change(20.0, False, "machine1"), Change(45.0, True, "machine4"))
+LOSSES = (MachineChange(20.0, False, "machine1"), MachineChange(45.0, True, "machine4"))
 KINDS = {
     "slow": Kind(slowness=3.0, price_per_hour=2.0, most=2),
     "fast": Kind(slowness=1.0, price_per_hour=4.0, most=2),
@@ -27,8 +27,8 @@ def made(config, *, pools, **more):
     if not pools:
         return World(config, (*static(3).changes, *LOSSES), seed=1, seconds=1e6, **more)
     names = [machine_name(kind, number) for kind in KINDS for number in range(2)]
-    lost = [Change(130.0, False, name) for name in names]
-    back = [Change(150.0, True, name) for name in names]
+    lost = [MachineChange(130.0, False, name) for name in names]
+    back = [MachineChange(150.0, True, name) for name in names]
     return world(
         config, KINDS, [*lent(KINDS), *lost, *back], seed=1, make=functools.partial(World, **more)
     )

@@ -9,10 +9,10 @@ from rlboost_jax.messages import BeginBatch, Ready
 from rlboost_jax.observe.metrics import KEYS
 from rlboost_jax.simulator.colocated import colocated
 from rlboost_jax.simulator.economics import dollars
-from rlboost_jax.simulator.lengths import response_lengths
-from rlboost_jax.simulator.market.markets import Change, static
+from rlboost_jax.simulator.market.simulated_market import MachineChange, static
 from rlboost_jax.simulator.rates import train_seconds
-from rlboost_jax.simulator.server import Server
+from rlboost_jax.simulator.response_lengths import response_lengths
+from rlboost_jax.simulator.simulated_server import SimulatedServer
 from rlboost_jax.simulator.world import World
 from tests.simulator.conftest import make_config
 
@@ -30,7 +30,7 @@ def rate(rows, settled=1):
 
 @pytest.mark.parametrize("static", [False, True])
 def test_zero_instances_are_the_co_located_baseline(static):
-    """With one engine there is no luck in who is dealt what."""
+    """A single engine leaves no luck in how responses are dealt out."""
     config = make_config(reserved__chips_per_node=2, workload__mean_tokens=2000.0)
     _, rows = run(config)
     alone = colocated(config, seed=0, seconds=1e9, static=static)
@@ -61,13 +61,13 @@ def test_the_same_seed_gives_the_same_rows():
 
 
 LOSSES = (
-    Change(0.0, True, "a"),
-    Change(0.0, True, "b"),
-    Change(7.0, False, "a"),
-    Change(12.0, True, "c"),
-    Change(33.0, False, "b"),
-    Change(41.0, False, "c"),
-    Change(47.0, True, "d"),
+    MachineChange(0.0, True, "a"),
+    MachineChange(0.0, True, "b"),
+    MachineChange(7.0, False, "a"),
+    MachineChange(12.0, True, "c"),
+    MachineChange(33.0, False, "b"),
+    MachineChange(41.0, False, "c"),
+    MachineChange(47.0, True, "d"),
 )
 
 
@@ -76,7 +76,7 @@ def test_every_token_is_delivered_or_lost(notice):
     config = make_config(market__notice_seconds=notice, num_steps=5)
     killed = []  # rollouts in slots, of each machine that is lost
 
-    class Watched(Server):
+    class Watched(SimulatedServer):
         def kill(self, reason):
             super().kill(reason)
             killed.append(len(self.engine.running))
@@ -102,7 +102,7 @@ def test_every_token_is_delivered_or_lost(notice):
 def test_the_reserved_engines_go_on_when_every_instance_is_lost_after_the_window():
     """Production gives them their weights before it asks for tokens, window or not."""
     config = make_config(num_steps=3, policy__seeding=False)
-    changes = (Change(0.0, True, "a"), Change(30.0, False, "a"))
+    changes = (MachineChange(0.0, True, "a"), MachineChange(30.0, False, "a"))
     world, rows = run(config, changes=changes, seconds=3600.0)
     assert len(rows) == 3
     assert rows[-1]["tokens_reserved"] == rows[-1]["tokens_delivered"]
@@ -137,7 +137,7 @@ def test_without_migration_a_loss_costs_all_that_was_there():
 
 
 def test_what_is_billed_by_hand():
-    """From the order to the end, boot and all: 7 s, 33 s, 29 s and the rest of the run."""
+    """Bills run from the order to the end, boot included: 7 s, 33 s, 29 s and the rest."""
     config = make_config(num_steps=5)
     _, rows = run(config, changes=LOSSES)
     end = rows[-1]["begun_at"] + rows[-1]["step_seconds"]

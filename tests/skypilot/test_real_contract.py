@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.credentials import packed
 from rlboost_jax.providers.base import ANY_POOL, Exited, Refused, Started
 from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.providers.skypilot import SkyPilotLauncher
 from rlboost_jax.providers.skypilot_task import cluster_of
+from rlboost_jax.trust.credentials import packed
 from tests.providers import sky_machines
 from tests.providers.benches import Bench, SkyPilotBench, killed, rendezvous
 from tests.providers.test_contract import (  # noqa: F401

@@ -1,7 +1,7 @@
 """A trainer of two processes as one job of a real Slurm, by the file that its page has for copying.
 
 The cluster has one node, so both processes are on it: what differs from two nodes is who has which
-devices, which `tests/learner/processes/test_world.py` is about. Most of a minute: for
+devices, which `tests/learner/processes/test_process_group.py` is about. Most of a minute: for
 `make test-slurm`.
 """
 

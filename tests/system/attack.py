@@ -204,7 +204,7 @@ class Attack:
                 self._crashes.pop(0)
 
     def _strike_a_third(self, status: dict[str, Any]) -> None:
-        """Those at work first; one that is slowed down has trouble enough."""
+        """Strike a third of the servers, those at work first; a slowed one has trouble enough."""
         pids = self._run.servers()
         for name in [name for name, thread in self._slowed.items() if not thread.is_alive()]:
             del self._slowed[name]

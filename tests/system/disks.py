@@ -69,7 +69,7 @@ class BrokenDisk:
         (Path("/sys/fs/ext4") / Path(loop.strip()).name / "trigger_fs_error").write_text("test\n")
 
     def repair(self) -> None:
-        """Of a disk that nobody uses any more."""
+        """Repair a disk that nobody uses any more."""
         _run("umount", self.place)
         subprocess.run(["e2fsck", "-fy", self._image], check=False, capture_output=True)
         self._mount()

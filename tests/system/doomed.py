@@ -27,9 +27,9 @@ from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.setup import preparation
 from rlboost_jax.learner.update.batch import BatchUpdate
-from rlboost_jax.manager.service.run_files import read_record
-from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.settings.command_line import parse
+from rlboost_jax.trust.run_files import read_record
 from rlboost_jax.weights import snapshots
 from tests.system.harness import Run
 
@@ -66,7 +66,7 @@ class Fate:
         return any((fault.phase, fault.step) == (phase, step) for fault in self._faults)
 
     def tokens(self) -> int:
-        """That the manager has of the trainer's own engine, by its word."""
+        """Tokens that the manager has of the trainer's own engine, by its status."""
         instances = self._run.status().get("instances", [])
         return sum(each["tokens"] for each in instances if each["reserved"])
 
@@ -123,10 +123,10 @@ def arrange(fate: Fate) -> None:
             fate.tokens_before = fate.tokens()
             fate.hold(step)
 
-    def sending(worker: Worker) -> None:
+    def sending(worker: EngineWorker) -> None:
         fate.sends_tokens = worker._unsent is not None
 
-    def sent(worker: Worker) -> None:
+    def sent(worker: EngineWorker) -> None:
         """Strikes once the first tokens of a step have arrived."""
         if fate.sends_tokens and fate.due("seeding", fate.step):
             while fate.tokens() <= fate.tokens_before:
@@ -138,7 +138,7 @@ def arrange(fate: Fate) -> None:
 
     around(preparation, "warm_up", after=lambda *_, **__: fate.reach("warm-up", 0))
     around(TrainingLoop, "step", before=begun)
-    around(Worker, "_send", before=sending, after=sent)
+    around(EngineWorker, "_send", before=sending, after=sent)
     around(PolicyPrograms, "accumulate", after=lambda *_: fate.reach("streaming", fate.step))
     around(
         BatchUpdate,

@@ -26,7 +26,7 @@ def busy(run: Run) -> list[str]:
 def reap(run: Run, environment: Mapping[str, str], what: str, *, code: int) -> str:
     """What `rlboost fleet` says, which ends with that exit code."""
     ran = subprocess.run(
-        (sys.executable, "-m", "rlboost_jax.fleet", what, str(run.workdir)),
+        (sys.executable, "-m", "rlboost_jax.cli.fleet", what, str(run.workdir)),
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlboost_jax.credentials import Endpoint, read_credentials
-from rlboost_jax.host.proxies import opened
+from rlboost_jax.platform.proxies import opened
 from rlboost_jax.providers.base import NONCE_VARIABLE
+from rlboost_jax.trust.credentials import Endpoint, read_credentials
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import living
 
@@ -131,7 +131,7 @@ class Child:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """With SIGKILL; it is gone when this returns."""
+        """Kill with SIGKILL; the process is gone when this returns."""
         self._process.kill()
         self._process.wait()
 
@@ -193,7 +193,7 @@ class Run:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of its processes, besides ours."""
+        """Variables of its processes, besides ours."""
         path = os.pathsep.join(filter(None, [str(PACED), os.environ.get("PYTHONPATH")]))
         return {
             **self._environment,
@@ -235,7 +235,7 @@ class Run:
             self.process.end()
 
     def _set_pace(self, **hold: int) -> None:
-        """Of all engines; `hold` says where they are to wait."""
+        """Set the pace of all engines; `hold` says where they are to wait."""
         pace = {"stretch": max(1.0, 1 / SPEED), **({"hold": hold} if hold else {})}
         (self._pace / "held").mkdir(parents=True, exist_ok=True)
         part = self._pace / "pace.json.part"
@@ -329,7 +329,8 @@ class Run:
         return Standstill(at_work) if at_work or not with_servers else None
 
     def metrics(self) -> list[dict[str, Any]]:
-        return rows(self.workdir / "metrics.jsonl")
+        """Return the rows of its steps."""
+        return [row for row in rows(self.workdir / "metrics.jsonl") if not row.get("final")]
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         found = rows(self.workdir / "events.jsonl")
@@ -344,8 +345,10 @@ class Run:
             assert row["tokens_delivered"] == row["response_tokens"], row
 
     def assert_nothing_is_left(self) -> None:
-        """Of a run that is over. Relays end, all said, a moment after those whose words they pass
-        on."""
+        """Check that no process of the finished run is left.
+
+        Relays end a moment after those whose words they pass on.
+        """
         wait_until(lambda: not self.processes(), "end of all that it has started")
 
     def digests(self) -> list[tuple[int, str, str]]:

@@ -19,7 +19,7 @@ WAITS = 0.01  # seconds, at most
 
 
 def ranked(completions, completion_ids, answer, **columns):
-    """Of a group: the share of responses that have fewer different tokens, and a little chance."""
+    """Reward the share of a group's responses with fewer different tokens, plus some chance."""
     variety = [len(set(ids)) for ids in completion_ids]
     return [
         sum(other < own for other in variety) / len(variety) + 0.1 * random.random() + (a in text)

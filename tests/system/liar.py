@@ -10,6 +10,7 @@ Or it tells the truth about tokens that it was free to choose, with its true wei
 constant   the noise of every token is 1/2
 shifted    the noise is that of the next position
 seldom     one token in twenty is chosen by noise 1/2, the others as they should be
+heldout    greedy answers, which measure the policy, have the second likeliest token; no others do
 """
 
 import dataclasses
@@ -17,11 +18,12 @@ import os
 import sys
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlboost_jax.engine import programs
-from rlboost_jax.rollout import server, worker
+from rlboost_jax.engine import row_sampling, step_programs
+from rlboost_jax.rollout import engine_worker, server
 
 
 def shift(dispatch: Any, vocab_size: int, ends: tuple[int, ...]) -> Any:
@@ -38,7 +40,7 @@ def invent(dispatch: Any, vocab_size: int, ends: tuple[int, ...]) -> Any:
     return dataclasses.replace(dispatch, logprobs=made_up)
 
 
-class Forger(worker.Worker):
+class Forger(engine_worker.EngineWorker):
     """Changes what the engine yields before it is sent."""
 
     forge: Any = None
@@ -63,22 +65,33 @@ def prepared_engine(config: Any, **options: Any) -> Any:
 honest_engine = server.prepared_engine
 
 
-def constant(keys: Any, positions: Any) -> Any:
-    return jnp.full(len(positions), 0.5, jnp.float32)
+def constant(keys: Any, positions: Any, kind: Any, **options: Any) -> Any:
+    return jnp.full_like(honest_noise(keys, positions, kind, **options), 0.5)
 
 
-def shifted(keys: Any, positions: Any) -> Any:
-    return honest_noise(keys, positions + 1)
+def shifted(keys: Any, positions: Any, kind: Any, **options: Any) -> Any:
+    return honest_noise(keys, positions + 1, kind, **options)
 
 
-def seldom(keys: Any, positions: Any) -> Any:
-    return jnp.where(positions % 20 == 7, 0.5, honest_noise(keys, positions))
+def seldom(keys: Any, positions: Any, kind: Any, **options: Any) -> Any:
+    noise = honest_noise(keys, positions, kind, **options)
+    now = (positions % 20 == 7).reshape(-1, *(1,) * (noise.ndim - 1))
+    return jnp.where(now, 0.5, noise)
 
 
-honest_noise = programs.uniforms
+honest_noise = step_programs.token_noise
 
 
-class Laggard(worker.Worker):
+def heldout(logits: Any, noise: Any, temperature: Any, *cuts: Any, **options: Any) -> Any:
+    tokens, logprobs = honest_choice(logits, noise, temperature, *cuts, **options)
+    second = jax.lax.top_k(logits, 2)[1][:, 1]
+    return jnp.where(temperature == 0.0, second, tokens), logprobs
+
+
+honest_choice = row_sampling.tokens_from_noise
+
+
+class Laggard(engine_worker.EngineWorker):
     """Loads the first parameters again and again, under new names."""
 
     _first: Any = None
@@ -92,12 +105,14 @@ class Laggard(worker.Worker):
 def main(arguments: list[str]) -> int:
     kind, *rest = arguments
     if forged := {"constant": constant, "shifted": shifted, "seldom": seldom}.get(kind):
-        programs.uniforms = forged  # type: ignore[assignment]
+        step_programs.token_noise = forged  # type: ignore[assignment]
+    elif kind == "heldout":
+        row_sampling.tokens_from_noise = heldout
     elif kind == "stale":
-        server.Worker = Laggard  # type: ignore[misc]
+        server.EngineWorker = Laggard  # type: ignore[misc]
     else:
         Forger.forge = staticmethod({"shift": shift, "invent": invent}[kind])
-        server.Worker = Forger  # type: ignore[misc]
+        server.EngineWorker = Forger  # type: ignore[misc]
         server.prepared_engine = prepared_engine
     return server.main(rest)
 

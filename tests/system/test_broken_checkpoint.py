@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
+from rlboost_jax.cli.verify import main as verify
 from rlboost_jax.learner.checkpoints.folders import broken_in, steps_in
-from rlboost_jax.verify import main as verify
 from tests.system.harness import SHORT, running
 
 pytestmark = [pytest.mark.system, pytest.mark.soak]

@@ -19,7 +19,7 @@ from tests.system.harness import PATIENT, SHORT, STEADY, Run, prepared
 pytestmark = pytest.mark.system
 
 HOSTS = 2
-RLBOOST = "import sys; from rlboost_jax.commands import main; sys.exit(main())"
+RLBOOST = "import sys; from rlboost_jax.cli.commands import main; sys.exit(main())"
 
 
 def with_hosts(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax.host import processes
+from rlboost_jax.platform import process_liveness
 from tests.system.harness import PATIENT, SHORT, Run, running
 
 pytestmark = pytest.mark.system
@@ -251,7 +251,7 @@ def test_a_killed_manager_is_replaced_and_found_again(run):
 
     def fleet() -> set[int]:
         found = run.processes().items()
-        return {pid for pid, command in found if "relay/passing" not in command}
+        return {pid for pid, command in found if "output_relay_process" not in command}
 
     # Of the killed manager something may live on for a moment.
     run.wait_until(lambda: fleet() == wanted, "a fleet of them alone: nothing more was started")
@@ -266,7 +266,7 @@ def test_a_manager_that_is_sent_away_is_replaced(run):
         os.kill(before["pid"], signal.SIGTERM)
 
         def another():
-            return not processes.runs(before["pid"], before["started"]) and run.manager()
+            return not process_liveness.runs(before["pid"], before["started"]) and run.manager()
 
         after = run.wait_until(another, "another manager")
         assert after["pid"] != before["pid"]

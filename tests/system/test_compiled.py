@@ -12,7 +12,7 @@ from urllib.request import Request
 
 import pytest
 
-from rlboost_jax.host.proxies import opened
+from rlboost_jax.platform.proxies import opened
 from rlboost_jax.weights.compiled import read_index
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import living

@@ -16,13 +16,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rlboost_jax.manager.service import authority
-from rlboost_jax.manager.service.run_files import token_of
 from rlboost_jax.providers.base import ANY_POOL, Exited, Refused, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
 from rlboost_jax.providers.polled import PolledProvider
-from rlboost_jax.settings.launchers import CommandConfig
-from rlboost_jax.weights.seal import prepare_seal
+from rlboost_jax.settings.launchers_config import CommandConfig
+from rlboost_jax.trust import authority
+from rlboost_jax.trust.run_files import token_of
+from rlboost_jax.trust.seal import prepare_seal
 from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.system
@@ -49,7 +49,7 @@ esac
 
 
 def credentials(folder: Path) -> Path:
-    """Of a run of its own."""
+    """Make the credentials of another run."""
     join, trainer = folder / "join", folder / "trainer"
     token_of(join)
     authority.prepare(

@@ -81,8 +81,10 @@ def forker(run: Run, still: Standstill) -> list[int]:
 def test_a_process_that_has_no_more_costs_time_only(
     short_and_calm: Run, tmp_path: Path, what: Scarce, component: str
 ) -> None:
-    """From the middle of a step on it has what it uses then, to its end. Of the two that servers
-    need for their start, one is killed."""
+    """It gets no more than it uses, from the middle of a step to its end.
+
+    One of the two that servers need for their start is killed.
+    """
     if what == "processes" and not can_count_processes():
         pytest.skip("makes a group that counts processes")
     with (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fleet_start.__main__ import started
-from rlboost_jax.credentials import packed
+from rlboost_jax.trust.credentials import packed
 from tests.processes import living
 
 pytestmark = pytest.mark.system
@@ -17,7 +17,10 @@ KEPT = ("join", "trainer", "authority", "page")  # folders of a run that hold se
 
 
 def secrets_of(workdir: Path) -> list[str]:
-    """Of servers and of the trainer: tokens, a part of each private key, all of it in one word."""
+    """Secrets of servers and of the trainer, in parts and in one word.
+
+    They are tokens and a part of each private key.
+    """
     found = [(workdir / folder / "token").read_text().strip() for folder in ("join", "trainer")]
     for folder in ("join", "trainer"):
         lines = (workdir / folder / "client.key").read_text().splitlines()

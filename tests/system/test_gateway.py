@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 
 CONFIG = REPOSITORY / "tests" / "gateway" / "config.py"
 SAID = re.compile(r"(?s)<\|im_start\|>assistant\n(.*?)<\|im_end\|>")
-WORKER = "rlboost_jax.environments.worker"
+WORKER = "rlboost_jax.environments.environment_worker"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def calm(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """With no servers, and nobody killed."""
+    """Run without servers, and without kills."""
     workdir = tmp_path_factory.mktemp("calm") / "run"
     return complete(workdir, config=CONFIG, environment=environment)
 
@@ -87,7 +87,7 @@ def test_engines_end_turns_by_themselves(calm: Run) -> None:
 
 
 def test_kills_change_no_bit(calm: Run, environment: dict[str, str], tmp_path: Path) -> None:
-    """Of servers at work, of harnesses, and of the processes that they talk to."""
+    """Servers at work, harnesses and the processes that they talk to are killed."""
     hold, script = tmp_path / "hold", tmp_path / "held.sh"
     hold.touch()  # no harness begins
     script.write_text(f'while [ -e "{hold}" ]; do sleep 0.05; done; exec "$@"\n')

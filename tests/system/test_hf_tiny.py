@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 
+from rlboost_jax.observe.history import WARMUP
 from tests import unoptimized
 from tests.oracles import torch_oracle
 from tests.patience import PATIENCE_SECONDS
@@ -46,6 +47,11 @@ def overrides(start):
         f"model.source={start / 'checkpoint'}",
         f"data.source={start / 'train.jsonl'}",
         f"data.heldout_source={start / 'test.jsonl'}",
+        f"warmup.source={start / 'train.jsonl'}",  # as docs/how-to/sft.md says
+        "warmup.response_template=\\boxed{{{answer}}}",
+        "warmup.source_learning_rate=1e-3",
+        f"distillation.teachers=({{'source': '{start / 'checkpoint'}'}},)",
+        "distillation.scored_by=servers",
         "num_steps=3",
         "learner.prompts_per_step=8",
         "learner.micro_batch_prompts=4",
@@ -59,8 +65,8 @@ def overrides(start):
 @pytest.fixture(scope="module")
 def calm(overrides, environment, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("calm") / "run"
-    alone = (*overrides, "fleet.max_instances=0")
-    return complete(workdir, *alone, config=CONFIG, environment=environment)
+    unharmed = (*overrides, "fleet.max_instances=2", *PATIENT)
+    return complete(workdir, *unharmed, config=CONFIG, environment=environment)
 
 
 def test_kills_of_servers_and_trainer_change_no_bit(calm, overrides, environment, tmp_path):
@@ -76,7 +82,9 @@ def test_kills_of_servers_and_trainer_change_no_bit(calm, overrides, environment
         attacked.start().finish()
         attacked.assert_nothing_is_left()  # reward workers go with their trainer
     assert attacked.digests() == calm.digests()
-    for name in ("reward_mean", "reward_std", "reward_failures"):
+    (line,) = (calm.workdir / WARMUP).read_text().splitlines()
+    assert json.loads(line)["tokens"] == 3100 and (attacked.workdir / WARMUP).read_text()
+    for name in ("distillation/reverse_kl", "reward_mean", "reward_std", "reward_failures"):
         assert [row[name] for row in attacked.metrics()] == [row[name] for row in calm.metrics()]
 
 

@@ -1,5 +1,5 @@
-"""Rewards that compare a group and rewards that wait, in whole runs with a lag: what becomes of
-servers, of the trainer and of the processes that judge changes no bit.
+"""Rewards that compare a group and rewards that wait, in whole runs with a lag and the noise of a
+tree: what becomes of servers, of the trainer and of the processes that judge changes no bit.
 
 No other run has these sizes, so their programs are compiled anew, most optimizations left out.
 """
@@ -25,7 +25,8 @@ VERSIONS = [0, 0, 1, 2]
 def settings(tmp_path_factory):
     path = tmp_path_factory.mktemp("questions") / "train.jsonl"
     judged.write_questions(path)
-    return (f"data.source={path}", f"num_steps={STEPS}", f"algorithm.lag={LAG}")
+    lag, noise = f"algorithm.lag={LAG}", "sampling.noise=tree"
+    return (f"data.source={path}", f"num_steps={STEPS}", lag, noise)
 
 
 @pytest.fixture(scope="module")

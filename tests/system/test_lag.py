@@ -1,4 +1,4 @@
-"""With a lag the promise is the same: what becomes of servers changes the bill, not the model."""
+"""A lag keeps the promise: what becomes of servers changes the bill, not the model."""
 
 import pytest
 

@@ -8,9 +8,9 @@ import pytest
 
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import abstract_state, make_optimizer
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import flatten_params
-from rlboost_jax.models.sharding import make_mesh
-from rlboost_jax.settings.load import read_changes, read_run_config
+from rlboost_jax.settings.config_loading import read_changes, read_run_config
 from tests.system.harness import PATIENT, SHORT, Run, complete, prepared, running
 
 pytestmark = pytest.mark.system
@@ -23,7 +23,7 @@ SMALL = (
 
 
 def params_at(run: Run, step: int) -> dict[str, np.ndarray]:
-    """Of a checkpoint, whatever the mesh that saved it."""
+    """Parameters of a checkpoint, whatever the mesh that saved it."""
     config = read_run_config(run.workdir)
     optimizer = make_optimizer(config.learner, config.num_steps)
     abstract = abstract_state(config.model, optimizer, make_mesh((1, 1, 1)))

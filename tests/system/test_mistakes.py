@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from configs import tiny
-from rlboost_jax.settings.load import run_config
-from rlboost_jax.storage.workdir import Workdir
-from rlboost_jax.supervision import exits
+from rlboost_jax.learner.workdir import Workdir
+from rlboost_jax.platform import exits
+from rlboost_jax.settings.config_loading import run_config
 from tests.patience import PATIENCE_SECONDS
 from tests.system.harness import REPOSITORY, TINY
 
@@ -44,7 +44,7 @@ def record():
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory, record):
-    """That of a run of configs/tiny.py which has ended."""
+    """Folder of a run of configs/tiny.py which has ended."""
     path = tmp_path_factory.mktemp("mistakes") / "run"
     with Workdir(path, record):
         pass
@@ -156,7 +156,9 @@ def test_a_missing_flag(arguments, says):
 def test_a_dry_run_tells_the_plan_and_touches_no_device(tmp_path):
     workdir = tmp_path / "run"
     done = main(
-        *(f"--config={TINY}", f"--workdir={workdir}", "--dry_run"), python=("-X", "importtime")
+        *(f"--config={TINY}", f"--workdir={workdir}", "--config.fleet.bill_local=True"),
+        "--dry_run",
+        python=("-X", "importtime"),
     )
     assert done.returncode == 0
     plan = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())

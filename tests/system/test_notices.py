@@ -29,7 +29,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def run(shared):
-    """With its trainer's engine only."""
+    """Run with its trainer's engine only."""
     shared.let_go()
     yield shared
     for server in shared.by_hand:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rlboost_jax.supervision import exits
+from rlboost_jax.platform import exits
 from tests.system.harness import PATIENT, SHORT, Run, prepared
 
 pytestmark = pytest.mark.system

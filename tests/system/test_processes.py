@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from rlboost_jax.settings.load import read_changes
+from rlboost_jax.settings.config_loading import read_changes
 from tests.system import judged
 from tests.system import test_tools_quickstart as tools
 from tests.system.harness import PATIENT, REPOSITORY, Run, complete

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlboost_jax.observe.lines import read_lines
-from rlboost_jax.observe.trace import spans_path
+from rlboost_jax.observe.chrome_trace import spans_path
+from rlboost_jax.observe.json_lines import read_lines
 from tests.observe.traces import Trace, load
 from tests.system.harness import PATIENT, SHORT, STEADY, Run, prepared
 

@@ -9,7 +9,12 @@ import time
 
 import pytest
 
-from rlboost_jax.rollout.sharing.protocol import BudgetOrder, State, decode_answer, encode_line
+from rlboost_jax.rollout.sharing.tenant_protocol import (
+    BudgetOrder,
+    State,
+    decode_answer,
+    encode_line,
+)
 from tests.system.harness import PATIENT, SHORT, prepared
 
 pytestmark = pytest.mark.system

@@ -29,7 +29,7 @@ from tests.system.harness import LOOK_SECONDS, PATIENT, REPOSITORY, Run, prepare
 pytestmark = pytest.mark.system
 
 CONFIG = REPOSITORY / "configs" / "tools_quickstart.py"
-WORKER = "rlboost_jax.environments.worker"
+WORKER = "rlboost_jax.environments.environment_worker"
 CALM = ("fleet.chaos.enabled=False", "environment.chaos_kills_per_minute=0")
 SHORT = (
     "seed=11",
@@ -52,7 +52,7 @@ def using_tools(workdir: Path, *overrides: str, optimized: bool = False, log: Pa
 
 
 def compiled() -> dict[str, str]:
-    """Of processes whose programs are compiled in a quarter of the time."""
+    """Environment of processes whose programs compile in a quarter of the time."""
     return unoptimized.environment(os.environ.get("XLA_FLAGS", ""))
 
 
@@ -122,7 +122,7 @@ def test_the_command_measures_what_the_run_measured(calm: Run) -> None:
     before = sorted(calm.workdir.rglob("*.journal"))
     calls = asked_of(calm.workdir).read_bytes()
     done = subprocess.run(
-        [sys.executable, "-m", "rlboost_jax.evaluate", f"--workdir={calm.workdir}"],
+        [sys.executable, "-m", "rlboost_jax.cli.evaluate", f"--workdir={calm.workdir}"],
         env={**os.environ, **compiled()},
         check=True,
         cwd=REPOSITORY,

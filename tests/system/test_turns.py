@@ -42,7 +42,7 @@ def calculating(workdir: Path, *overrides: str, held: bool = False) -> Iterator[
 
 def workers(run: Run) -> list[int]:
     """Process ids of a run's environment workers."""
-    mark, module = f"{MARK}={run.workdir}", "rlboost_jax.environments.worker"
+    mark, module = f"{MARK}={run.workdir}", "rlboost_jax.environments.environment_worker"
     return [e.pid for e in living() if mark in e.environment and module in e.command]
 
 

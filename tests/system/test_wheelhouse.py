@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rlboost_jax import bootstrap
-from rlboost_jax.credentials import JOIN_VARIABLE, packed
+from rlboost_jax.cli import bootstrap
 from rlboost_jax.providers.base import NONCE_VARIABLE
+from rlboost_jax.trust.credentials import JOIN_VARIABLE, packed
 from tests.system.harness import MARK, PATIENT, SHORT, Child, Run, prepared
 
 # Becomes the program that a bare host runs, with an environment of that and nothing else.
@@ -36,7 +36,7 @@ def wheels(tmp_path: Path) -> Path:
     if given := os.environ.get("RLBOOST_WHEELS"):
         return Path(given)
     folder = tmp_path / "wheels"
-    words = (sys.executable, "-m", "rlboost_jax.wheelhouse", f"--to={folder}")
+    words = (sys.executable, "-m", "rlboost_jax.cli.wheelhouse", f"--to={folder}")
     subprocess.run(words, check=True)
     return folder
 

@@ -11,8 +11,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rlboost_jax.credentials import Credentials, Endpoint
 from rlboost_jax.messages import FileEntry
+from rlboost_jax.trust.credentials import Credentials, Endpoint
+from rlboost_jax.trust.seal import public_of
+from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.compiled import (
     INDEX,
     CompiledIndex,
@@ -21,8 +23,6 @@ from rlboost_jax.weights.compiled import (
     read_index,
     sealed_index,
 )
-from rlboost_jax.weights.names import WeightsError
-from rlboost_jax.weights.seal import public_of
 from rlboost_jax.weights.wheels import add_delivery_routes
 from tests.patience import PATIENCE_SECONDS
 

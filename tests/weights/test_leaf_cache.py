@@ -34,7 +34,7 @@ def with_base(store, base):
 
 
 def own_bytes(folder):
-    """Of files that no other folder has a name for."""
+    """Bytes of files that no other folder has a name for."""
     files = [path.stat() for path in Path(folder).rglob("*") if path.is_file()]
     return sum(file.st_size for file in files if file.st_nlink == 1)
 

@@ -14,6 +14,7 @@ from rlboost_jax.weights.pieces import (
     LEAST_BYTES,
     MOST_BYTES,
     MOST_CONNECTIONS,
+    SMALL_BYTES,
     STALLED_SECONDS,
     Piece,
     PiecePlan,
@@ -155,7 +156,10 @@ def test_what_fails_is_tried_again_later_and_later() -> None:
 
 
 def test_connections_become_more_where_that_helps() -> None:
-    assert grown(4, 99, 0.0, 0.0) == 8, "nothing has come yet: the line is long"
+    small = SMALL_BYTES // LEAST_BYTES
+    assert grown(4, small, 0.0, 0.0) == 8, "nothing has come yet: the line is long"
+    assert grown(4, small + 1, 0.0, 0.0) == 4, "the server may be busy"
+    assert grown(4, small + 1, 0.0, 1.0) == 8
     assert grown(8, 99, 1e4, GROWTH * 1e4) == 16
     assert grown(8, 99, 1e4, GROWTH * 1e4 - 1) == 8, "the line is full"
     assert grown(4, 99, 0.0, 4 * FAST_BYTES_PER_SECOND) == 4, "the line is quick"

@@ -19,11 +19,18 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.trust.seal import sealed
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.arrivals import ByteCounter
-from rlboost_jax.weights.connections import RETRIES, Connections, Retries
+from rlboost_jax.weights.connections import (
+    DOWNLOADS,
+    RETRIES,
+    Connections,
+    Retries,
+    connections_each,
+)
+from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 from rlboost_jax.weights.pull import Puller, WeightsError, fetch, read_params
-from rlboost_jax.weights.seal import sealed
 from rlboost_jax.weights.spool import Spool, lock_folder, new_folder, spooled
 from tests.endpoints import SEAL, endpoint
 from tests.patience import PATIENCE_SECONDS
@@ -530,6 +537,28 @@ def test_a_line_that_stalls_and_breaks_delays_and_changes_nothing(tmp_path):
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS / 2))
     assert stalled
+
+
+def test_the_connections_of_all_servers_fit_the_listener(tmp_path):
+    for servers in (0, 1, 64, 65, 1000):
+        each = connections_each(servers)
+        assert 1 <= each <= MOST_CONNECTIONS and each * servers <= DOWNLOADS
+    assert connections_each(64) == MOST_CONNECTIONS and connections_each(1000) == 2
+    manifest, peers = large(tmp_path), set()
+
+    @web.middleware
+    async def noted(request, handler):
+        peers.add(request.transport.get_extra_info("peername"))
+        return await handler(request)
+
+    async def scenario():
+        lines = Connections(AT_ONCE, most=2)
+        async with served(manifest, noted) as (manager, _), lines as connections:
+            total = await fetched(manifest, manager, tmp_path / "here", connections)
+            assert total == manifest.num_bytes
+
+    asyncio.run(scenario())
+    assert len(peers) == 2
 
 
 def test_a_server_that_takes_no_more_connections_is_asked_over_fewer(tmp_path):

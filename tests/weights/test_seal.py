@@ -7,9 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from rlboost_jax import messages as m
-from rlboost_jax.weights.names import WeightsError
-from rlboost_jax.weights.pull import Puller
-from rlboost_jax.weights.seal import (
+from rlboost_jax.trust.seal import (
     CONTEXT,
     SEAL_KEY,
     check_seal,
@@ -18,6 +16,8 @@ from rlboost_jax.weights.seal import (
     read_seal_key,
     sealed,
 )
+from rlboost_jax.trust.snapshot_names import WeightsError
+from rlboost_jax.weights.pull import Puller
 from tests.endpoints import SEAL, endpoint
 
 CHECK = public_of(SEAL)

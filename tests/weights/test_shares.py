@@ -87,7 +87,7 @@ def test_a_process_keeps_each_part_that_it_holds_once():
 
 
 def halves(array):
-    """Of an array that is divided along its last two axes, as far as it has them: two shares."""
+    """Two shares of an array that is divided along its last two axes, as far as it has them."""
     part = tuple(size if i < array.ndim - 2 else size // 2 for i, size in enumerate(array.shape))
     grid = [size // each for size, each in zip(array.shape, part, strict=True)]
     shares = []

@@ -22,12 +22,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from msgspec import to_builtins
 
-from rlboost_jax import bootstrap, wheelhouse
-from rlboost_jax.credentials import FILES_PORT, JOIN_VARIABLE, packed
-from rlboost_jax.manager.service import authority
-from rlboost_jax.manager.service.authorization import guarded
-from rlboost_jax.manager.service.run_files import Tokens, token_of
-from rlboost_jax.weights.seal import prepare_seal
+from rlboost_jax.cli import bootstrap, wheelhouse
+from rlboost_jax.trust import authority
+from rlboost_jax.trust.authorization import guarded
+from rlboost_jax.trust.credentials import FILES_PORT, JOIN_VARIABLE, packed
+from rlboost_jax.trust.run_files import Tokens, token_of
+from rlboost_jax.trust.seal import prepare_seal
 from rlboost_jax.weights.wheels import Wheelhouse, add_delivery_routes
 from tests.hostile.nobody import done, needs_root, reachable
 from tests.patience import PATIENCE_SECONDS

@@ -1,36 +1,51 @@
 """`transformers` on torch over the learner's own packed rows."""
 
+import peft
 import torch
 import torch.nn.functional as F
 import transformers
 
-from benchmarks.peers.training.work import ROWS, Update, Work
+from benchmarks.peers.training.work import Shape, Update, Work
 from rlboost_jax.learner.packing import PackedBatch
 
-SIZES = ROWS
+
+def sizes(shape: Shape) -> tuple[int, ...]:
+    """Rows of a packed batch to try."""
+    return shape.rows
 
 
 def make_update(work: Work, rows: int) -> Update:
-    torch.set_num_threads(work.threads)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        work.folder, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
-    ).train()
+    model, _ = make_model(work)
     optimizer = make_optimizer(work, model)
     batches = [_tensors(batch) for batch in work.packed(rows)]
-    clip = work.run.algorithm.clip_low, work.run.algorithm.clip_high
+    clip, tokens = (work.run.algorithm.clip_low, work.run.algorithm.clip_high), work.tokens
 
     def update() -> float:
         for batch in batches:
-            _loss(model, batch, clip).div(work.tokens).backward()
+            _loss(model, batch, clip).div(tokens).backward()
         return step(work, model, optimizer)
 
     return update
 
 
+def make_model(work: Work) -> tuple[transformers.PreTrainedModel, torch.nn.Module]:
+    """The model, and the same as PEFT wraps it where adapters are trained.
+
+    PEFT puts the adapters into the model that it wraps, so both compute the same.
+    """
+    torch.set_num_threads(work.threads)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        work.folder, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+    ).train()
+    if work.adapter is None:
+        return model, model
+    return model, peft.PeftModel.from_pretrained(model, work.adapter, is_trainable=True).train()
+
+
 def make_optimizer(work: Work, model: torch.nn.Module) -> torch.optim.Optimizer:
     learner = work.run.learner
     return torch.optim.AdamW(
-        model.parameters(),
+        [each for each in model.parameters() if each.requires_grad],
         lr=learner.learning_rate,
         betas=(learner.beta1, learner.beta2),
         weight_decay=learner.weight_decay,

@@ -8,11 +8,14 @@ import torch
 import trl
 from transformers import AutoTokenizer
 
-from benchmarks.peers.training.torch import make_optimizer, step
-from benchmarks.peers.training.work import PROMPT, Update, Work
+from benchmarks.peers.training.torch import make_model, make_optimizer, step
+from benchmarks.peers.training.work import Shape, Update, Work
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 
-SIZES = (2, 4, 8)  # responses; 8 is TRL's default
+
+def sizes(shape: Shape) -> tuple[int, ...]:
+    """Responses of a padded batch to try."""
+    return shape.padded
 
 
 class Given(trl.GRPOTrainer):
@@ -23,12 +26,11 @@ class Given(trl.GRPOTrainer):
 
 
 def make_update(work: Work, size: int) -> Update:
-    torch.set_num_threads(work.threads)
-    count = len(work.trajectories)
-    micro_batches = [_inputs(work.trajectories[i : i + size]) for i in range(0, count, size)]
+    given, prompt = work.trajectories, work.shape.prompt
+    micro_batches = [_inputs(given[i : i + size], prompt) for i in range(0, len(given), size)]
     algorithm = work.run.algorithm
     trainer = Given(
-        model=str(work.folder),
+        model=make_model(work)[1],
         processing_class=AutoTokenizer.from_pretrained(work.folder),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["1"]}),
@@ -45,7 +47,6 @@ def make_update(work: Work, size: int) -> Update:
             bf16=False,
             gradient_checkpointing=False,
             report_to=[],
-            model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
         ),
     )
     trainer.current_gradient_accumulation_steps = len(micro_batches)
@@ -61,18 +62,18 @@ def make_update(work: Work, size: int) -> Update:
     return update
 
 
-def _inputs(chosen: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
+def _inputs(chosen: Sequence[Trajectory], prompt: int) -> dict[str, torch.Tensor]:
     """A micro-batch as the trainer's own generation gives it: prompts and responses [B, …]."""
     tokens = [torch.tensor(t.sequence.tokens).long() for t in chosen]
-    responses = [each[PROMPT:] for each in tokens]
+    responses = [each[prompt:] for each in tokens]
     old = [torch.tensor(t.sequence.logprobs) for t in chosen]
 
     def padded(rows: list[torch.Tensor]) -> torch.Tensor:
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     return {
-        "prompt_ids": torch.stack([each[:PROMPT] for each in tokens]),
-        "prompt_mask": torch.ones(len(chosen), PROMPT, dtype=torch.long),
+        "prompt_ids": torch.stack([each[:prompt] for each in tokens]),
+        "prompt_mask": torch.ones(len(chosen), prompt, dtype=torch.long),
         "completion_ids": padded(responses),
         "completion_mask": padded([torch.ones_like(each) for each in responses]),
         "advantages": torch.tensor([t.advantage for t in chosen]),

@@ -1,1 +1,4 @@
-"""Paged attention: `api` chooses and checks, `reference` defines it, the others compute it fast."""
+"""Paged attention: `attention_api` chooses and checks, `attention_reference` defines.
+
+The other modules compute the same fast.
+"""

@@ -25,7 +25,7 @@ class Item(NamedTuple):
 
 
 class Items(NamedTuple):
-    """The items in use come first."""
+    """Work items; those in use come first."""
 
     table: Array  # i32[items, 5], an `Item` in each row
     total: Array  # i32[1], items in use
@@ -50,14 +50,14 @@ def num_splits(num_pages: int, page_size: int) -> int:
 
 
 class Cut(NamedTuple):
-    """What bounds the splits of any row."""
+    """Limits of any row's splits."""
 
     max_tokens: int  # that a sequence can hold
     sliding_window: int | None
 
 
 def row_splits(visible_T: Array, cut: Cut) -> Splits:
-    """The splits that make up each row; it sees so many tokens, i32[T], itself included."""
+    """Splits of each row, which sees so many tokens, i32[T], itself included."""
     visible_T = jnp.clip(visible_T, 0, cut.max_tokens)
     first_T = jnp.zeros_like(visible_T)
     if cut.sliding_window is not None:
@@ -73,7 +73,7 @@ def work_items(
     tile_rows: int,  # rows of `q` in a tile
     cut: Cut,
 ) -> Items:
-    """All tiles with the splits that they see, sequence by sequence.
+    """List all tiles with the splits that they see, sequence by sequence.
 
     Whatever the metadata hold, an item's rows lie inside of `q` and its tokens inside of the
     page table.
@@ -113,13 +113,13 @@ def work_items(
 
 
 def _last_not_above(sorted_values: Array, keys: Array) -> Array:
-    """Index of the last of the values that is not above each key; values start with 0."""
+    """Index of the last value that is not above each key; values start with 0."""
     found = jnp.searchsorted(sorted_values, keys, side="right", method="scan_unrolled")
     return found.astype(jnp.int32) - 1
 
 
 def rows_by_key_head(q: Array, num_parts: int) -> Array:  # [T, H, D] -> [K, T*G, D]
-    """Query heads of one key head together, so that the rows of a tile are neighbours."""
+    """Bring the query heads of one key head together, so that a tile's rows are neighbours."""
     T, H, D = q.shape
     G = H // num_parts
     return q.reshape(T, num_parts, G, D).swapaxes(0, 1).reshape(num_parts, T * G, D)

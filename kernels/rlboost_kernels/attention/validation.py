@@ -18,6 +18,15 @@ EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")  # types that a pool may have and 
 _FLOATS = ("float32", "bfloat16", "float16")
 
 
+def as_array(num_seqs: ArrayLike | int) -> ArrayLike:
+    """Convert a number of sequences to i32[1]; an array stays as it is. Raises ValueError."""
+    if not isinstance(num_seqs, int | np.integer):
+        return num_seqs
+    count = int(num_seqs)
+    _require(0 <= count < 2**31, f"num_seqs is {count}; it must be 0 or more")
+    return np.full(1, count, np.int32)
+
+
 def check_arguments(
     q: ArrayLike,  # [T, H, D]
     kv_pages: ArrayLike,  # [P, L, 2*K, D]

@@ -1,1 +1,1 @@
-"""C++ kernels for CPUs: `build` compiles the library, `library` loads it, `calls` calls it."""
+"""C++ kernels for CPUs: `build` compiles the library, `library` loads it, `ffi_calls` calls it."""

@@ -10,6 +10,7 @@ same function, loading this file by its path: it imports the standard library al
 
 import hashlib
 import importlib.util
+import itertools
 import os
 import platform
 import re
@@ -19,6 +20,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,19 +48,19 @@ class CannotBuild(Exception):
 
 
 def library_of(version: tuple[int, int]) -> str:
-    """The name of the library that is compiled for that version of the interface."""
+    """Name of the library compiled for a version of the interface."""
     return _NAME.format(*version)
 
 
 def versions(folder: Path) -> dict[tuple[int, int], Path]:
-    """The libraries there are."""
+    """Libraries in a folder, by their version."""
     pattern = re.compile(re.escape(_NAME).replace(r"\{\}", r"(\d+)"))
     found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
     return {(int(match[1]), int(match[2])): path for match, path in found if match}
 
 
 def replaceable(library: Path) -> str:
-    """Why somebody could put another library in place of one who may not change the sources.
+    """Say why a user who may not change the sources could replace the library.
 
     What is loaded is run. So a library belongs to this user, to root or to whoever owns this file,
     and only those may write it who may write this file; "" where that is so.
@@ -73,7 +75,7 @@ def replaceable(library: Path) -> str:
 
 
 def interface_version() -> tuple[int, int]:
-    """Major and minor number of XLA's interface for calls (`XLA_FFI_API_*`), by jaxlib's headers.
+    """Read the version of XLA's interface for calls (`XLA_FFI_API_*`) from jaxlib's headers.
 
     Raises:
         CannotBuild: there are none.
@@ -86,8 +88,11 @@ def interface_version() -> tuple[int, int]:
     return major, minor
 
 
-def build(libraries: Path = FOLDER) -> Path:
+def build(libraries: Path = FOLDER, report: Callable[[str], None] = lambda line: None) -> Path:
     """Compile and link the library for this jaxlib; an older one stays until it is complete.
+
+    Args:
+        report: called with a line for each file that is compiled.
 
     Raises:
         CannotBuild: with what is missing, or what the compiler said.
@@ -96,16 +101,22 @@ def build(libraries: Path = FOLDER) -> Path:
     library = libraries / library_of(interface_version())
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rlboost-kernels-") as folder:
+        sources = sorted(SOURCES.glob("*.cpp"))
+        done = itertools.count(1)
 
         def compile_one(source: Path) -> str:
             target = Path(folder) / (source.stem + ".o")
             define = f'-DRLBOOST_SOURCES="{sources_digest()}"'
             flags = (*_FLAGS, *_machine_flags(compiler, source), define, "-isystem", str(include))
             _run([*compiler, *flags, "-c", str(source), "-o", str(target)])
+            report(f"compiled {source.name} ({next(done)} of {len(sources)})")
             return str(target)
 
+        report(
+            f"compiling {len(sources)} files with {compiler[0]}; it takes minutes on a slow host"
+        )
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
+            objects = list(pool.map(compile_one, sources))
         linked = Path(folder) / library.name
         _run([*compiler, "-shared", "-pthread", *objects, "-o", str(linked)])
         # Beside the old one first: a running process keeps the file it has mapped.
@@ -121,7 +132,7 @@ def build(libraries: Path = FOLDER) -> Path:
 
 
 def sources_digest() -> str:
-    """Of all the files a library is compiled from."""
+    """Digest of all the files a library is compiled from."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h"):

@@ -34,7 +34,7 @@ TARGETS = (
 
 
 def why_missing() -> str | None:
-    """Why the library cannot be used, with the command that helps; None if it can.
+    """Say why the library cannot be used, with the command that helps; None if it can.
 
     Raises:
         ValueError: RLBOOST_KERNELS_CPU_ISA is no instruction set of ours or of this machine.
@@ -43,7 +43,7 @@ def why_missing() -> str | None:
 
 
 def isa() -> str:
-    """The instruction set in use. The library must be there."""
+    """Instruction set in use. The library must be there."""
     name, reason = _load()
     assert name is not None, reason
     return name
@@ -78,7 +78,7 @@ def _load() -> tuple[str | None, str | None]:
 
 
 def _newest_that_fits() -> tuple[Path | None, str | None]:
-    """A library that this jaxlib takes, or why there is none.
+    """Find a library that fits this jaxlib, or say why there is none.
 
     It has to be known before a call is registered: JAX does that as its CPU backend starts, which
     then fails as a whole.

@@ -1,1 +1,4 @@
-"""Products of groups of rows, each with its own matrix: `api` chooses, `reference` defines."""
+"""Products of groups of rows, each with its own matrix.
+
+`grouped_api` chooses, `grouped_reference` defines.
+"""

@@ -30,7 +30,7 @@ def total(
 
 
 def outer(left: Array, rights: tuple[Array, ...], sizes: Array) -> tuple[Array, ...]:
-    """One block after the other: a group's sum is that of its blocks in their order."""
+    """Multiply one block after the other; a group's sum is that of its blocks in their order."""
     blocks = left.reshape(-1, ROWS, left.shape[1])
     others = tuple(right.reshape(-1, ROWS, right.shape[1]) for right in rights)
     G = len(sizes)

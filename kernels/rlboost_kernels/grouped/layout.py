@@ -13,7 +13,7 @@ ROWS: Final = 128  # of a tile
 
 
 class Layout(NamedTuple):
-    """Of M rows among R places."""
+    """Places of M rows among R."""
 
     sizes: Array  # i32[G], of the groups with what they are filled up with
     source: Array  # i32[R], the row at each place; M where there is none
@@ -21,12 +21,12 @@ class Layout(NamedTuple):
 
 
 def room(num_rows: int, num_groups: int) -> int:
-    """Places that are enough for any sizes of the groups."""
+    """Number of places that is enough for any sizes of the groups."""
     return (num_rows + min(num_rows, num_groups) * (ROWS - 1)) // ROWS * ROWS
 
 
 def rows_by_group(group: Array, num_groups: int) -> Layout:
-    """Rows of a group stay in their order.
+    """Lay out rows by group, each group's in their order.
 
     Args:
         group: i32[M], of each row; `num_groups` if it is in none.
@@ -54,7 +54,8 @@ def rows_by_group(group: Array, num_groups: int) -> Layout:
 
 
 def group_of_blocks(ends: Array, num_rows: int) -> Array:
-    """i32[num_rows // ROWS]; as many as there are groups where rows are in none.
+    """Group of each block, i32[num_rows
+    ROWS]; the number of groups where a block has none.
 
     Args:
         ends: i32[G], the place after each group's last one.
@@ -64,7 +65,7 @@ def group_of_blocks(ends: Array, num_rows: int) -> Array:
 
 
 def taken(rows: Array, source: Array) -> Array:
-    """Rows [M, …] at their places [R, …]; zeros where there are none."""
+    """Move rows [M, …] to their places [R, …]; zeros where there are none."""
     at = jnp.minimum(source, len(rows) - 1)
     found = rows.at[at].get(mode="promise_in_bounds")
     real = (source < len(rows)).reshape(-1, *(1,) * (rows.ndim - 1))

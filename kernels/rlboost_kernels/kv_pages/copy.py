@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from rlboost_kernels.attention.validation import check_kv_pages
-from rlboost_kernels.cpu import calls as cpu
+from rlboost_kernels.cpu import ffi_calls as cpu
 from rlboost_kernels.implementations import BY_PLATFORM, choose_late
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from rlboost_kernels.attention.validation import EIGHT_BITS, check_factors, check_kv_pages
-from rlboost_kernels.cpu import calls as cpu
+from rlboost_kernels.cpu import ffi_calls as cpu
 from rlboost_kernels.implementations import BY_PLATFORM, choose_late
 
 
@@ -98,7 +98,7 @@ def _update(
 
 
 def _as_stored(x: Array, scale: float | None, dtype: jnp.dtype) -> Array:
-    """Divided by the scale, if there is one, and in the type of the pool."""
+    """Divide by the scale, if there is one, and cast to the pool's type."""
     if scale is not None:
         # Written out, as a compiler that makes this of a division rounds otherwise than one that
         # does not, and a token has to become the same number wherever it is written again.

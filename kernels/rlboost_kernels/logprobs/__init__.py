@@ -1,1 +1,4 @@
-"""Log-probabilities of given tokens, without whole logits: `api` chooses, `reference` defines."""
+"""Log-probabilities of given tokens, without whole logits.
+
+`logprobs_api` chooses, `logprobs_reference` defines.
+"""

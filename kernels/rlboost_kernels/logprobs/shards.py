@@ -11,12 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rlboost_kernels.matmul.api import matmul
+from rlboost_kernels.matmul.matmul_api import matmul
 from rlboost_kernels.precision import product_precision
+from rlboost_kernels.sampling.choice_masses import choice_masses
+from rlboost_kernels.sampling.noise import NoiseKind
+from rlboost_kernels.sampling.sum_tree import FANOUT
 
 
 class Options(NamedTuple):
-    """What is fixed while tracing."""
+    """Constants of a trace."""
 
     temperature: float
     soft_cap: float | None
@@ -25,52 +28,86 @@ class Options(NamedTuple):
     rows: int  # of a block of logits
     entries: int  # of a block of logits
     products: str | None  # implementation of `matmul`
+    transposed: bool = False  # the matrix is [V, E]
+    frozen: bool = False  # the matrix and entropies are constants
+    noise: NoiseKind = "inverse_cdf"  # for which masses are wanted
 
 
 class Sums(NamedTuple):
-    """What a row needs to know of scaled logits z: all are [N]."""
+    """Sums over a row's scaled logits z: all are [N], or `masses` [N, levels, 16]."""
 
     maximum: Array
     total: Array  # of exp(z - maximum)
     moment: Array  # of exp(z - maximum) * (z - maximum)
     selected: Array  # z of the row's token; 0 where it lies elsewhere
-    below: Array  # of exp(z - maximum), over ids smaller than the row's token
+    # Of exp(z - maximum): over ids smaller than the row's token, or over the children of the nodes
+    # of a tree that lead to it.
+    masses: Array
 
 
-def vocabulary_size(unembedding: Any, axis_name: str | None) -> int:
-    """Entries on all devices."""
+def vocabulary_size(unembedding: Any, axis_name: str | None, *, transposed: bool = False) -> int:
+    """Number of entries on all devices."""
     shards = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    return int(unembedding.shape[1]) * shards
+    return int(unembedding.shape[0 if transposed else 1]) * shards
 
 
-def local_tokens(tokens: Array, unembedding: Array, axis_name: str | None) -> Array:
-    """Tokens clipped to the vocabulary and counted from the first column held here."""
-    tokens = jnp.clip(tokens, 0, vocabulary_size(unembedding, axis_name) - 1)
+def masses_of(
+    weights: Array,  # f32[N, entries]
+    tokens: Array,  # i32[N], counted from the first of these entries
+    first: Array | int,  # of these entries, among those held here
+    entries: int,  # that are held here
+    options: Options,
+) -> Array:  # f32[N] or f32[N, levels, 16]
+    """Sum the weights that noise decides between, see `Sums.masses`."""
+    shards = 1 if options.axis_name is None else jax.lax.axis_size(options.axis_name)
+    if shards > 1:
+        first += jax.lax.axis_index(options.axis_name) * entries
+    block = weights.shape[1]
+    return choice_masses(
+        weights,
+        tokens + first,
+        noise=options.noise,
+        vocabulary=entries * shards,
+        first=first,
+        aligned=block == entries * shards or block % FANOUT == entries % FANOUT == 0,
+    )
+
+
+def local_tokens(tokens: Array, unembedding: Array, options: Options) -> Array:
+    """Clip tokens to the vocabulary and count them from the first column held here."""
+    axis_name = options.axis_name
+    entries = vocabulary_size(unembedding, axis_name, transposed=options.transposed)
+    tokens = jnp.clip(tokens, 0, entries - 1)
     if axis_name is None:
         return tokens
     return tokens - jax.lax.axis_index(axis_name) * unembedding.shape[1]
 
 
 def scaled_logits(hidden: Array, columns: Array, options: Options) -> Array:
-    """Float32 logits, capped and divided by the temperature."""
+    """Compute float32 logits, capped and divided by the temperature."""
     if options.products == "xla":  # may be partitioned by the compiler
-        logits = float32_product(hidden, columns)
+        logits = float32_product(hidden, columns.T if options.transposed else columns)
     else:
-        product = options.products
-        logits = matmul(hidden, columns, out_dtype=jnp.float32, implementation=product)
+        logits = matmul(
+            hidden,
+            columns,
+            transposed=options.transposed,
+            out_dtype=jnp.float32,
+            implementation=options.products,
+        )
     if options.soft_cap is not None:
         logits = options.soft_cap * jnp.tanh(logits / options.soft_cap)
     return logits / options.temperature
 
 
 def float32_product(left: Array, right: Array) -> Array:
-    """Of factors of one type, neither rounded before nor after."""
+    """Multiply factors of one type, neither rounding them nor the result."""
     precision = product_precision(left.dtype)
     return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.float32)
 
 
 def over_shards(sums: Sums, axis_name: str | None) -> Sums:
-    """Sums over the vocabulary of all devices."""
+    """Combine the sums of all devices over the vocabulary."""
     if axis_name is None:
         return sums
     maximum = jax.lax.pmax(jax.lax.stop_gradient(sums.maximum), axis_name)
@@ -79,33 +116,43 @@ def over_shards(sums: Sums, axis_name: str | None) -> Sums:
 
 
 def lower(sums: Sums, maximum: Array) -> Sums:
-    """The same sums relative to a maximum that is not smaller."""
+    """Convert sums to a maximum that is not smaller."""
     difference = sums.maximum - maximum
     ratio = jnp.exp(difference)
     moment = ratio * (sums.moment + difference * sums.total)
-    return Sums(maximum, ratio * sums.total, moment, sums.selected, ratio * sums.below)
+    return Sums(
+        maximum, ratio * sums.total, moment, sums.selected, like(ratio, sums.masses) * sums.masses
+    )
+
+
+def like(values: Array, masses: Array) -> Array:
+    """Values of rows, to be multiplied with their masses."""
+    return values.reshape(-1, *(1,) * (masses.ndim - 1))
 
 
 def results(sums: Sums) -> tuple[Array, Array, Array]:
-    """Log-probability of the selected entry, entropy, and the probability of all smaller ids, from
-    sums over all entries."""
+    """Convert sums over all entries to results.
+
+    They are the log-probability of the selected entry, entropy, and the probabilities that noise
+    decides between.
+    """
     log_total = jnp.log(sums.total)
     return (
         sums.selected - sums.maximum - log_total,
         log_total - sums.moment / sums.total,
-        jax.lax.stop_gradient(sums.below / sums.total),
+        jax.lax.stop_gradient(sums.masses / like(sums.total, sums.masses)),
     )
 
 
 def gathered(unembedding: Array, gather_axis: str | None) -> Array:
-    """All rows of the matrix, of the columns that are held here."""
+    """Gather all rows of the matrix, for the columns that are held here."""
     if gather_axis is None:
         return unembedding
     return jax.lax.all_gather(unembedding, gather_axis, axis=0, tiled=True)
 
 
 def summed_like(gradient: Array, argument: Array, scatter_axis: str | None = None) -> Array:
-    """The gradient to an argument from what every device has of it, in the argument's dtype.
+    """Sum all devices' parts of the gradient to an argument, in the argument's dtype.
 
     Args:
         gradient: float32; of the whole argument where that was gathered.

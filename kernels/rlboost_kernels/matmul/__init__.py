@@ -1,1 +1,1 @@
-"""Products whose rows have the same bits in every batch: `api`; `panels` packs a matrix."""
+"""Products whose rows have the same bits in every batch: `matmul_api`; `panels` packs a matrix."""

@@ -24,7 +24,7 @@ def fits_panels(columns: int) -> bool:
 
 
 def pack_panels(w: Array, *, transposed: bool = False, dtype: Any = None) -> Array:
-    """The matrix [K, N], or [N, K] if `transposed`, as `matmul` also takes it.
+    """Pack a matrix [K, N], or [N, K] if `transposed`, for `matmul`.
 
     Args:
         dtype: of the products that it is for, if they are not in its own: it may be cast later.
@@ -45,7 +45,7 @@ def pack_panels(w: Array, *, transposed: bool = False, dtype: Any = None) -> Arr
 
 
 def packed(w: Array, *, in_pairs: bool) -> Array:
-    """The panels of a matrix [K, N] that has whole ones."""
+    """Pack a matrix [K, N] that has whole panels."""
     K, count = w.shape[0], w.shape[1] // PANEL
     if not in_pairs:
         return w.reshape(K, count, PANEL).swapaxes(0, 1)
@@ -59,7 +59,7 @@ def are_pairs(w: Array) -> bool:
 
 
 def unpack_panels(panels: Array) -> Array:  # [K, N]
-    """The matrix that was packed into these panels."""
+    """Restore the matrix that was packed into these panels."""
     count, rows, width = panels.shape
     if not are_pairs(panels):
         return panels.swapaxes(0, 1).reshape(rows, count * width)

@@ -1,1 +1,4 @@
-"""Attention over packed rows, with gradients: `reference` defines it, `triton` is for GPUs."""
+"""Attention over packed rows, with gradients.
+
+`packed_reference` defines it, `packed_triton` is for GPUs.
+"""

@@ -12,16 +12,19 @@ import jax.numpy as jnp
 from jax import Array
 
 
-class Spans(NamedTuple):
-    """Places in the row, both inclusive. Query t sees key s where first[t] <= s <= t, which is
-    where s <= t <= last[s]."""
+class RowSpans(NamedTuple):
+    """Ends of what each token sees: places in the row, both inclusive.
+
+    Query t sees key s where first[t] <= s <= t, which is where s <= t <= last[s].
+    """
 
     first: Array  # i32[B, T], of the keys that this token's query sees
     last: Array  # i32[B, T], of the queries that see this token's key
 
 
-def spans_of(segments: Array, window: int = 0, local: Array | None = None) -> Spans:
-    """
+def spans_of(segments: Array, window: int = 0, local: Array | None = None) -> RowSpans:
+    """Compute the spans of packed sequences.
+
     Args:
         segments: i32[B, T], which sequence each token is of; those of one are neighbours.
         window: tokens that a query sees, its own included; 0: all of its sequence up to it.
@@ -35,22 +38,22 @@ def spans_of(segments: Array, window: int = 0, local: Array | None = None) -> Sp
     first = jax.lax.cummax(jnp.where(begins, place_T, 0), axis=1)
     last = jax.lax.cummin(jnp.where(ends, place_T, T - 1), axis=1, reverse=True)
     if window:
-        near = Spans(
+        near = RowSpans(
             jnp.maximum(first, place_T - window + 1), jnp.minimum(last, place_T + window - 1)
         )
         if local is None:
             return near
-        return Spans(jnp.where(local, near.first, first), jnp.where(local, near.last, last))
-    return Spans(first, last)
+        return RowSpans(jnp.where(local, near.first, first), jnp.where(local, near.last, last))
+    return RowSpans(first, last)
 
 
-def padded(spans: Spans, tokens: int) -> Spans:
-    """Of rows that are filled up to so many tokens, by a sequence that has the new ones alone."""
+def padded(spans: RowSpans, tokens: int) -> RowSpans:
+    """Extend rows to so many tokens, by a sequence that has only the new ones."""
     T = spans.first.shape[1]
     if tokens == T:
         return spans
     new = ((0, 0), (0, tokens - T))
-    return Spans(
+    return RowSpans(
         jnp.pad(spans.first, new, constant_values=T),
         jnp.pad(spans.last, new, constant_values=tokens - 1),
     )

@@ -1,1 +1,4 @@
-"""Tokens from hidden states and noise: `api` chooses, `reference` defines, `noise` has the keys."""
+"""Tokens from hidden states and noise.
+
+`sampling_api` chooses, `sampling_reference` defines, `noise` has the keys.
+"""

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from rlboost_kernels import ragged_paged_attention
-from rlboost_kernels.attention import mosaic_gpu
-from rlboost_kernels.attention.api import choose_attention
+from rlboost_kernels.attention import attention_mosaic_gpu
+from rlboost_kernels.attention.attention_api import choose_attention
 from rlboost_kernels.problems import Problem, random_arguments
 
 interpreted = pytest.mark.skipif(
@@ -80,7 +80,9 @@ def test_in_a_compiled_loop(assert_runs_in_a_loop):
 )
 def test_lowers_for_cuda(head_dim, page_size, heads, dtype, decode_arguments):
     shapes = decode_arguments(heads=heads, head_dim=head_dim, page_size=page_size, dtype=dtype)
-    traced = jax.jit(partial(mosaic_gpu.attend, **ALL_OPTIONS, return_lse=True)).trace(*shapes)
+    traced = jax.jit(partial(attention_mosaic_gpu.attend, **ALL_OPTIONS, return_lse=True)).trace(
+        *shapes
+    )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.custom_call @mosaic_gpu") == 2
 
@@ -90,7 +92,9 @@ def test_lowers_for_cuda_whatever_the_rows(rows, decode_arguments):
     """What is copied to shared memory in one piece comes from multiples of eight rows."""
     shapes = decode_arguments(heads=(6, 2), head_dim=128, page_size=64, dtype="bfloat16")
     shapes = shapes._replace(q=jax.ShapeDtypeStruct((rows, 6, 128), "bfloat16"))
-    traced = jax.jit(partial(mosaic_gpu.attend, **ALL_OPTIONS, return_lse=False)).trace(*shapes)
+    traced = jax.jit(partial(attention_mosaic_gpu.attend, **ALL_OPTIONS, return_lse=False)).trace(
+        *shapes
+    )
     traced.lower(lowering_platforms=("cuda",))
 
 
@@ -113,8 +117,10 @@ def test_says_why_it_cannot_run(change, message):
 def test_the_choice_needs_shapes_and_types_only():
     q, half = (jax.ShapeDtypeStruct((1, 1, 64), t) for t in ("bfloat16", "float16"))
     pages = jax.ShapeDtypeStruct((1, 64, 2, 64), "float16")
-    assert mosaic_gpu.why_not(half, pages) == ""
-    assert mosaic_gpu.why_not(q, pages).startswith("q has type bfloat16 and kv_pages float16")
+    assert attention_mosaic_gpu.why_not(half, pages) == ""
+    assert attention_mosaic_gpu.why_not(q, pages).startswith(
+        "q has type bfloat16 and kv_pages float16"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +152,7 @@ def test_it_asks_for_hopper(kind, capability, refused, monkeypatch):
 def test_a_jax_without_the_backend_is_a_reason(name, monkeypatch):
     monkeypatch.delattr(f"jax.experimental.pallas.{name}", raising=False)  # not imported yet
     monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{name}", None)
-    folder = pathlib.Path(mosaic_gpu.__file__).parent
-    why_not = runpy.run_path(str(folder / f"{name}.py"))["why_not"]
+    folder = pathlib.Path(attention_mosaic_gpu.__file__).parent
+    why_not = runpy.run_path(str(folder / f"attention_{name}.py"))["why_not"]
     arrays = random_arguments(CASES[0][0])[:2]
     assert why_not(*arrays).startswith("this jax has no Pallas")

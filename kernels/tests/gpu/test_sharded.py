@@ -9,7 +9,7 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
-from rlboost_kernels.attention import mosaic_gpu, triton
+from rlboost_kernels.attention import attention_mosaic_gpu, attention_triton
 
 DEVICES = 2
 OPTIONS = {
@@ -26,8 +26,8 @@ OPTIONS = {
 @pytest.mark.parametrize(
     ("attend", "call", "own_pool"),
     [
-        (triton.attend, "xla.gpu.triton", "x64x8x128xbf16>"),
-        (mosaic_gpu.attend, "stablehlo.custom_call @mosaic_gpu", "x64x1024xbf16>"),
+        (attention_triton.attend, "xla.gpu.triton", "x64x8x128xbf16>"),
+        (attention_mosaic_gpu.attend, "stablehlo.custom_call @mosaic_gpu", "x64x1024xbf16>"),
     ],
     ids=["triton", "mosaic_gpu"],
 )

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rlboost_kernels import ragged_paged_attention, update_kv_pages
-from rlboost_kernels.attention import triton
-from rlboost_kernels.attention.api import choose_attention
+from rlboost_kernels.attention import attention_triton
+from rlboost_kernels.attention.attention_api import choose_attention
 from rlboost_kernels.problems import Problem, random_arguments
 
 pytestmark = pytest.mark.usefixtures("unoptimized")
@@ -89,7 +89,7 @@ def test_lowers_for_cuda(head_dim, page_size, heads, dtype, kv_dtype, an_h100, d
     )
     options = {**ALL_OPTIONS, "return_lse": True}
     with an_h100:
-        traced = jax.jit(partial(triton.attend, **options)).trace(*shapes)
+        traced = jax.jit(partial(attention_triton.attend, **options)).trace(*shapes)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("xla.gpu.triton") == 2
 

@@ -2,16 +2,19 @@
 
 from typing import Final
 
-from rlboost_jax.chat.formats.objects import Found, after_spaces, broken, call_of, decoded
+from rlboost_jax.chat.formats.objects import TurnParts, after_spaces, broken, call_of, decoded
 from rlboost_jax.environments.protocol import ToolCall
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 
 
-def parse(text: str) -> Found:
-    """A mark in a string of the JSON closes nothing. A whole object is a whole call, even where
-    its closing mark is missing."""
+def parse(text: str) -> TurnParts:
+    """Parse a turn.
+
+    A mark inside a JSON string closes nothing. A complete object is a complete call, even if its
+    closing mark is missing.
+    """
     kept, calls, at = [], [], 0
     while (start := text.find(OPEN, at)) >= 0:
         kept.append(text[at:start])
@@ -20,11 +23,11 @@ def parse(text: str) -> Found:
         if call.problem:
             kept.append(text[start:at])
     kept.append(text[at:])
-    return Found("".join(kept).strip(), tuple(calls))
+    return TurnParts("".join(kept).strip(), tuple(calls))
 
 
 def _call(text: str, start: int) -> tuple[ToolCall, int]:
-    """The call whose opening mark ends at `start`, and where the text goes on."""
+    """Parse the call whose opening mark ends at `start`; also returns where the text goes on."""
     found = decoded(text, after_spaces(text, start))
     if not found.problem:
         end = after_spaces(text, found.end)

@@ -7,7 +7,14 @@ call of the tool `python` with the argument `code`.
 import re
 from typing import Final
 
-from rlboost_jax.chat.formats.objects import Found, after_spaces, broken, call_of, decoded, is_call
+from rlboost_jax.chat.formats.objects import (
+    TurnParts,
+    after_spaces,
+    broken,
+    call_of,
+    decoded,
+    is_call,
+)
 from rlboost_jax.environments.protocol import ToolCall
 
 PYTHON_TAG: Final = "<|python_tag|>"
@@ -16,12 +23,12 @@ _BUILT_IN: Final = re.compile(r"([A-Za-z_]\w*)\.call\(")
 _KEY: Final = re.compile(r"\s*([A-Za-z_]\w*)=(?=\")")
 
 
-def parse(text: str) -> Found:
+def parse(text: str) -> TurnParts:
     before, tag, rest = text.partition(PYTHON_TAG)
     if not tag:
         stripped = text.strip()
         if not stripped.startswith("{"):
-            return Found(stripped, ())
+            return TurnParts(stripped, ())
         return _objects(stripped, "")
     rest = rest.strip()
     if rest.startswith("{"):
@@ -30,32 +37,32 @@ def parse(text: str) -> Found:
             return found
     if match := _BUILT_IN.match(rest):
         call = _built_in(rest, match)
-        return Found((text if call.problem else before).strip(), (call,))
-    return Found(before.strip(), (ToolCall(name=PYTHON, arguments={"code": rest}),))
+        return TurnParts((text if call.problem else before).strip(), (call,))
+    return TurnParts(before.strip(), (ToolCall(name=PYTHON, arguments={"code": rest}),))
 
 
-def _objects(text: str, before: str) -> Found:
-    """The calls that a text is from its first character on."""
+def _objects(text: str, before: str) -> TurnParts:
+    """Parse the calls that a text consists of from its first character on."""
     calls: list[ToolCall] = []
     at = 0
     while at < len(text):
         found = decoded(text, at)
         if found.problem or not is_call(found.value):
             if not calls and not ('"name"' in text and found.problem):
-                return Found(f"{before}\n{text}".strip(), ())  # an answer in JSON
+                return TurnParts(f"{before}\n{text}".strip(), ())  # an answer in JSON
             calls.append(broken(found.problem or "no call: it has no name and parameters"))
-            return Found(f"{before}\n{text[at:]}".strip(), tuple(calls))
+            return TurnParts(f"{before}\n{text[at:]}".strip(), tuple(calls))
         calls.append(call_of(found.value))
         at = after_spaces(text, found.end)
         if at < len(text) and text[at] == ";":
             at = after_spaces(text, at + 1)
         elif at < len(text) and text[at] != "{":
-            return Found(f"{before}\n{text[at:]}".strip(), tuple(calls))
-    return Found(before, tuple(calls))
+            return TurnParts(f"{before}\n{text[at:]}".strip(), tuple(calls))
+    return TurnParts(before, tuple(calls))
 
 
 def _built_in(text: str, match: re.Match[str]) -> ToolCall:
-    """`name.call(key="value", …)`."""
+    """Parse `name.call(key="value", …)`."""
     name, at = match[1], match.end()
     arguments: dict[str, object] = {}
     while not text.startswith(")", at):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from rlboost_jax.chat.formats.objects import Found, after_spaces, broken, call_of, decoded
+from rlboost_jax.chat.formats.objects import TurnParts, after_spaces, broken, call_of, decoded
 from rlboost_jax.environments.protocol import ToolCall
 
 CALLS: Final = "[TOOL_CALLS]"
@@ -16,8 +16,12 @@ ID: Final = "[CALL_ID]"
 ARGS: Final = "[ARGS]"
 
 
-def parse(text: str) -> Found:
-    """A mark in a string of the JSON begins no call. After what is none, the next mark does."""
+def parse(text: str) -> TurnParts:
+    """Parse a turn.
+
+    A mark inside a JSON string begins no call. After text that is no call, parsing resumes at the
+    next mark.
+    """
     kept, calls, at = [], list[ToolCall](), 0
     while (start := text.find(CALLS, at)) >= 0:
         kept.append(text[at:start])
@@ -26,7 +30,7 @@ def parse(text: str) -> Found:
         if any(call.problem for call in found):
             kept.append(text[start:at])
     kept.append(text[at:])
-    return Found("".join(kept).strip(), tuple(calls))
+    return TurnParts("".join(kept).strip(), tuple(calls))
 
 
 def _with_proper_id(call: ToolCall) -> ToolCall:
@@ -35,7 +39,7 @@ def _with_proper_id(call: ToolCall) -> ToolCall:
 
 
 def _calls(text: str, start: int) -> tuple[Sequence[ToolCall], int]:
-    """The calls whose mark ends at `start`, and where the text goes on."""
+    """Parse the calls whose mark ends at `start`; also returns where the text goes on."""
     following = text.find(CALLS, start)
     end = len(text) if following < 0 else following
     first = after_spaces(text, start)

@@ -14,8 +14,8 @@ _LEAST: Final = -(2**63)  # whole number that frames between processes take
 _MOST: Final = 2**64 - 1
 
 
-class Found(NamedTuple):
-    """What a turn has besides thinking."""
+class TurnParts(NamedTuple):
+    """Text and calls of a turn, without its thinking."""
 
     text: str  # without the calls; broken ones stay
     calls: tuple[ToolCall, ...]
@@ -30,7 +30,7 @@ class Decoded(NamedTuple):
 
 
 def decoded(text: str, start: int) -> Decoded:
-    """The JSON value that begins at `start`.
+    """Decode the JSON value that begins at `start`.
 
     An object that has a key twice is refused, since nobody knows which was meant; so are
     numbers and strings that are none in JSON's own standard (NaN, half a surrogate pair), and
@@ -53,7 +53,7 @@ def decoded(text: str, start: int) -> Decoded:
 
 
 def unsendable(value: Any) -> str:
-    """Why a JSON value cannot go to the process that carries the call out; "": it can."""
+    """Why a JSON value cannot be sent to the process that runs the call; "" if it can."""
     level = [value]
     for _ in range(MOST_DEPTH + 1):
         for each in level:
@@ -71,7 +71,7 @@ def unsendable(value: Any) -> str:
 
 
 def call_of(value: Any) -> ToolCall:
-    """The call that a JSON value is, or a broken one."""
+    """Convert a JSON value to a call, perhaps a broken one."""
     if not isinstance(value, Mapping):
         return broken(f"a call is an object with a name, not {_shown(value)}")
     name = value.get("name")
@@ -88,7 +88,7 @@ def call_of(value: Any) -> ToolCall:
 
 
 def arguments_of(given: Any) -> tuple[Mapping[str, Any], str]:
-    """Return the arguments of a call and "", or {} and why there are none.
+    """Return the arguments of a call and "", or {} and the reason why there are none.
 
     Args:
         given: an object, or the text of one as OpenAI's protocol has them. Nothing at all (None, a
@@ -116,12 +116,12 @@ def broken(problem: str, name: str = "") -> ToolCall:
 
 
 def is_call(value: Any) -> bool:
-    """Whether an object asks for a call rather than being an answer in JSON."""
+    """Whether an object requests a call rather than being an answer in JSON."""
     return isinstance(value, Mapping) and "name" in value and any(k in value for k in ARGUMENTS)
 
 
 def after_spaces(text: str, start: int) -> int:
-    """Where the next character stands that is no space."""
+    """Position of the next character that is no space."""
     while start < len(text) and text[start].isspace():
         start += 1
     return start

@@ -6,15 +6,15 @@ They may stand in a fence (```json). An object of another form is text, as is al
 import re
 from typing import Final
 
-from rlboost_jax.chat.formats.objects import Found, broken, call_of, decoded, is_call
+from rlboost_jax.chat.formats.objects import TurnParts, broken, call_of, decoded, is_call
 
 _FENCE: Final = re.compile(r"^```[a-z]*[ \t]*$", re.MULTILINE)
 _START: Final = re.compile(r"^[{[]", re.MULTILINE)
 _NAMED: Final = '"name"'
 
 
-def parse(text: str) -> Found:
-    """Stops looking at the first line that seems to begin a call and is no whole one."""
+def parse(text: str) -> TurnParts:
+    """Parse a turn up to the first line that seems to begin a call and is no complete one."""
     text = _FENCE.sub("", text)
     kept, calls, at = [], [], 0
     while match := _START.search(text, at):
@@ -34,4 +34,4 @@ def parse(text: str) -> Found:
         if at == match.start():  # nothing was read
             break
     kept.append(text[at:])
-    return Found("".join(kept).strip(), tuple(calls))
+    return TurnParts("".join(kept).strip(), tuple(calls))

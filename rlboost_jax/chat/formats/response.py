@@ -1,4 +1,4 @@
-"""Turns as the model's own response template reads them, where its tokenizer has one.
+"""Parsing of turns by the model's own response template, if its tokenizer has one.
 
 That template came with the model (`tokenizer.response_template`, transformers 5.13 and later).
 It reads whole turns. What it cannot read is left to the other formats, which say what is wrong.
@@ -7,20 +7,20 @@ It reads whole turns. What it cannot read is left to the other formats, which sa
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlboost_jax.chat.formats.objects import Found, call_of, unsendable
+from rlboost_jax.chat.formats.objects import TurnParts, call_of, unsendable
 
 ResponseParser = Callable[..., Mapping[str, Any]]  # transformers' `parse_response`
 
 
-class Response(NamedTuple):
+class ParsedResponse(NamedTuple):
     thinking: str
-    found: Found
+    found: TurnParts
 
 
 def read(
     parser: ResponseParser, text: str, *, prefix: str, tools: Sequence[Mapping[str, Any]]
-) -> Response | None:
-    """None: it cannot read the turn, or a call in it.
+) -> ParsedResponse | None:
+    """Parse a turn; None if the template cannot read it, or a call in it.
 
     Args:
         prefix: the end of the prompt, from where the turn's header begins.
@@ -36,4 +36,4 @@ def read(
         return None
     if any(call.problem or unsendable(call.arguments) for call in calls):
         return None
-    return Response(thought, Found(said, calls))
+    return ParsedResponse(thought, TurnParts(said, calls))

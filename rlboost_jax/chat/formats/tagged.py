@@ -10,7 +10,7 @@ or, for a tool without a schema, never.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from rlboost_jax.chat.formats.objects import Found, broken, decoded
+from rlboost_jax.chat.formats.objects import TurnParts, broken, decoded
 from rlboost_jax.environments.protocol import ToolCall
 
 OPEN: Final = "<tool_call>"
@@ -19,8 +19,8 @@ FUNCTION: Final = "<function="
 KEY: Final = "<arg_key>"
 
 
-def parse(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Found:
-    """Calls stand between `<tool_call>` and `</tool_call>`, arguments in either form."""
+def parse(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> TurnParts:
+    """Parse calls between `<tool_call>` and `</tool_call>`, with arguments in either form."""
     kept, calls, at = [], [], 0
     while (start := text.find(OPEN, at)) >= 0:
         kept.append(text[at:start])
@@ -32,7 +32,7 @@ def parse(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Found:
         if call.problem:
             kept.append(text[start:at])
     kept.append(text[at:])
-    return Found("".join(kept).strip(), tuple(calls))
+    return TurnParts("".join(kept).strip(), tuple(calls))
 
 
 def _call(body: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
@@ -60,7 +60,7 @@ def _call(body: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
 
 
 def _pairs(text: str, before: str, between: str, after: str) -> Iterable[tuple[str, str | None]]:
-    """Names and values; None: the value has no end."""
+    """Names and values of arguments; None for a value without an end."""
     at = 0
     while (start := text.find(before, at)) >= 0:
         middle = text.find(between, start)
@@ -75,7 +75,7 @@ def _pairs(text: str, before: str, between: str, after: str) -> Iterable[tuple[s
 
 
 def _types(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """JSON types of a tool's arguments, where it is known and says so."""
+    """JSON types of a tool's arguments, as far as its schema is known and gives them."""
     for tool in tools:
         function = tool.get("function", tool)
         if function.get("name") == name:

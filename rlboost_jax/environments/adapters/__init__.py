@@ -1,4 +1,4 @@
-"""Environments of other packages, each behind our protocol.
+"""Adapters for environments of other packages.
 
 One module a package, imported by the name that `environment.name` has; the package itself is
 imported with the first environment that is made. What repeats for an example and a seed is shown

@@ -1,4 +1,4 @@
-"""A state of the process's random numbers for each episode that draws from them.
+"""Random state of the process for each episode that draws from it.
 
 Games that call `random.random()` share one generator with all that runs in their process. Within
 `of` they find the state they left, whatever has been drawn since, and one at a time does.
@@ -14,7 +14,7 @@ _ONE_AT_A_TIME: Final = threading.RLock()
 
 
 class OwnDraws:
-    """The state of `random`, and of numpy's where that is loaded, of one episode."""
+    """State of `random`, and of numpy's generator if that is loaded, for one episode."""
 
     def __init__(self, seed: int) -> None:
         self._state: Any = None
@@ -22,7 +22,7 @@ class OwnDraws:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Draw from it; afterwards the process has its own again."""
+        """Draw from this state within the context; afterwards the process has its own again."""
         import numpy as np
 
         with _ONE_AT_A_TIME:

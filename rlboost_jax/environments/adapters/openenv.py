@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from rlboost_jax.environments.adapters.packages import imported, number_of
 from rlboost_jax.environments.protocol import Message, Observation, Step, Tool, Turn
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable
 
 EXTRA: Final = "openenv"
 JSON_ACTION: Final = "json"
@@ -49,7 +49,7 @@ class OpenEnv:
         self.tools: dict[str, Tool] = {}
 
     async def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
-        """What the session begins with. Raises ConnectionError, or RuntimeError of the server."""
+        """Begin the session. Raises ConnectionError, or RuntimeError of the server."""
         number = number_of(example, seed) % 2**31
         row = {name: value for name, value in example.items() if name != "index"}
         await self._client.connect()
@@ -61,7 +61,7 @@ class OpenEnv:
         return ({"role": "system", "content": self._system}, said) if self._system else (said,)
 
     async def step(self, turn: Turn) -> Step:
-        """The server's answer to a turn, or to its calls one after the other."""
+        """Send a turn, or its calls one after the other, and return the server's answer."""
         if self._with_tools and turn.calls:
             return await self._called(turn)
         action: Any = {self._action: turn.text}
@@ -110,7 +110,7 @@ def _step(observation: Observation, reward: float, done: bool) -> Step:
 
 
 def _tool(described: Mapping[str, Any]) -> Tool:
-    """For the prompt; the call is made by `step`, in the order of the turn."""
+    """Tool for the prompt; the call is made by `step`, in the order of the turn."""
     return Tool(
         name=described["name"],
         description=described.get("description") or "",

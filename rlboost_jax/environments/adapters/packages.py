@@ -1,17 +1,19 @@
-"""What the adapters have in common: packages that may be missing, and which example is which."""
+"""Helpers of the adapters: packages that may be missing, and numbering of examples."""
 
 import importlib
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError, install, nearest
+from rlboost_jax.platform.mistakes import ConfigError, install, nearest
 
-HELDOUT_EVERY: Final = 8  # one index in so many, as rlboost_jax/environments/exercises.py has it
+HELDOUT_EVERY: Final = (
+    8  # one index in so many, as rlboost_jax/environments/episode_exercises.py has it
+)
 
 
 def imported(module: str, *, extra: str) -> ModuleType:
-    """A module of a package that is an extra of ours.
+    """Import a module of a package that is an extra of ours.
 
     Raises:
         ConfigError: it is not installed, or is there and cannot be imported.
@@ -26,7 +28,7 @@ def imported(module: str, *, extra: str) -> ModuleType:
 
 
 def known(option: str, name: str, names: Iterable[str]) -> str:
-    """The name, if it is one of these. Raises ConfigError with the nearest one."""
+    """Return the name if it is one of these. Raises ConfigError with the nearest one."""
     if name in (names := sorted(names)):
         return name
     some = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
@@ -35,7 +37,7 @@ def known(option: str, name: str, names: Iterable[str]) -> str:
 
 
 def number_of(example: Mapping[str, Any], seed: int) -> int:
-    """Which of an environment's own examples is meant: `index`; the seed where a row has none.
+    """Number of an environment's own example: `index`, or the seed if a row has none.
 
     Raises:
         ValueError: `index` is no number from 0 on.
@@ -52,7 +54,7 @@ def is_heldout(example: Mapping[str, Any]) -> bool:
 
 
 def place_of(example: Mapping[str, Any], seed: int) -> tuple[int, bool]:
-    """An example's place among those for training, or for evaluation, and whether it is for that.
+    """Place of an example among those for training or evaluation, and whether it is for evaluation.
 
     Raises:
         ValueError: `index` is no number from 0 on.

@@ -17,8 +17,8 @@ from typing import Any, Final
 from rlboost_jax.environments.adapters.draws import OwnDraws
 from rlboost_jax.environments.adapters.packages import imported, is_heldout, known, number_of
 from rlboost_jax.environments.protocol import Message, Step, Turn
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.storage import foreign_json
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.mistakes import ConfigError
 
 EXTRA: Final = "reasoning-gym"
 NOT_REPEATING: Final = frozenset({"codeio"})  # what it expects holds seconds that a clock measured
@@ -65,7 +65,10 @@ class ReasoningGym:
         self._entry: dict[str, Any] = {}
 
     def reset(self, example: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """The question. Raises ValueError: `index` is none, or no problem is left for it."""
+        """Return the question.
+
+        Raises ValueError if `index` is invalid or no problem is left for it.
+        """
         self._entry = self._problem(number_of(example, seed), is_heldout(example))
         question: Message = {"role": "user", "content": self._entry["question"]}
         return (
@@ -73,7 +76,7 @@ class ReasoningGym:
         )
 
     def step(self, turn: Turn) -> Step:
-        """The generator's own score of the answer, 0 to 1."""
+        """Score the answer by the generator's verifier, 0 to 1."""
         answer = self._extract(turn.text, tag_name=self._tag) if self._tag else turn.text.strip()
         score, unreadable = 0.0, False
         if answer:
@@ -109,7 +112,7 @@ class ReasoningGym:
 
 @functools.cache
 def _dataset(name: str, config: str, size: int, seed: int) -> Any:
-    """One for all episodes in a process: some read lists of words to begin with."""
+    """Generator shared by all episodes of a process: some read word lists when created."""
     gym = imported("reasoning_gym", extra=EXTRA)
     values = foreign_json.decode(config, "environment.options", dict)
     known_fields = {f.name for f in fields(gym.factory.DATASETS[name][1])} - {"size", "seed"}

@@ -17,9 +17,9 @@ from typing import Any, Final
 from rlboost_jax.environments.adapters.packages import imported, known
 from rlboost_jax.environments.observations import checked_observation
 from rlboost_jax.environments.protocol import Message, Step, Turn
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable
+from rlboost_jax.platform.mistakes import ConfigError
 
 EXTRA: Final = "skyrl-gym"
 # They ask a search service, or run what the policy writes: answers are the outside's, not a seed's.
@@ -58,8 +58,10 @@ class SkyRLGym:
         self._given: list[Any] = []
 
     def reset(self, example: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """The row's prompt, as the environment has it. Raises what it says of a row that lacks
-        something."""
+        """Return the row's prompt, as the environment has it.
+
+        Raises what the environment raises for a row that lacks something.
+        """
         row = {name: _decoded(name, value) for name, value in example.items()}
         said = row.pop("prompt", ())
         messages = [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
@@ -69,7 +71,7 @@ class SkyRLGym:
         return tuple(Message(**message) for message in self._given)
 
     def step(self, turn: Turn) -> Step:
-        """What the environment answers. Raises ValueError: it takes back what it said before."""
+        """Return the environment's answer. Raises ValueError if it rewrites earlier messages."""
         out = self._env.step(turn.text)
         done = bool(out["done"])
         metrics = self._env.get_metrics() if done else {}
@@ -89,13 +91,13 @@ class SkyRLGym:
         return Step(observation=observation, reward=reward, done=done, metrics=solved | numbers)
 
     def close(self) -> None:
-        """Let go of databases and the like."""
+        """Release databases and other resources."""
         if self._env is not None:
             self._env.close()
 
 
 def _decoded(name: str, value: Any) -> Any:
-    """Parts that a table keeps as JSON."""
+    """Decode parts that a table keeps as JSON."""
     if isinstance(value, str) and name in ("prompt", "reward_spec", "reward_model", "extra_info"):
         try:
             decoded = foreign_json.decode(value, name, object)
@@ -106,7 +108,7 @@ def _decoded(name: str, value: Any) -> Any:
 
 
 def _config(spec: Any, given: Mapping[str, Any]) -> Any:
-    """An environment's own settings with some changed: a record beside its class has them."""
+    """Default settings of an environment with some replaced: a record beside its class has them."""
     module = importlib.import_module(spec.entry_point.partition(":")[0])
     for name, found in vars(module).items():
         if dataclasses.is_dataclass(found) and name.endswith("EnvConfig"):

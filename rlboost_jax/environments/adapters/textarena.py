@@ -16,7 +16,7 @@ from typing import Any, Final
 from rlboost_jax.environments.adapters.draws import OwnDraws
 from rlboost_jax.environments.adapters.packages import imported, known, number_of
 from rlboost_jax.environments.protocol import Step, Turn
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 
 EXTRA: Final = "textarena"
 INVALID_MOVE: Final = -1.0  # what the package gives for one by itself
@@ -50,7 +50,7 @@ class TextArena:
         self._draws = OwnDraws(0)
 
     def reset(self, example: Mapping[str, Any], seed: int) -> str:
-        """What the game says first.
+        """Start the game and return its first observation.
 
         Raises:
             ValueError: `index` is none, or the game is not for one player.
@@ -86,15 +86,18 @@ class TextArena:
         )
 
     def _said(self) -> str:
-        """What is new and the policy did not say itself. (A message that is no text is its own
-        move, of games that have the arguments in another order.)"""
+        """New text of the game that the policy did not say itself.
+
+        A message that is no text is its own move, in games that have the arguments in another
+        order.
+        """
         player, messages = self._game.get_observation()
         others = (said for sender, said, _ in messages if sender != player)
         return "\n".join(said for said in others if isinstance(said, str))
 
 
 def _number(reward: Any, reason: str) -> float:
-    """Of a game. Some put an invalid move's reward and its reason in each other's places."""
+    """Reward of a game as a number. Some games swap an invalid move's reward and its reason."""
     if isinstance(reward, str):
         said = re.fullmatch(r"Invalid Move: (-?[\d.]+(?:e-?\d+)?)", reason)
         return float(said.group(1)) if said else INVALID_MOVE
@@ -102,7 +105,7 @@ def _number(reward: Any, reason: str) -> float:
 
 
 def _quiet() -> contextlib.AbstractContextManager[Any]:
-    """Games print what they think of a move."""
+    """Suppress what games print about a move."""
     return contextlib.redirect_stdout(io.StringIO())
 
 

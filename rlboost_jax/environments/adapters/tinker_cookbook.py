@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from rlboost_jax.environments.adapters.draws import OwnDraws
 from rlboost_jax.environments.adapters.packages import known, place_of
 from rlboost_jax.environments.protocol import Step, Turn
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.storage import foreign_json
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.mistakes import ConfigError
 
 # No extra of ours: its bounds on transformers do not go with those of our lock.
 INSTALL: Final = "in an environment of its own, `pip install tinker-cookbook`"
@@ -52,7 +52,7 @@ class TinkerCookbook:
         self._said: list[int] = []
 
     async def reset(self, example: Mapping[str, Any], seed: int) -> NDArray[np.int32]:
-        """The prompt's token ids. Raises ValueError: it has no such problem."""
+        """Return the prompt's token ids. Raises ValueError if there is no such problem."""
         train, test = await _datasets(*self._key)
         index, heldout = place_of(example, seed)
         if (dataset := test if heldout else train) is None:
@@ -70,7 +70,7 @@ class TinkerCookbook:
         return np.asarray(self._said, np.int32)
 
     async def step(self, turn: Turn) -> Step:
-        """What it says after a turn. Raises ValueError: it says the turn otherwise."""
+        """Return its answer to a turn. Raises ValueError if it rewrites the turn."""
         result = await self._env.step(list(turn.tokens), extra={"stop_reason": turn.finish})
         reward, done = float(result.reward), bool(result.episode_done)
         if done:
@@ -87,13 +87,13 @@ class TinkerCookbook:
         return Step(observation=np.asarray(now[len(before) :], np.int32), reward=reward)
 
     async def close(self) -> None:
-        """Let go of what the group holds."""
+        """Release the group's resources."""
         if self._group is not None:
             await self._group.cleanup()
 
 
 def _builder(path: str, options: str) -> Any:
-    """Raises ConfigError: there is no such builder, or it takes other fields."""
+    """Build the data set builder. Raises ConfigError if it does not exist or has other fields."""
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -110,14 +110,14 @@ _made: dict[tuple[str, str], tuple[Any, Any]] = {}
 
 
 async def _datasets(path: str, options: str) -> tuple[Any, Any]:
-    """For training and for evaluation, once for all episodes of a process."""
+    """Data sets for training and for evaluation, shared by all episodes of a process."""
     if (path, options) not in _made:
         _made[path, options] = await _builder(path, options)()
     return _made[path, options]
 
 
 def _check_rewards(group: Any) -> None:
-    """Raise ValueError where an environment alone does not say what a turn is worth."""
+    """Raise ValueError if rewards are of a group, whose members are not in one process."""
     types = importlib.import_module("tinker_cookbook.rl.types")
     own = type(group).compute_group_rewards
     problem = importlib.import_module("tinker_cookbook.rl.problem_env").ProblemGroupBuilder

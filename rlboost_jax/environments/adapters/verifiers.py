@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlboost_jax.environments.adapters.packages import imported, known, place_of
-from rlboost_jax.environments.adapters.verifiers_answers import Answers, TurnWanted
+from rlboost_jax.environments.adapters.verifiers_answers import TurnWanted, VerifiersAnswers
 from rlboost_jax.environments.protocol import Message, Step, Tool, Turn
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.storage import foreign_json
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.mistakes import ConfigError
 
 EXTRA: Final = "verifiers"
 HELDOUT_OF: Final = 8  # one task in so many is for evaluation
@@ -53,14 +53,17 @@ class Verifiers:
         )
         _config(self._key)
         self._question: TurnWanted | None = None
-        self._answers: Answers | None = None
+        self._answers: VerifiersAnswers | None = None
         self.tools: dict[str, Tool] = {}
 
     async def reset(self, example: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """What the policy is asked first. Raises RuntimeError: verifiers cannot begin it."""
+        """Return the first question to the policy.
+
+        Raises RuntimeError if verifiers cannot begin.
+        """
         host = await asyncio.to_thread(_host, self._key)
         task = await asyncio.to_thread(host.task, *place_of(example, seed))
-        self._answers = Answers(host.loop)
+        self._answers = VerifiersAnswers(host.loop)
         question = await self._answers.begin(host.env, task, host.role)
         if not isinstance(question, TurnWanted):
             raise RuntimeError(f"{task.data.name or 'task'}: its episode ended before a turn")
@@ -69,7 +72,10 @@ class Verifiers:
         return tuple(question.new)
 
     async def step(self, turn: Turn) -> Step:
-        """What verifiers asks next, or its rewards. Raises RuntimeError: the episode failed."""
+        """Return verifiers' next question, or its rewards.
+
+        Raises RuntimeError if the episode failed.
+        """
         assert self._answers is not None, "reset comes first"
         said = await self._answers.answer(turn)
         if isinstance(said, TurnWanted):
@@ -80,7 +86,7 @@ class Verifiers:
         )
 
     async def close(self) -> None:
-        """Have verifiers give its servers and folders back."""
+        """Have verifiers release its servers and folders."""
         if self._answers is not None:
             await self._answers.close()
 
@@ -98,7 +104,7 @@ class _Served:
         self._tasks: Iterator[Any] | None = iter(self.env.taskset)
 
     def task(self, place: int, heldout: bool) -> Any:
-        """The task at a place among those for training, or evaluation; after the last, the first.
+        """Task at a place among those for training or evaluation; after the last comes the first.
 
         Raises:
             ValueError: there is none.
@@ -128,12 +134,12 @@ class _Served:
 
 @functools.cache
 def _host(key: str) -> _Served:
-    """One for all episodes of a process."""
+    """Server of the environment, shared by all episodes of a process."""
     return _Served(key)
 
 
 def _config(key: str) -> tuple[Any, str]:
-    """Of the environment, and the role that the policy plays. Raises ConfigError."""
+    """Configuration of the environment, and the role that the policy plays. Raises ConfigError."""
     taskset, taskset_options, env, env_options, policy = foreign_json.decode(
         key, "environment.options", list
     )
@@ -166,13 +172,16 @@ def _config(key: str) -> tuple[Any, str]:
 
 
 def _content(task: Any) -> Any:
-    """What a task is, but for its place in the taskset."""
+    """Content of a task, without its place in the taskset."""
     return task.data.model_dump(mode="json", exclude={"idx", "id", "name"}, exclude_none=True)
 
 
 def _tool(described: Mapping[str, Any]) -> Tool:
-    """For the prompt. verifiers carries the call out itself, in `step`: its tools are part of an
-    episode's state, which is made again with them."""
+    """Tool for the prompt.
+
+    verifiers runs the call itself, in `step`: its tools are part of an episode's state, which is
+    made again with them.
+    """
     return Tool(
         name=described["name"],
         description=described.get("description", ""),

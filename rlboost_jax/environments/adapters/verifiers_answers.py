@@ -1,4 +1,4 @@
-"""verifiers' questions to a model, as turns: who asks waits until the turn is there.
+"""Model endpoint for verifiers: a request waits until the policy's turn is there.
 
 verifiers sends a request of OpenAI's chat completions for each turn. A small server on this host's
 own address takes it, and answers when the policy has spoken.
@@ -15,17 +15,17 @@ from typing import Any, Final
 from aiohttp import web
 
 from rlboost_jax.environments.protocol import Message, Turn
-from rlboost_jax.manager.service.bytes_in_flight import BytesInFlight, read_body
-from rlboost_jax.manager.service.gate import (
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.settings.foreign_keys import report_unknown
+from rlboost_jax.trust.bytes_in_flight import BytesInFlight, read_body
+from rlboost_jax.trust.gate import (
     HANDSHAKE_SECONDS,
     KEEP_ALIVE_SECONDS,
     NEWCOMER_SECONDS,
     RUNNER_OPTIONS,
     Gate,
 )
-from rlboost_jax.manager.service.listener_limits import OWNER, ListenerLimits
-from rlboost_jax.settings.foreign_keys import report_unknown
-from rlboost_jax.storage import foreign_json
+from rlboost_jax.trust.listener_limits import OWNER, ListenerLimits
 
 MODEL: Final = "policy"
 FAILED_CALL: Final = "rlboost-failed-"  # begins the id of a call that is not made
@@ -50,15 +50,15 @@ _OF_MESSAGE: Final = ("role", "content", "tool_call_id", "tool_calls", "reasonin
 
 @dataclass(frozen=True, kw_only=True)
 class TurnWanted:
-    """A turn is wanted: the messages that are new, and the tools there are."""
+    """Request for a turn: the new messages, and the tools."""
 
     new: list[Message]
     tools: list[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What the policy's part of an episode came to."""
+class VerifiersOutcome:
+    """Rewards and metrics of the policy's part of an episode."""
 
     reward: float
     metrics: Mapping[str, float]
@@ -68,8 +68,8 @@ class NotText(ValueError):
     """A message has a part that is no text."""
 
 
-class Answers:
-    """One episode, from both sides: verifiers' loop asks, ours answers."""
+class VerifiersAnswers:
+    """Exchange of one episode between verifiers' loop, which requests turns, and ours."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """
@@ -77,27 +77,27 @@ class Answers:
             loop: verifiers' own.
         """
         self._loop = loop
-        self._asked: asyncio.Queue[TurnWanted | Outcome | Exception] = asyncio.Queue()
+        self._asked: asyncio.Queue[TurnWanted | VerifiersOutcome | Exception] = asyncio.Queue()
         self._turn: asyncio.Future[Turn] | None = None
         self._episode: asyncio.Task[None] | None = None
         self._before: list[Any] = []
         self._ids: dict[str, str] = {}  # of calls, for verifiers: what the policy calls them
         self._role = ""
 
-    async def begin(self, env: Any, task: Any, role: str) -> TurnWanted | Outcome:
-        """Have verifiers run a task until it asks for a turn, or is through."""
+    async def begin(self, env: Any, task: Any, role: str) -> TurnWanted | VerifiersOutcome:
+        """Have verifiers run a task until it requests a turn, or ends."""
         self._role = role
 
-        async def first() -> TurnWanted | Outcome:
+        async def first() -> TurnWanted | VerifiersOutcome:
             self._episode = asyncio.create_task(self._run(env, task))
             return await self._next()
 
         return await self._there(first())
 
-    async def answer(self, turn: Turn) -> TurnWanted | Outcome:
-        """Give the turn that was asked for. Raises RuntimeError: the episode failed."""
+    async def answer(self, turn: Turn) -> TurnWanted | VerifiersOutcome:
+        """Give the requested turn. Raises RuntimeError if the episode failed."""
 
-        async def given() -> TurnWanted | Outcome:
+        async def given() -> TurnWanted | VerifiersOutcome:
             assert self._turn is not None
             self._turn.set_result(turn)
             return await self._next()
@@ -119,7 +119,7 @@ class Answers:
     async def _there(self, work: Any) -> Any:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    async def _next(self) -> TurnWanted | Outcome:
+    async def _next(self) -> TurnWanted | VerifiersOutcome:
         said = await self._asked.get()
         if isinstance(said, Exception):
             raise said
@@ -204,7 +204,7 @@ class Answers:
         self._asked.put_nowait(RuntimeError(why))
         return web.json_response({"error": {"message": why}}, status=400)
 
-    def _outcome(self, episode: Any) -> Outcome | RuntimeError:
+    def _outcome(self, episode: Any) -> VerifiersOutcome | RuntimeError:
         mine = [t for t in episode.traces if len(episode.traces) == 1 or t.agent.name == self._role]
         errors = [*episode.errors, *(error for trace in mine for error in trace.errors)]
         if not episode.ok or errors or not mine:
@@ -216,11 +216,11 @@ class Answers:
             for name, value in trace.metrics.items()
             if value is not None
         }
-        return Outcome(reward=float(sum(trace.reward for trace in mine)), metrics=metrics)
+        return VerifiersOutcome(reward=float(sum(trace.reward for trace in mine)), metrics=metrics)
 
 
 def _message(wire: Mapping[str, Any], ids: Mapping[str, str]) -> Message:
-    """One that is not the policy's: text parts only, in one text.
+    """Decode a message that is not the policy's: text parts only, joined to one text.
 
     Raises:
         NotText

@@ -1,4 +1,4 @@
-"""A harness for verifiers that is no program: the chat loop of an episode, in this process.
+"""In-process harness for verifiers: the chat loop of an episode.
 
 verifiers finds it by its name like any plug-in (`register`). Its own `null` harness does the same
 in a script that uv makes an environment for, which needs a network.
@@ -15,7 +15,7 @@ from verifiers.v1.harnesses.utils.mcp import mcp_client
 from verifiers.v1.runtimes import ProgramResult
 
 from rlboost_jax.environments.adapters.verifiers_answers import FAILED_CALL
-from rlboost_jax.storage import foreign_json
+from rlboost_jax.platform import foreign_json
 
 __all__ = ["TurnsHarness"]
 
@@ -24,17 +24,17 @@ _SHOWN: Final = 2000  # characters of an answer that is none
 
 
 def register() -> str:
-    """Have verifiers find it; its id."""
+    """Register the harness with verifiers; returns its id."""
     sys.modules.setdefault(ID, sys.modules[__name__])
     return ID
 
 
 class TurnsHarnessConfig(vf.HarnessConfig):
-    """It has no settings of its own."""
+    """Configuration of the harness, which has no settings of its own."""
 
 
 class TurnsHarness(vf.Harness[TurnsHarnessConfig]):
-    """Asks the policy until a turn calls no tool."""
+    """Harness that asks the policy until a turn calls no tool."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -52,7 +52,10 @@ class TurnsHarness(vf.Harness[TurnsHarnessConfig]):
         mcp_urls: dict[str, str],
         data: Any,
     ) -> ProgramResult:
-        """One segment, from a prompt or the conversation so far. Raises what a tool server does."""
+        """Run one segment, from a prompt or the conversation so far.
+
+        Raises what a tool server does.
+        """
         system, prompt = self.resolve_prompt(data)
         messages: list[dict[str, Any]] = []
         if system:

@@ -34,7 +34,7 @@ def calculator(expression: str) -> str:
 
 
 def calculated(expression: str) -> str:
-    """The value as text: `7`, `0.25`, or `1/3 = 0.33333333333333333333…`.
+    """Compute the value as text: `7`, `0.25`, or `1/3 = 0.33333333333333333333…`.
 
     Raises:
         NotArithmetic
@@ -49,7 +49,7 @@ def calculated(expression: str) -> str:
 
 
 def value_of(expression: str) -> Fraction:
-    """Raises NotArithmetic."""
+    """Value of an expression. Raises NotArithmetic."""
     if len(expression) > MOST_CHARACTERS:
         raise NotArithmetic(
             f"the expression has {len(expression)} characters, and {MOST_CHARACTERS} are possible"
@@ -121,7 +121,7 @@ def _gcd(numbers: Numbers) -> Fraction:
 
 
 def _rounded(numbers: Numbers) -> Fraction:
-    """Half away from zero, as people do."""
+    """Round half away from zero, as people do."""
     x, places = numbers if len(numbers) == 2 else (*numbers, Fraction(0))
     if places.denominator != 1 or abs(places) > 100:
         raise NotArithmetic(f"round to {places} places; choose a whole number up to 100")
@@ -177,7 +177,7 @@ def _value(node: ast.expr, text: str) -> Fraction:
 
 
 def _literal(digits: str) -> Fraction:
-    """Of a decimal as it is written: 0.1 is a tenth."""
+    """Exact value of a decimal as written: 0.1 is a tenth."""
     _, _, exponent = digits.lower().partition("e")
     if exponent and abs(int(exponent)) > 1000:
         raise _too_large()
@@ -195,7 +195,7 @@ def _too_large() -> NotArithmetic:
 
 
 def _decimal_places(denominator: int) -> int | None:
-    """Of the finite decimal; None where there is none."""
+    """Decimal places of a reduced fraction with this denominator; None if infinitely many."""
     counts = []
     for prime in (2, 5):
         count = 0
@@ -206,7 +206,7 @@ def _decimal_places(denominator: int) -> int | None:
 
 
 def _decimal(value: Fraction, places: int) -> str:
-    """With so many places; what comes after them is cut off."""
+    """Format a value with this many decimal places; further ones are cut off."""
     digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
     sign = "-" if value < 0 else ""
     return f"{sign}{digits[:-places]}.{digits[-places:]}"

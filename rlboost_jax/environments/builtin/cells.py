@@ -1,6 +1,6 @@
 """Run the last of several cells of Python, after those before it, as a notebook does.
 
-A program of its own for `python_tool.py`, in the process that `rewards/sandbox_child.py` makes;
+A program of its own for `python_tool.py`, in the process that `workers/sandbox_child.py` makes;
 nobody imports it. It reads the cells as JSON from standard input. What those before the last print
 is dropped. Of the last all that is printed stays, then the value of its last expression, or the
 traceback of what it raised, with exit code `RAISED`.
@@ -17,9 +17,11 @@ RAISED = 3
 
 
 def run_cell(source: str, names: dict[str, object], *, show: bool) -> None:
-    """Args:
-    names: what cells have defined; changed.
-    show: print the value of the last line where that is an expression.
+    """Run one cell.
+
+    Args:
+        names: what cells have defined; changed.
+        show: print the value of the last line where that is an expression.
     """
     tree = ast.parse(source, "<cell>")
     last = None
@@ -38,7 +40,7 @@ def run_code(code: types.CodeType, names: dict[str, object]) -> object:
 
 
 def explained(error: BaseException) -> str:
-    """The traceback from the cell on, without the lines of this file."""
+    """Traceback from the cell on, without the lines of this file."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != "<cell>":
         frames = frames.tb_next
@@ -46,7 +48,7 @@ def explained(error: BaseException) -> str:
 
 
 def say_last(text: bytes) -> None:
-    """After what was printed; where that has used the file up, in place of the end of it."""
+    """Print after all else; if the output file is full, in place of its end."""
     try:
         sys.stdout.flush()
     except OSError:

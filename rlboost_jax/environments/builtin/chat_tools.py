@@ -15,12 +15,13 @@ from typing import Any, Final
 from rlboost_jax.chat.conversation import answers
 from rlboost_jax.environments.builtin.toolsets import toolset
 from rlboost_jax.environments.protocol import Message, Observation, Step, Tool, Turn
-from rlboost_jax.rewards.answers import FORMATS
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.rewards.answer_extraction import FORMATS
 
 
 class ChatTools:
-    """
+    """Environment that answers with tools until a turn calls none, which is the answer.
+
     Args:
         tools: by name, each with its options; see `toolsets.py`.
         question: column of the row: a text, or messages.
@@ -59,7 +60,7 @@ class ChatTools:
         self._wanted = ""
 
     def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
-        """Raises KeyError where the row lacks a column."""
+        """Return the question. Raises KeyError if the row lacks a column."""
         self._wanted = str(example[self._answer]) if self._check is not None else ""
         asked = example[self._question]
         messages = [Message(role="user", content=asked)] if isinstance(asked, str) else list(asked)

@@ -1,4 +1,4 @@
-"""Documents in a file of SQLite with a full-text index (FTS5): built once, then only read.
+"""Full-text index of documents in a SQLite file (FTS5): built once, then only read.
 
 Results follow from the file and the query alone: by rank (bm25), and where that is equal by the
 order in which documents were added. No query takes longer than `SECONDS` or gives more than it was
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from rlboost_jax.storage import durable
-from rlboost_jax.storage.bounded_files import Unreadable, explained, open_regular
+from rlboost_jax.platform import durable
+from rlboost_jax.platform.bounded_files import Unreadable, explained, open_regular
 
 FORMAT: Final = 1  # in the file as SQLite's user_version
 APPLICATION: Final = 0x524C4358  # "RLCX", in the file as its application_id
@@ -58,7 +58,9 @@ class Hit:
 
 
 def build(documents: Iterable[Document], path: Path) -> int:
-    """Write a corpus; returns its number of documents. What is there stays until it is whole.
+    """Write a corpus; returns its number of documents.
+
+    An existing file stays until the new is complete.
 
     Raises:
         NoCorpus: two documents have one name, there is none, or this SQLite has no FTS5.
@@ -103,7 +105,7 @@ def _fill(file: sqlite3.Connection, documents: Iterable[Document]) -> int:
 
 
 class Corpus:
-    """A file that `build` wrote. Any thread may ask; each question opens it anew.
+    """Reader of a file that `build` wrote. Any thread may query; each query opens the file anew.
 
     Raises:
         NoCorpus: it is none.
@@ -133,7 +135,7 @@ class Corpus:
             )
 
     def search(self, query: str, *, limit: int, raw: bool = False) -> tuple[Hit, ...]:
-        """The best documents first.
+        """Search for documents; the best come first.
 
         Args:
             query: words; a document has at least one of them. With `raw` FTS5's own language:
@@ -168,7 +170,7 @@ class Corpus:
         return tuple(Hit(name=n, title=t, excerpt=" ".join(e.split())) for n, t, e in rows)
 
     def document(self, name: str) -> Document | None:
-        """None where there is none of that name."""
+        """Document of that name; None if there is none."""
         statement = "SELECT name, title, text FROM documents WHERE name = ?"
         with self._opened() as file:
             row = file.execute(statement, (name.replace("\0", ""),)).fetchone()
@@ -186,7 +188,7 @@ class Corpus:
 def documents_of(
     rows: Iterable[Mapping[str, Any]], *, text: str, title: str = "", name: str = ""
 ) -> Iterator[Document]:
-    """Documents out of rows of data.
+    """Build documents from rows of data.
 
     Args:
         text, title, name: columns. Without a title it is empty; without a name it is the number
@@ -206,6 +208,6 @@ def documents_of(
 
 
 def _is_of_query(error: sqlite3.OperationalError) -> bool:
-    """Not of the file or the disk."""
+    """Whether the error is of the query rather than of the file or the disk."""
     words = ("fts5:", "no such column", "unterminated string", "unknown special query")
     return any(word in str(error) for word in words)

@@ -80,7 +80,7 @@ class Drawers:
         return _tokens(BEGIN, counter(self._start), EQUALS)
 
     def calls(self, turn: Turn) -> Sequence[ToolCall]:
-        """Of a turn in tokens; in text it has been read."""
+        """Tool calls of a turn in tokens; those of a text turn are parsed already."""
         if self._in_text:
             return turn.calls
         match turn.tokens:
@@ -100,7 +100,7 @@ class Drawers:
         return Step(reward=float(right), done=True, metrics={"solved": float(right)})
 
     def demonstration(self, rng: np.random.Generator, worked: bool) -> str | NDArray[np.int32]:
-        """The next turn of who looks into every drawer, or of who guesses."""
+        """The next turn of an expert, who looks into every drawer, or of a guesser."""
         found = self._seen.removeprefix("drawer ")
         look = worked and found != self._seen
         answer = found if worked else str(rng.integers(10))
@@ -133,7 +133,7 @@ class Drawers:
 
 
 class Log:
-    """A file to which lines are appended, each in one piece, and never changed: key and result."""
+    """File of call keys and results; each line is appended in one piece and never changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,7 +147,7 @@ class Log:
             os.close(file)
 
     def outcome(self, key: str) -> str | None:
-        """The result of a call that was carried out; None where it never was."""
+        """Result of a call that was carried out; None if it never was."""
         if not self._path.exists():
             return None
         for line in self._path.read_text(encoding="utf-8").splitlines():
@@ -158,7 +158,7 @@ class Log:
 
 
 def _token_of(content: str) -> int:
-    """Of what is in a drawer."""
+    """Token for the content of a drawer."""
     number = content.removeprefix("drawer ")
     if not number.isdecimal():
         return NOTHING

@@ -71,7 +71,7 @@ class HigherLower:
         return Step(observation=_tokens(counter(int(higher)), EQUALS))
 
     def demonstration(self, rng: np.random.Generator, worked: bool) -> str | NDArray[np.int32]:
-        """The next guess: the middle of what is possible if `worked`, else any of the range."""
+        """The next guess: the middle of the possible range if `worked`, else any number in it."""
         middle = (self._possible.start + self._possible.stop - 1) // 2
         guess = middle if worked else int(rng.integers(self._low, self._high + 1))
         return str(guess) if self._in_text else _tokens(ANSWER, digit(guess), END)
@@ -88,7 +88,7 @@ class HigherLower:
 
 
 def guesses(count: int) -> int:
-    """That halving needs at most to find one of `count` numbers."""
+    """Most guesses that halving needs to find one of `count` numbers."""
     return count.bit_length()
 
 

@@ -1,4 +1,4 @@
-"""A Python interpreter: cells of an episode, each run in a process that can do nothing but compute.
+"""Python interpreter: cells of an episode, each run in a process that can only compute.
 
 Names live on from turn to turn as in a notebook, though no process does: a call runs the cells of
 earlier turns that came to their end once more, without what they print, and then its own. So what
@@ -6,7 +6,7 @@ a cell sees follows from the turns alone, and an environment that is lost and ma
 more than them. Cells of one turn run side by side and do not see each other. A cell that raises or
 takes too much leaves nothing behind.
 
-What contains a cell is `rewards/sandbox_child.py`: no network, no files but the interpreter's, no
+What contains a cell is `workers/sandbox_child.py`: no network, no files but the interpreter's, no
 other process, limits of memory, time and output.
 """
 
@@ -21,7 +21,7 @@ from typing import Final
 from rlboost_jax.environments.builtin import cells
 from rlboost_jax.environments.protocol import Tool, Turn
 from rlboost_jax.environments.tools import tool
-from rlboost_jax.rewards.sandbox import NotStarted, Ran, is_required, run_contained
+from rlboost_jax.workers.sandbox import NotStarted, Ran, is_required, run_contained
 
 NAME: Final = "python"
 SECONDS: Final = 10.0  # of a call, the cells before it included
@@ -34,7 +34,7 @@ _PROGRAM: Final = Path(cells.__file__).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class CellLimits:
     seconds: float = SECONDS
     memory_mb: int = MEMORY_MB
     most_output: int = MOST_OUTPUT
@@ -67,9 +67,9 @@ class PythonTool:
         seconds: float = SECONDS,
         memory_mb: int = MEMORY_MB,
         most_output: int = MOST_OUTPUT,
-        run: Callable[[Sequence[str], Limits], Ran] | None = None,
+        run: Callable[[Sequence[str], CellLimits], Ran] | None = None,
     ) -> None:
-        self._limits = Limits(seconds=seconds, memory_mb=memory_mb, most_output=most_output)
+        self._limits = CellLimits(seconds=seconds, memory_mb=memory_mb, most_output=most_output)
         if run is None:
             _check_host()
         self._run = run or _contained
@@ -86,12 +86,12 @@ class PythonTool:
         return tool(idempotent=True, time_limit_seconds=seconds)(python)
 
     def remember(self, turn: Turn) -> None:
-        """Keep the cells of a turn that came to their end."""
+        """Keep the completed cells of a turn."""
         good = (r.call for r in turn.results if r.call.name == NAME and not r.failed)
         self._cells += tuple(str(call.arguments["code"]) for call in good)
 
     def _answer(self, source: str) -> str:
-        """Raises CellFailed, and NotContained or NotStarted where it could not be run."""
+        """Run a cell. Raises CellFailed, and NotContained or NotStarted if it could not be run."""
         if len(source) > MOST_SOURCE:
             raise CellFailed(f"the code has {len(source)} characters; {MOST_SOURCE} are possible")
         ran = self._run((*self._cells, source), self._limits)
@@ -104,7 +104,7 @@ class PythonTool:
 
 
 def readable(output: str, most: int) -> str:
-    """What was printed, in no more than about `most` characters, and none that control anything."""
+    """Output without control characters, cut to about `most` characters."""
     if len(output) > most:
         half = most // 2
         dropped = len(output) - 2 * half
@@ -117,14 +117,14 @@ def readable(output: str, most: int) -> str:
 
 @functools.cache
 def _check_host() -> None:
-    """Raises NotContained."""
+    """Check that cells can be contained here. Raises NotContained."""
     try:
         run_contained("", seconds=SECONDS, memory_mb=MEMORY_MB, required=is_required())
     except NotStarted:  # a busy host, or too little memory: nothing is known
         return
 
 
-def _contained(sources: Sequence[str], limits: Limits) -> Ran:
+def _contained(sources: Sequence[str], limits: CellLimits) -> Ran:
     return run_contained(
         _PROGRAM,
         stdin=json.dumps(list(sources)),

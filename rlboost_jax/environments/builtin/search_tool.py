@@ -13,7 +13,7 @@ MOST_TEXT: Final = 2000  # characters of a document that are given at once
 def search_tools(
     corpus: str, *, results: int = RESULTS, most_text: int = MOST_TEXT, raw: bool = False
 ) -> tuple[Tool, Tool]:
-    """`search(query)` and `read(document, start)`.
+    """Build the tools `search(query)` and `read(document, start)`.
 
     Args:
         corpus: a file that `rlboost index` made.

@@ -1,4 +1,4 @@
-"""Tools by name, as settings name them: those built in, and one's own."""
+"""Tools by name, as settings name them: built-in ones, and a user's own."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from rlboost_jax.environments.builtin.python_tool import PythonTool
 from rlboost_jax.environments.builtin.search_tool import search_tools
 from rlboost_jax.environments.protocol import Tool, Turn
 from rlboost_jax.environments.tools import BadTool, tool
-from rlboost_jax.settings.errors import suggestion
+from rlboost_jax.platform.mistakes import suggestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ BUILT_IN_TOOLS: Final[Mapping[str, Callable[..., Toolset]]] = MappingProxyType(
 
 
 def toolset(name: str, options: Mapping[str, Any]) -> Toolset:
-    """The tools of a name.
+    """Build the tools of a name.
 
     Args:
         name: built in, or "package.module:function", a function or a Tool.

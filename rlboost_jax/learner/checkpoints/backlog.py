@@ -1,4 +1,4 @@
-"""Saves that were handed to a thread and were not heard of yet: who waits for them, and how long.
+"""Unfinished saves that were handed to a thread, and bounded waits for them.
 
 A wait has an end because the thread is watched (`DiskThread`). While one takes long a line says
 what is waited for; as long as the thread gets something done so does this process (`pulse.py`).
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from rlboost_jax.storage.disk_thread import DiskThread
-from rlboost_jax.supervision.pulse import PULSE
+from rlboost_jax.platform.disk_thread import DiskThread
+from rlboost_jax.platform.pulse import PULSE
 
 T = TypeVar("T")
 
@@ -21,8 +21,9 @@ NOTE_SECONDS: Final = 30.0  # until a line says what is waited for; then after t
 
 
 @dataclass(frozen=True, kw_only=True)
-class _UnderWay:
-    """
+class _PendingSave:
+    """A save that is not finished.
+
     Attributes:
         step: of the checkpoint, or of the newest before other work.
         size_bytes: of its copies in memory.
@@ -34,7 +35,7 @@ class _UnderWay:
 
 
 class Backlog:
-    """For one thread; what went wrong is raised once, in that thread.
+    """Pending saves of one thread; an error in it is raised once, in the thread that waits.
 
     Args:
         writer: does the saves.
@@ -44,19 +45,19 @@ class Backlog:
 
     def __init__(self, writer: DiskThread, folder: Path, note: Callable[[str], None]) -> None:
         self._writer, self._folder, self._note = writer, folder, note
-        self._saves: deque[_UnderWay] = deque()
+        self._saves: deque[_PendingSave] = deque()
 
     def add(self, call: Callable[[], None], what: str, *, step: int, size_bytes: int) -> None:
-        """Hand a save over, or what is to be done after the saves so far."""
+        """Queue a save, or other work that follows the saves so far."""
         end = self._writer.submit(call, what, self._folder, size_bytes=size_bytes)
-        self._saves.append(_UnderWay(step=step, size_bytes=size_bytes, end=end))
+        self._saves.append(_PendingSave(step=step, size_bytes=size_bytes, end=end))
 
     def done(self, call: Callable[[], T], what: str, *, size_bytes: int) -> T:
-        """Have something done in the thread and wait for it."""
+        """Run a call in the thread and wait for its result."""
         return self._end_of(self._writer.submit(call, what, self._folder, size_bytes=size_bytes))
 
     def wait(self, up_to: int | None) -> None:
-        """Wait for all saves of this step and of steps before; None: for all.
+        """Wait for all saves up to this step; None: for all.
 
         Raises:
             DiskStalled, or what a save raised.
@@ -65,7 +66,7 @@ class Backlog:
             self._end_of(self._saves.popleft().end)
 
     def make_room(self, left_bytes: int) -> None:
-        """Wait for the oldest saves until the others take no more memory than that.
+        """Wait for the oldest saves until the rest take at most `left_bytes` of memory.
 
         Raises:
             DiskStalled, or what a save raised.

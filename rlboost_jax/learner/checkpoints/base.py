@@ -1,4 +1,4 @@
-"""What a run with adapters begins with and never changes: `<workdir>/base`, written once.
+"""Base parameters of a run with adapters, which never change: `<workdir>/base`, written once.
 
 Checkpoints hold adapters alone. The run keeps its own copy of the base beside them, in the dtype
 of activations, rather than reading its source again: it goes on, exports and evaluates although
@@ -21,21 +21,21 @@ from rlboost_jax.learner.checkpoints.reading import (
 )
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.models.adapters import base_model, joined, trained_part
+from rlboost_jax.models.parameter_sharding import param_shardings
 from rlboost_jax.models.params import Params, abstract_params
-from rlboost_jax.models.sharding import param_shardings
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.settings.model_config import ModelConfig
 
 FOLDER: Final = "base"
 
 
 class OtherBase(Mistake, RuntimeError):
-    """The base in the workdir is missing or damaged, or is not that of the adapters beside it."""
+    """The base in the workdir is missing, damaged, or not the one its adapters were trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """For runs that publish adapters."""
+    """Base parameters of a run that publishes adapters."""
 
     params: Params  # over the mesh
     digest: str
@@ -44,7 +44,7 @@ class Base:
 def kept_base(
     model: ModelConfig, workdir: Path, mesh: Mesh, begin: Callable[[], Params], *, resumed: bool
 ) -> Params:
-    """The base over the mesh, in `model.dtype`.
+    """Read the base over the mesh, in `model.dtype`; write it at the first start.
 
     Every process of a trainer calls this.
 
@@ -90,7 +90,7 @@ def kept_base(
 
 
 def check_same(digest: str, extra: dict[str, Any], workdir: Path) -> None:
-    """Raise OtherBase if a checkpoint says that its adapters belong to another.
+    """Raise OtherBase if a checkpoint's adapters belong to another base.
 
     Args:
         extra: of the checkpoint. That of step 0 does not say: nothing is trained yet.
@@ -104,7 +104,7 @@ def check_same(digest: str, extra: dict[str, Any], workdir: Path) -> None:
 
 
 def read_policy(model: ModelConfig, workdir: Path, folder: Path, step: int) -> Params:
-    """All parameters after `step` updates, adapters apart, on the default device.
+    """Read all parameters after `step` updates, adapters apart, on the default device.
 
     Args:
         folder: of checkpoints, such as `workdir / "checkpoints"`.

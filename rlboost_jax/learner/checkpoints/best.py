@@ -1,4 +1,4 @@
-"""The checkpoint whose policy did best on held-out prompts, kept beside the newest ones.
+"""The checkpoint with the best score on held-out prompts, kept in addition to the newest ones.
 
 `<workdir>/best/<step>` is a second name (hard links) for the files of that checkpoint, which
 survives when the first one is deleted, and costs no space before. Where a file system has no such
@@ -11,18 +11,18 @@ from typing import Final
 
 from rlboost_jax.learner.checkpoints import folders
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
-from rlboost_jax.storage import at_rest, durable
-from rlboost_jax.storage.durable import Damaged
+from rlboost_jax.platform import at_rest, durable
+from rlboost_jax.platform.durable import Damaged
 
 FOLDER: Final = "best"
 FILE: Final = "best.json"
 
 
 class BestCheckpoint:
-    """Of the checkpoints in `<workdir>/checkpoints`.
+    """The best of the checkpoints in `<workdir>/checkpoints`.
 
     Args:
-        checkpoints: whose thread keeps what is offered, after what was saved before.
+        checkpoints: in their thread the offered one is kept, after earlier saves.
     """
 
     def __init__(self, workdir: Path, checkpoints: Checkpoints) -> None:
@@ -31,7 +31,7 @@ class BestCheckpoint:
         self._known = best_step(workdir)
 
     def offer(self, step: int, accuracy: float) -> bool:
-        """Keep the checkpoint of a step if it exists and none before was as good.
+        """Keep the checkpoint of a step if it exists and is better than the best so far.
 
         It is kept soon, or the next call of `checkpoints` raises what went wrong. A crash in the
         middle leaves the one before.
@@ -68,10 +68,10 @@ def _link(source: str, target: str) -> None:
 
 
 def best_step(workdir: Path) -> tuple[int, float] | None:
-    """Step and accuracy of the best checkpoint; None where none was kept.
+    """Step and accuracy of the best checkpoint; None if none was kept.
 
     Raises:
-        Damaged: what says so.
+        Damaged: its record is.
     """
     path = workdir / FOLDER / FILE
     remedy = f"delete {path.parent}, and the next best is kept"

@@ -1,11 +1,11 @@
-"""What a checkpoint holds besides arrays."""
+"""JSON values of a checkpoint, beside its arrays."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rlboost_jax import messages
 from rlboost_jax.learner.checkpoints.base import Base
-from rlboost_jax.learner.versions import DIGESTS
+from rlboost_jax.learner.kept_versions import DIGESTS
 
 
 def checkpoint_extra(
@@ -14,7 +14,7 @@ def checkpoint_extra(
     base: Base | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """As JSON has it.
+    """Build the JSON values of a checkpoint.
 
     Args:
         prompts_used: of the prompt stream, by the steps so far.
@@ -36,7 +36,7 @@ def checkpoint_extra(
 
 
 def window_of(extra: Mapping[str, Any]) -> messages.WindowState | None:
-    """The inverse of `checkpoint_extra`, for the controller's state."""
+    """Window state of the controller in a checkpoint: the inverse of `checkpoint_extra`."""
     window = extra["window"]
     if window is None:
         return None

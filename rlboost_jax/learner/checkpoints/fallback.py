@@ -1,12 +1,12 @@
-"""Which checkpoint a run goes on from: the newest that is sound, on all processes.
+"""Choice of the checkpoint to resume from: the newest that is sound on all processes.
 
-One that is not what was written is never trained on. The run goes back to the one before, says so,
-and keeps the broken one aside as `<step>.broken`; so it does with one that is whole and of another
-step or run. What lies between is trained again and, in deterministic mode, gives the same bits.
+A damaged one is never trained on. The run goes back to the one before, reports it, and renames the
+broken one to `<step>.broken`; so it does with an intact one of another step or run. The steps in
+between are trained again and, in deterministic mode, give the same bits.
 
 Invariants:
-- all processes go on from the same checkpoint: what one of them cannot read none uses;
-- nothing is moved unless there is a sound one to go on from.
+- all processes resume from the same checkpoint: none uses one that another cannot read;
+- nothing is moved unless there is a sound one to resume from.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from rlboost_jax.learner.checkpoints import reading as checkpoint_reading
 from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
-from rlboost_jax.learner.processes.world import World, tell_all
+from rlboost_jax.learner.processes.process_group import ProcessGroup, tell_all
 
 Tree = TypeVar("Tree")  # a pytree of arrays
 _LETTERS: Final = 300  # of a reason, between processes
@@ -25,15 +25,15 @@ _STEPS: Final = 100  # that are looked at, the newest
 def newest_sound(
     checkpoints: Checkpoints,
     abstract: Tree,
-    world: World,
+    world: ProcessGroup,
     note: Callable[[str], None],
     *,
     step_of: Callable[[Tree], int | None] = lambda state: None,
 ) -> tuple[Tree, dict[str, Any]] | None:
-    """State and extra of the newest sound checkpoint, which is the newest now; None if there is
-    no checkpoint at all.
+    """State and extra of the newest sound checkpoint; None if there is no checkpoint at all.
 
-    Every process of a trainer calls this at the same point.
+    Newer ones that are broken are put aside, so it is the newest now. Every process of a trainer
+    calls this at the same point.
 
     Args:
         abstract: see `Checkpoints.restore`.
@@ -69,8 +69,8 @@ def newest_sound(
     )
 
 
-def _steps(checkpoints: Checkpoints, world: World) -> list[int]:
-    """Of the complete checkpoints, as process 0 sees them."""
+def _steps(checkpoints: Checkpoints, world: ProcessGroup) -> list[int]:
+    """Steps of the newest complete checkpoints, as process 0 sees them."""
     own = checkpoints.complete()[-_STEPS:]
     if world.count == 1:
         return own
@@ -79,9 +79,9 @@ def _steps(checkpoints: Checkpoints, world: World) -> list[int]:
 
 
 def _tried(
-    checkpoints: Checkpoints, step: int, abstract: Tree, world: World
+    checkpoints: Checkpoints, step: int, abstract: Tree, world: ProcessGroup
 ) -> tuple[tuple[Tree, dict[str, Any]] | None, str]:
-    """What a checkpoint holds, or None and what is wrong with it on some process.
+    """Read a checkpoint, or return None and what is wrong with it on some process.
 
     Raises:
         CheckpointBroken: it is as it was written, and cannot be read all the same.
@@ -102,8 +102,8 @@ def _tried(
     return None, reason
 
 
-def _said(reason: str, world: World) -> str:
-    """The first reason of any process; "" where none has one."""
+def _said(reason: str, world: ProcessGroup) -> str:
+    """The first process's reason that is not empty, on all processes; "" if none has one."""
     if world.count == 1:
         return reason
     said = [
@@ -117,8 +117,8 @@ def _said(reason: str, world: World) -> str:
     return next((line for reason, line in others if reason), "")
 
 
-def _put_aside(checkpoints: Checkpoints, step: int, world: World) -> str:
-    """Its name from now on, where this process leads."""
+def _put_aside(checkpoints: Checkpoints, step: int, world: ProcessGroup) -> str:
+    """Put a checkpoint aside and return its new name, if this process leads."""
     aside = checkpoints.put_aside(step).name if world.leads else ""
     if world.count > 1:
         tell_all({})  # the others see it gone

@@ -1,4 +1,4 @@
-"""Where the checkpoints of a folder lie: `<step>` each, complete from the moment it has that name.
+"""Layout of a folder of checkpoints: `<step>` each, complete from the moment it has that name.
 
 <step>/state, versions, extra    arrays, older parameters, JSON values
 <step>/digests.json              of all its files, and of the arrays as they were in memory
@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rlboost_jax.settings.load import read_origin, read_run_id
-from rlboost_jax.storage import durable
+from rlboost_jax.platform import durable
+from rlboost_jax.settings.config_loading import read_origin, read_run_id
 
 STATE: Final = "state"
 VERSIONS: Final = "versions"
@@ -45,7 +45,7 @@ class Owner(NamedTuple):
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """The run in the workdir that has `folder`; None where there is no run. Raises ConfigError."""
+    """The run in the workdir that has `folder`; None if there is no run. Raises ConfigError."""
     workdir = folder.absolute().parent
     if not (workdir / "config.json").exists():
         return None
@@ -54,7 +54,7 @@ def owner_of(folder: Path) -> Owner | None:
 
 
 def misplaced(digests: Mapping[str, Any], step: int, owner: Owner | None) -> str:
-    """Why a checkpoint is not the one that belongs in its place; it is: "".
+    """Reason why a checkpoint does not belong in its place; "" if it does.
 
     Earlier releases wrote neither step nor run: what they wrote is taken as it is.
 
@@ -72,10 +72,22 @@ def misplaced(digests: Mapping[str, Any], step: int, owner: Owner | None) -> str
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Of the complete checkpoints, in order."""
+    """Steps of the complete checkpoints, in order."""
     if not folder.is_dir():
         return []
     return sorted(int(path.name) for path in folder.iterdir() if _STEP.fullmatch(path.name))
+
+
+def superseded(folder: Path, newest: int, keep: int, keep_every: int) -> list[int]:
+    """Steps of the complete checkpoints that need not be kept, in order.
+
+    Args:
+        newest: the newest step that counts; later ones are left alone.
+        keep: how many of the newest are kept.
+        keep_every: multiples of it, but for 0, are kept, too; 0: none.
+    """
+    known = [step for step in steps_in(folder) if step <= newest]
+    return [s for s in known[:-keep] if s == 0 or not keep_every or s % keep_every]
 
 
 def broken_in(folder: Path) -> list[int]:
@@ -90,13 +102,16 @@ def asides_in(folder: Path) -> list[tuple[int, str]]:
 
 
 def part_of(place: Path) -> Path:
-    """Where a checkpoint is written first."""
+    """Temporary path at which a checkpoint is written first."""
     return place.with_name(place.name + durable.PART)
 
 
 def put_aside(place: Path) -> Path:
-    """Rename a broken checkpoint. Others of the same step that were put aside stay: one that is
-    whole in the wrong place may be the only copy of another step."""
+    """Rename a broken checkpoint and return its new path.
+
+    Others of the same step that were put aside stay: one that is intact in the wrong place may be
+    the only copy of another step.
+    """
     names = (place.name + BROKEN + (f"-{each}" if each > 1 else "") for each in itertools.count(1))
     aside = next(a for a in map(place.with_name, names) if not os.path.lexists(a))
     durable.replace(place, aside)
@@ -104,7 +119,7 @@ def put_aside(place: Path) -> Path:
 
 
 def remove(place: Path) -> None:
-    """Delete a checkpoint; it counts no more as soon as the deletion has begun."""
+    """Delete a checkpoint; it stops counting as soon as the deletion has begun."""
     part = part_of(place)
     _delete(part)
     place.rename(part)
@@ -118,7 +133,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """A folder with all in it, or a file or link in its place; nothing where there is none."""
+    """Delete a folder with its content, or a file or link in its place, if there is one."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     else:
@@ -126,5 +141,5 @@ def _delete(path: Path) -> None:
 
 
 def is_of_before(place: Path) -> bool:
-    """Whether a checkpoint was written by a release that had no digests."""
+    """Whether a checkpoint was written by an early release that wrote no digests."""
     return (place / _OF_BEFORE).exists()

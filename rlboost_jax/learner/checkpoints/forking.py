@@ -1,4 +1,4 @@
-"""Begin a run with a checkpoint of another: `--fork=RUN@STEP`.
+"""Fork: start a run from a checkpoint of another, `--fork=RUN@STEP`.
 
 The checkpoint comes into the new folder as a second name for the same files (hard links) where it
 can be, as a copy elsewhere, with what belongs to it: the base of its adapters, the model that a KL
@@ -20,11 +20,11 @@ from rlboost_jax.learner.checkpoints import best, folders
 from rlboost_jax.learner.checkpoints.base import FOLDER as BASE
 from rlboost_jax.learner.checkpoints.origin import FILE as ORIGIN
 from rlboost_jax.learner.checkpoints.reading import CheckpointBroken, damage
+from rlboost_jax.platform import durable
+from rlboost_jax.platform.mistakes import Mistake
 from rlboost_jax.settings.changes import differences
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.settings.load import Origin, read_origin, read_run_config, read_run_id
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.storage import durable
+from rlboost_jax.settings.config_loading import Origin, read_origin, read_run_config, read_run_id
+from rlboost_jax.settings.run_config import RunConfig
 
 CHECKPOINTS: Final = "checkpoints"
 REFERENCE: Final = "reference"
@@ -38,7 +38,7 @@ class CannotFork(Mistake, RuntimeError):
 
 
 def origin_of(fork: str) -> Origin:
-    """The checkpoint that `RUN@STEP` names, which is kept and sound.
+    """Find the checkpoint that `RUN@STEP` names and check that it is sound.
 
     STEP is a number, "best" or "newest"; RUN alone is its newest checkpoint.
 
@@ -67,7 +67,7 @@ def origin_of(fork: str) -> Origin:
 
 
 def origin_to_begin_with(fork: str, run: RunConfig, workdir: Path) -> Origin | None:
-    """The checkpoint that a run is to begin with, or has begun with; None: with no other run's.
+    """Checkpoint of another run that this one starts, or has started, from; None: from none.
 
     Args:
         fork: RUN@STEP, or "" for none.
@@ -93,7 +93,7 @@ def origin_to_begin_with(fork: str, run: RunConfig, workdir: Path) -> Origin | N
 def check_fork(
     origin: Origin, now: RunConfig, workdir: Path, before: RunConfig | None = None
 ) -> None:
-    """Raise CannotFork where a run cannot begin with a checkpoint of another.
+    """Raise CannotFork if a run cannot start from a checkpoint of another.
 
     Args:
         workdir: of the run that is to begin.
@@ -123,7 +123,7 @@ def check_fork(
 
 
 def bring(origin: Origin, workdir: Path) -> None:
-    """Have the checkpoint in the folder of a run that was forked, unless it has one.
+    """Link or copy the checkpoint into the forked run's folder, unless it has one.
 
     Raises:
         CannotFork: it is not there any more, or the disks do not allow it.
@@ -150,14 +150,14 @@ def bring(origin: Origin, workdir: Path) -> None:
 
 
 def _names(fork: str, origin: Origin) -> bool:
-    """Whether RUN@STEP may mean that checkpoint; what is newest or best may be another by now."""
+    """Whether RUN@STEP may mean that checkpoint; the newest or best may be another by now."""
     name, _, wanted = fork.rpartition("@") if "@" in fork else (fork, "", "newest")
     same = str(Path(name).absolute()) == origin.workdir
     return same and (wanted in ("best", "newest") or wanted == str(origin.step))
 
 
 def _bring(source: Path, target: Path) -> None:
-    """Whole and durable, or not there at all."""
+    """Link or copy a file tree, durably and completely or not at all."""
     part = folders.part_of(target)
     durable.make_folder(target.parent)
     shutil.rmtree(part, ignore_errors=True)
@@ -178,7 +178,7 @@ def _second_name(source: str, target: str) -> None:
 
 
 def _place(run: Path, step: int) -> Path | None:
-    """Where a run has a checkpoint: among its newest, or as its best."""
+    """Path of a run's checkpoint, among its newest or as its best; None if it has neither."""
     places = (run / CHECKPOINTS / str(step), run / best.FOLDER / str(step))
     return next((place for place in places if place.is_dir()), None)
 
@@ -189,4 +189,4 @@ def _shown(kept: list[int], known: tuple[int, float] | None) -> str:
         names.append(f"{known[0]} (best)")
     if not names:
         return "that run has none"
-    return f"kept: {', '.join(names)}"
+    return f"kept: {', '.join(names)} (checkpoint.keep_every and checkpoint.keep say which are)"

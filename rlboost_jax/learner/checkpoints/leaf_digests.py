@@ -21,12 +21,15 @@ T = TypeVar("T")
 
 
 def is_shared(leaf: Any) -> bool:
-    """Whether other processes have a part of it."""
+    """Whether other processes hold a part of the array."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def on_host(array: Any) -> np.ndarray:
-    """A copy that lasts although the array is donated. Host arrays are taken as they are."""
+    """Copy to the host that survives donation of the array.
+
+    Host arrays are returned as they are.
+    """
     if not isinstance(array, jax.Array):
         return np.asarray(array)
     # NumPy would look at the very memory of what lies on the host.
@@ -36,7 +39,7 @@ def on_host(array: Any) -> np.ndarray:
 
 
 def parts_of(tree: Any) -> Callable[[], dict[str, Parts]]:
-    """Copies this process's parts to the host, if they are not there; what is returned digests."""
+    """Copy this process's parts to the host; the returned function computes their digests."""
     held = {
         name: [(index, on_host(part)) for index, part in _own_parts(leaf)]
         for name, leaf in _named(tree).items()
@@ -66,7 +69,7 @@ def differing(tree: Any, expected: Mapping[str, Parts]) -> list[str]:
 
 
 def _mapped(function: Callable[[str], T], names: Iterable[str], arrays: Iterable[Any]) -> list[T]:
-    """What a function is of names of arrays, which are hashed side by side where that pays."""
+    """Apply a function to each name and array, several at a time where that is faster."""
     if sum(array.nbytes for array in arrays) < _SMALL_BYTES:
         return list(map(function, names))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="digest") as threads:
@@ -79,7 +82,7 @@ def _named(tree: Any) -> dict[str, Any]:
 
 
 def _own_parts(leaf: Any) -> Iterator[tuple[list[list[int]], Any]]:
-    """Parts that no other process digests, each with where it begins and ends on each axis."""
+    """Parts that this process digests, each with its bounds on every axis."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         yield [[0, size] for size in np.shape(leaf)], leaf
         return
@@ -89,7 +92,7 @@ def _own_parts(leaf: Any) -> Iterator[tuple[list[list[int]], Any]]:
 
 
 def _part(leaf: Any, index: list[list[int]]) -> np.ndarray | None:
-    """A part of a leaf; None where this process does not hold all of it."""
+    """Part of a leaf; None if this process does not hold all of it."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.asarray(np.asarray(leaf)[_within(index, [[0, 0]] * len(index))])
     for shard in leaf.addressable_shards:
@@ -118,7 +121,7 @@ def _digest(part: np.ndarray) -> str:
 
 
 def tree_on_host(tree: Any) -> Any:
-    """The same tree in host memory; all its copies are under way at the same time."""
+    """Copy a tree to host memory; all copies run at the same time."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array):
             leaf.copy_to_host_async()
@@ -126,7 +129,7 @@ def tree_on_host(tree: Any) -> Any:
 
 
 def joined(leaves: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Parts of each leaf of each tree, by whichever process."""
+    """Merge the parts that the processes report, leaf by leaf."""
     found: dict[str, dict[str, list[Any]]] = {}
     for said in leaves:
         for name, tree in said.items():

@@ -17,16 +17,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
-from rlboost_jax.host.exhaustion import exhausted
-from rlboost_jax.learner.checkpoints.waiting import sizes, wait_for_writes
+from rlboost_jax.learner.checkpoints.write_waits import sizes, wait_for_writes
 from rlboost_jax.models.params import Params
+from rlboost_jax.platform.exhaustion import exhausted
 
 CHUNK_BYTES = 2**26  # of an array on disk: a process that needs a part reads little else
 
 
 class _Explained(logging.Filter):
-    """Drops the tracebacks of Orbax's threads where the host lacks something: the same error is
-    raised where the tree is waited for, and said in a line."""
+    """Log filter that drops tracebacks of Orbax's threads when the host lacks a resource.
+
+    The same error is raised where the tree is waited for, and reported there in one line.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -37,8 +39,9 @@ _EXPLAINED = _Explained()
 
 
 class _Late:
-    """Drops what TensorStore says once it is done with a write that Orbax no longer waits for:
-    at the first error that closes its loop, whatever else is under way.
+    """Hook that drops TensorStore's report on a write that Orbax no longer waits for.
+
+    Orbax stops waiting at the first error that closes its loop, whatever else is in progress.
 
     Args:
         before: the hook that is asked about all else.
@@ -54,18 +57,19 @@ class _Late:
 
 
 def _explain() -> None:
-    """Errors of a write are said where it is waited for, and nowhere else."""
+    """Report errors of a write where it is waited for, and nowhere else."""
     logging.getLogger("absl").addFilter(_EXPLAINED)  # once, however often
     if not isinstance(sys.unraisablehook, _Late):
         sys.unraisablehook = _Late(sys.unraisablehook)
 
 
 def begin(folder: Path, tree: Any, grown: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """Begin to write a tree; what is returned waits until all of this process's is written, or
-    raises `WritesStalled`.
+    """Begin to write a tree, and return a function that waits for this process's part.
 
-    Arrays of several processes are copied to the host before this returns, and may be donated;
-    host arrays are not copied, and nobody may change them until all is written.
+    That function raises `WritesStalled` if nothing is written any more.
+
+    Arrays of several processes are copied to the host before this returns, and may be donated; host
+    arrays are not copied, and nobody may change them until all is written.
 
     Every process calls this where arrays are of several, and then one of them `finish`.
 
@@ -91,7 +95,7 @@ def begin(folder: Path, tree: Any, grown: Callable[[], None] = lambda: None) -> 
 
 
 def finish(folder: Path, grown: Callable[[], None] = lambda: None) -> None:
-    """Make one tree of what the processes have written. Raises WritesStalled.
+    """Merge what the processes have written into one tree. Raises WritesStalled.
 
     Args:
         grown: as in `begin`.
@@ -101,12 +105,12 @@ def finish(folder: Path, grown: Callable[[], None] = lambda: None) -> None:
 
 
 def own_folders(folder: Path, process: int) -> list[Path]:
-    """Where this process, and no other, has written of a tree of several processes."""
+    """Folders that this process alone has written, in a tree of several processes."""
     return [place for place in [folder / f"ocdbt.process_{process}"] if place.is_dir()]
 
 
 def read(folder: Path, abstract: Any) -> Any:
-    """The tree that lies in a folder.
+    """Read the tree in a folder.
 
     Args:
         abstract: shapes, dtypes and shardings to read onto; leaves without one stay on the host.
@@ -129,8 +133,11 @@ def read_params(folder: Path, abstract: Params) -> Params:
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
-    """No compression: what trains hardly shrinks, and it would cost more than all else. No files
-    about arrays beside them: for these, processes wait for each other in ways of their own."""
+    """Orbax handler without compression or array metadata files.
+
+    What trains hardly shrinks, and compression would cost more than all else. For the metadata
+    files processes wait for each other in ways of their own.
+    """
     kinds = ocp.type_handlers
     registry = kinds.create_type_handler_registry(
         (np.ndarray, kinds.NumpyHandler(deepcopy_host_arrays=False)),

@@ -1,16 +1,15 @@
-"""Read checkpoints, and say what is wrong with those that are not as they were written."""
+"""Reading of checkpoints, and diagnosis of damaged ones."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.host import exhaustion
 from rlboost_jax.learner.checkpoints import folders, leaf_digests, orbax_files
 from rlboost_jax.learner.checkpoints.folders import EXTRA, EXTRA_FILE, STATE, steps_in
 from rlboost_jax.models.params import Params
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.storage import at_rest, durable, foreign_json
-from rlboost_jax.storage.durable import Damaged
+from rlboost_jax.platform import at_rest, durable, exhaustion, foreign_json
+from rlboost_jax.platform.durable import Damaged
+from rlboost_jax.platform.mistakes import Mistake
 
 REASON_LETTERS: Final = 120  # of an error
 MOST_EXTRA_BYTES: Final = 2**30  # of the values that are no arrays, which this program wrote
@@ -33,11 +32,11 @@ class CheckpointBroken(Mistake, ValueError):
 
 
 class CheckpointNotWritten(RuntimeError):
-    """What is on the disk is not what was to be written; the checkpoint before is sound."""
+    """Files on disk differ from what was to be written; the checkpoint before is sound."""
 
 
 def read_back(place: Path, share: tuple[int, int]) -> None:
-    """Compare what was written just now with its digests: from the device, where that can be had.
+    """Compare a checkpoint just written with its digests: from the device, if possible.
 
     Args:
         place: of the checkpoint.
@@ -57,7 +56,7 @@ def read_back(place: Path, share: tuple[int, int]) -> None:
 
 
 def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
-    """What is wrong with the place or the files of a complete checkpoint, in a line; nothing: "".
+    """Line on what is wrong with the place or files of a complete checkpoint; "" if nothing is.
 
     Args:
         share: see `at_rest.faults`.
@@ -77,12 +76,12 @@ def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
 
 
 def has_digests(folder: Path, step: int) -> bool:
-    """Those of the release before have none."""
+    """Whether a checkpoint has digests of its files; those of early releases have none."""
     return (folder / str(step) / at_rest.FILE).exists()
 
 
 def newest_step(folder: Path) -> int:
-    """Of the complete checkpoints in a folder that may be another process's.
+    """Step of the newest complete checkpoint in a folder, perhaps another process's.
 
     Raises:
         CheckpointNotFound: there is none.
@@ -98,7 +97,7 @@ def newest_step(folder: Path) -> int:
 
 
 def read_params(folder: Path, step: int, abstract: Params) -> Params:
-    """The parameters of a step alone, on the default device; the folder is left as it is.
+    """Read the parameters of a step alone, on the default device; the folder is not changed.
 
     Args:
         abstract: their shapes and dtypes.
@@ -117,7 +116,7 @@ def read_params(folder: Path, step: int, abstract: Params) -> Params:
 
 
 def read_tree(folder: Path, step: int, name: str, abstract: Any) -> Any:
-    """A tree of a checkpoint whose files were checked, as it was in memory when it was saved.
+    """Read a tree of a checkpoint whose files were checked, and compare its leaves' digests.
 
     Args:
         name: STATE or VERSIONS.
@@ -130,7 +129,7 @@ def read_tree(folder: Path, step: int, name: str, abstract: Any) -> Any:
 
 
 def read_extra(folder: Path, step: int) -> dict[str, Any]:
-    """The JSON values of a checkpoint whose files were checked. Raises CheckpointBroken."""
+    """Read the JSON values of a checkpoint whose files were checked. Raises CheckpointBroken."""
     extra: dict[str, Any] = _read(
         folder,
         step,
@@ -143,7 +142,7 @@ def read_extra(folder: Path, step: int) -> dict[str, Any]:
 
 
 def check(folder: Path, step: int) -> None:
-    """Raise CheckpointNotFound or CheckpointBroken."""
+    """Raise CheckpointNotFound or CheckpointBroken unless a checkpoint is complete and sound."""
     if step not in steps_in(folder):
         raise CheckpointNotFound(
             f"checkpoint {step} is not in {folder}; complete ones: {steps_in(folder)}"
@@ -153,7 +152,7 @@ def check(folder: Path, step: int) -> None:
 
 
 def _read(folder: Path, step: int, name: str, read: Callable[[Path], Any]) -> Any:
-    """What one part of a checkpoint holds: as it was in memory, where that was digested."""
+    """Read one part of a checkpoint, compared with its digests in memory if there are any."""
     place = folder.absolute() / str(step)  # Orbax takes no other
     try:
         tree = read(place / name)

@@ -22,7 +22,6 @@ from typing import Any, Final, TypeVar
 
 import jax
 
-from rlboost_jax.closing import Closing
 from rlboost_jax.learner.checkpoints import folders, leaf_digests, orbax_files
 from rlboost_jax.learner.checkpoints.backlog import Backlog
 from rlboost_jax.learner.checkpoints.folders import EXTRA, EXTRA_FILE, STATE, VERSIONS, steps_in
@@ -30,9 +29,10 @@ from rlboost_jax.learner.checkpoints.orbax_files import own_folders
 from rlboost_jax.learner.checkpoints.reading import check, read_back, read_extra, read_tree
 from rlboost_jax.learner.processes.bulletin import Bulletin
 from rlboost_jax.models.params import Params
-from rlboost_jax.storage import at_rest, durable
-from rlboost_jax.storage.disk_thread import STALL_SECONDS, DiskThread
-from rlboost_jax.storage.durable import Damaged
+from rlboost_jax.platform import at_rest, durable
+from rlboost_jax.platform.closing import Closing
+from rlboost_jax.platform.disk_thread import STALL_SECONDS, DiskThread
+from rlboost_jax.platform.durable import Damaged
 
 Tree = TypeVar("Tree")  # a pytree of arrays
 T = TypeVar("T")
@@ -43,7 +43,7 @@ _OTHERS: Final = "waiting for the other processes of the trainer"
 
 @dataclass(frozen=True, kw_only=True)
 class _Save:
-    """What is to be saved."""
+    """A checkpoint to be saved."""
 
     step: int
     trees: Mapping[str, Any]  # by folder
@@ -64,6 +64,7 @@ class Checkpoints(Closing):
         folder: Path,
         *,
         keep: int,
+        keep_every: int = 0,
         on_durable: Callable[[int], None] = lambda step: None,
         before: Callable[[], None] = lambda: None,
         note: Callable[[str], None] = lambda line: None,
@@ -73,15 +74,15 @@ class Checkpoints(Closing):
         """Open the folder, and make it where missing.
 
         Args:
-            keep: newest checkpoints left in the folder, the others are deleted.
+            keep, keep_every: which are left in the folder, see `folders.superseded`.
             on_durable: called with the step, in step order, from a thread of its own.
             before: called there before a step is put in its place, and may wait.
             note: shows a line to people: what is waited for, where that takes long.
             waiting_bytes: of copies that wait for the disk; with more, `save` waits for it.
             disk_seconds: how long a save may get nothing done before it is abandoned.
         """
-        self._folder, self._keep, self._on_durable = Path(folder).absolute(), keep, on_durable
-        self._before, self._waiting_bytes = before, waiting_bytes
+        self._folder, self._keep, self._keep_every = Path(folder).absolute(), keep, keep_every
+        self._on_durable, self._before, self._waiting_bytes = on_durable, before, waiting_bytes
         durable.make_folder(self._folder)
         self._owner = folders.owner_of(self._folder)
         self._bulletin = Bulletin(self._folder.name)
@@ -137,7 +138,7 @@ class Checkpoints(Closing):
         )
 
     def wait(self, up_to: int | None = None) -> None:
-        """Block until what was saved is durable and `on_durable` has returned.
+        """Block until all saves are durable and `on_durable` has returned.
 
         Args:
             up_to: the last step that is waited for; None: all.
@@ -148,11 +149,11 @@ class Checkpoints(Closing):
         self._backlog.wait(up_to)
 
     def after(self, call: Callable[[], None]) -> None:
-        """Have something done by the thread, once what was saved is durable."""
+        """Have the thread call a function once all saves so far are durable."""
         self._backlog.add(call, "the best checkpoint", step=self._newest or 0, size_bytes=0)
 
     def has(self, step: int) -> bool:
-        """Whether a checkpoint of that step is complete, or on its way."""
+        """Whether a checkpoint of that step is complete, or being saved."""
         return step in self._underway or self.place(step).is_dir()
 
     @property
@@ -176,17 +177,17 @@ class Checkpoints(Closing):
         return self._folder / str(step)
 
     def put_aside(self, step: int) -> Path:
-        """Count a broken checkpoint no more; returns where it lies now."""
+        """Rename a broken checkpoint so that it no longer counts; returns its new path."""
         return folders.put_aside(self.place(step))
 
     def look_again(self) -> None:
-        """After some were put aside, by this process or another: steps grow from what is left."""
+        """Read the folder again after checkpoints were put aside, by this or another process."""
         self._newest = self._durable = self.latest()
 
     def restore(
         self, step: int, abstract: Tree, *, checked: bool = False
     ) -> tuple[Tree, dict[str, Any]]:
-        """State and extra of a step.
+        """Read state and extra of a step.
 
         Args:
             abstract: shapes, dtypes and shardings to restore onto, such as
@@ -203,7 +204,7 @@ class Checkpoints(Closing):
         return state, read_extra(self._folder, step)
 
     def restore_versions(self, step: int, abstract: dict[str, Params]) -> dict[str, Params]:
-        """The older parameters that go with a step that was restored.
+        """Read the older parameters that belong to a step that was restored.
 
         Args:
             abstract: shapes, dtypes and shardings to restore onto, by name.
@@ -215,14 +216,14 @@ class Checkpoints(Closing):
         return versions
 
     def close(self) -> None:
-        """Wait for what was saved, then let go of the folder."""
+        """Wait for the saves, then release the folder."""
         try:
             self.wait()
         finally:
             self._writer.close()
 
     def _begun(self, step: int, trees: Mapping[str, Any], extra: dict[str, Any]) -> _Save:
-        """What is to be saved of arrays of several processes; these are copied now."""
+        """Begin to save arrays of several processes, which are copied now."""
         self._together(
             f"{step}/made", "making its folders", lambda: self._make_folders(step, trees)
         )
@@ -249,8 +250,7 @@ class Checkpoints(Closing):
         return wait
 
     def _save(self, item: _Save) -> None:
-        """In the thread. A failure is raised soon. What comes after it is left alone: with it the
-        last sound one would become old."""
+        """Write one save in the thread. After a failure, which is raised soon, skip later ones."""
         if self._failed:
             return
         try:
@@ -260,7 +260,7 @@ class Checkpoints(Closing):
             raise
 
     def _write(self, item: _Save) -> None:
-        """From the first byte to the last."""
+        """Write a checkpoint: arrays, JSON values and digests, then put it in its place."""
         part, sign = folders.part_of(self.place(item.step)), self._writer.sign
         if item.begun is None:
             sign("making its folders")
@@ -302,7 +302,7 @@ class Checkpoints(Closing):
         return [at_rest.digests_of(part, names if index else []), leaves]
 
     def _finish(self, step: int) -> None:
-        """What is on the device becomes a checkpoint, and older ones go."""
+        """Turn what is on the device into a checkpoint, and delete superseded ones."""
         place, sign = self.place(step), self._writer.sign
         share = (self._bulletin.index, self._bulletin.count)
 
@@ -320,13 +320,12 @@ class Checkpoints(Closing):
         self._on_durable(step)
         sign("deleting older ones")
         if self._bulletin.index == 0:
-            known = [each for each in self.complete() if each <= step]
-            for old in known[: -self._keep]:
+            for old in folders.superseded(self._folder, step, self._keep, self._keep_every):
                 if self._is_own(old):
                     folders.remove(self.place(old))
 
     def _is_own(self, step: int) -> bool:
-        """Whether what lies in the place of a checkpoint is that checkpoint, by its own word."""
+        """Whether the checkpoint in a place records that it is the one belonging there."""
         try:
             digests = at_rest.described(self.place(step))
         except Damaged:
@@ -334,7 +333,7 @@ class Checkpoints(Closing):
         return not folders.misplaced(digests or {}, step, self._owner)
 
     def _together(self, name: str, doing: str, part: Callable[[], T]) -> list[T]:
-        """As `Bulletin.together`, with signs of what this process does and waits for."""
+        """Run `Bulletin.together` with progress signs of what this process does and waits for."""
 
         def mine() -> T:
             self._writer.sign(doing)

@@ -20,8 +20,8 @@ from rlboost_jax.sequences.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
-class Episode:
-    """One that is whole and not judged yet.
+class DeliveredEpisode:
+    """A complete episode that is not judged yet.
 
     Attributes:
         work: of its first sequence.
@@ -35,7 +35,7 @@ class Episode:
 
     @property
     def response(self) -> NDArray[np.int32]:
-        """What reward functions see: all after the prompt, of each of its sequences."""
+        """Tokens that reward functions see: those after the prompt, of each of its sequences."""
         if len(self.sequences) == 1:
             return self.sequences[0].continuation
         return np.concatenate([sequence.continuation for sequence in self.sequences])
@@ -46,16 +46,16 @@ class Episode:
 
 
 # What is said of an episode, then or later. An exception in it is no fault of the episode's.
-Judge = Callable[[Prompt, Episode], Future[Verdict]]
+Judge = Callable[[Prompt, DeliveredEpisode], Future[Verdict]]
 
 
 def by_response(exercises: Exercises) -> Judge:
-    """The judge of a run without an environment: its reward functions see the response."""
+    """Judge of a run without an environment: its reward functions see the response."""
     return lambda prompt, episode: exercises.ask(prompt, episode.response)
 
 
 class Arrivals:
-    """The sequences of each sample that have arrived.
+    """Sequences that have arrived, by sample.
 
     A manager delivers the sequences of an episode in order. One that it delivers again takes the
     place of the one before, and those after that count no more: they come again, or others do. A
@@ -71,7 +71,7 @@ class Arrivals:
         return len(self._whole)
 
     def take(self, rollout: messages.FinishedRollout) -> bool:
-        """Whether a sequence counts."""
+        """Record a sequence; return whether it counts."""
         sample, place = rollout.work.sample, rollout.work.sequence
         if sample in self._whole or place > self._counts.get(sample, 0):
             return False  # of what was dropped, in the second case: those before it are missing
@@ -84,20 +84,22 @@ class Arrivals:
         return sample in self._whole
 
     def drop(self, sample: int) -> None:
-        """Forget all of an episode: it comes again, from its first sequence on."""
+        """Forget an episode: it will be delivered again, from its first sequence on."""
         self._counts.pop(sample, None)
         self._whole.discard(sample)
 
 
 class Episodes:
-    """The sequences that have come of each sample, until they make an episode."""
+    """Sequences that have arrived of each sample, until they form an episode."""
 
     def __init__(self) -> None:
         self._arrivals = Arrivals()
         self._parts: dict[int, list[tuple[Sequence, int]]] = {}  # with attempts, by sample
 
-    def take(self, rollout: messages.FinishedRollout, sequence: Sequence) -> Episode | None:
-        """The episode, if it is whole with that; None as well for a sequence that does not count.
+    def take(
+        self, rollout: messages.FinishedRollout, sequence: Sequence
+    ) -> DeliveredEpisode | None:
+        """Add a sequence; return its episode if that completes it, else None.
 
         Args:
             sequence: what the rollout is made of.
@@ -111,9 +113,9 @@ class Episodes:
             return None
         sequences, attempts = zip(*parts, strict=True)
         first = msgspec.structs.replace(work, sequence=0)
-        return Episode(work=first, sequences=sequences, attempts=attempts)
+        return DeliveredEpisode(work=first, sequences=sequences, attempts=attempts)
 
     def drop(self, sample: int) -> None:
-        """See `Arrivals`."""
+        """Forget an episode, see `Arrivals`."""
         self._arrivals.drop(sample)
         self._parts.pop(sample, None)

@@ -1,4 +1,4 @@
-"""Finished episodes of one step, judged, and the groups they make.
+"""Finished and judged episodes of one step, and their groups.
 
 What of all that arrives is the step's, and is new, is for its stream to say (`stream/`).
 """
@@ -13,18 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.learner.episodes.assembly import Episode, Episodes
+from rlboost_jax.learner.episodes.assembly import DeliveredEpisode, Episodes
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import Verdict, of_member
 from rlboost_jax.sequences import sequence
 from rlboost_jax.settings.routing import Routing
 
 Done = TypeVar("Done", bound=Future[Any])
-Ask = Callable[[Episode], Future[Verdict]]
+Ask = Callable[[DeliveredEpisode], Future[Verdict]]
 AskGroupAt = Callable[
     [int, Sequence[NDArray[np.int32]], Sequence[Future[Verdict]]], Future[tuple[Verdict, ...]]
 ]
 Estimate = Callable[[Sequence[Trajectory]], tuple[Trajectory, ...]]
+# A teacher's scores of the sampled tokens of an episode, then or later; None: it has no teacher.
+AskTeacher = Callable[[Trajectory], Future[NDArray[np.float32]] | None]
 
 
 class WrongVersion(RuntimeError):
@@ -36,9 +38,9 @@ class WrongTurns(RuntimeError):
 
 
 class StepCollector:
-    """Invariant: a group is finished when all its rollouts are there and judged, and its rewards
-    are those of just these.
+    """Collects and judges the episodes of one step.
 
+    A group is finished once all of it is there, judged, and scored by its teacher if servers do.
     Where rewards compare responses, a group is asked about as a whole once all of it is there, and
     anew once what was rejected of it has come again.
     """
@@ -52,10 +54,12 @@ class StepCollector:
         group_size: int,
         ask: Ask,
         ask_group: AskGroupAt | None = None,
+        ask_teacher: AskTeacher = lambda trajectory: None,
         wake: Callable[[], None] = lambda: None,
         estimate: Estimate,
         routing: Routing | None = None,
         note: Callable[[str], None] = lambda line: None,
+        data_of: Callable[[int], str] = lambda prompt: "",
     ):
         """A step whose groups are all open.
 
@@ -63,49 +67,73 @@ class StepCollector:
             ask: what is said of an episode, then or later.
             ask_group: (prompt index, response of each sample in order, what `ask` gave for each) →
                 the rewards of the group; None: they are what `ask` says.
+            ask_teacher: what a teacher thinks of an episode, where servers say it.
             wake: called, in any thread, when `settle` has something to do.
             estimate: gives the trajectories of a whole group their advantages.
             routing: of the routes that come with tokens; None: none do.
             note: called for each way in which a reward function fails, the first time.
+            data_of: prompt index → name of its data set, in a mixture.
         """
         self.step, self._version = step, version
         self._prompts, self._group_size = list(prompts), group_size
-        self._ask, self._ask_group = ask, ask_group
+        self._ask, self._ask_group, self._ask_teacher = ask, ask_group, ask_teacher
         self._wake = wake
         self._estimate, self._routing = estimate, routing
         self._note, self._reported = note, set[tuple[str, str]]()
+        self._data_of = data_of
         self._episodes = Episodes()
         self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
         self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
         self._alone: dict[int, Future[Verdict]] = {}  # the same of all, where groups are asked
+        self._unscored: dict[int, Future[NDArray[np.float32]]] = {}  # those of `_taken`
         self._groups_asked: dict[int, Future[tuple[Verdict, ...]]] = {}  # by prompt, open ones
         # Filled by other threads, with samples and with prompts.
         self._answered: deque[tuple[int, Future[Verdict]]] = deque()
         self._groups_answered: deque[tuple[int, Future[tuple[Verdict, ...]]]] = deque()
+        self._scored: deque[tuple[int, Future[NDArray[np.float32]]]] = deque()
         self.groups: dict[int, Group] = {}  # finished ones, by prompt
 
     @property
     def num_taken(self) -> int:
-        """Episodes that are there."""
+        """Number of episodes taken so far."""
         return len(self._taken)
 
     @property
+    def num_expected(self) -> int:
+        """Number of episodes expected."""
+        return len(self._prompts) * self._group_size
+
+    @property
     def unjudged(self) -> tuple[int, ...]:
-        """Samples of these whose reward is waited for, those that wait longest first."""
-        of_groups = (s for prompt in self._groups_asked.copy() for s in self._samples(prompt))
-        return tuple({**self._asked, **dict.fromkeys(of_groups)})
+        """Samples whose reward is still being computed, the longest-waiting first.
+
+        A reward that is there and not yet taken (`settle`) waits for the trainer itself.
+        """
+        asked, groups = self._asked.copy(), self._groups_asked.copy()
+        alone = (sample for sample, answer in asked.items() if not answer.done())
+        of_groups = (
+            sample
+            for prompt, answer in groups.items()
+            if not answer.done()
+            for sample in self._samples(prompt)
+        )
+        return tuple(dict.fromkeys((*alone, *of_groups)))
+
+    @property
+    def unscored(self) -> tuple[int, ...]:
+        """Samples that servers have not scored for their teacher yet, the longest wait first."""
+        return tuple(sample for sample, each in self._unscored.copy().items() if not each.done())
 
     def extend(self, prompts: Iterable[NDArray[np.int32]]) -> None:
         """Expect responses to more prompts, numbered on from those before."""
         self._prompts.extend(prompts)
 
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """Those of the finished groups in (prompt, sample) order."""
+        """Trajectories of the finished groups in (prompt, sample) order."""
         return tuple(t for _, group in sorted(self.groups.items()) for t in group.trajectories)
 
     def add(self, rollout: messages.FinishedRollout) -> list[Group]:
-        """Take one sequence, and have its episode judged if it is whole; returns the groups that
-        are now finished.
+        """Take a sequence and start judging its episode if complete; returns newly finished groups.
 
         Args:
             rollout: of the step, and not taken before or rejected since: see `StepStream.arrived`.
@@ -128,19 +156,24 @@ class StepCollector:
             later=tuple(later),
             reward=0.0,
             advantage=0.0,
+            data=self._data_of(work.prompt),
             batch=work.batch,
             attempts=episode.attempts,
         )
         future = self._ask(episode)
         self._asked[work.sample] = future
         self._listen(self._answered, work.sample, future)
+        scores = self._ask_teacher(self._taken[work.sample])
+        if scores is not None:
+            self._unscored[work.sample] = scores
+            self._listen(self._scored, work.sample, scores)
         if self._ask_group is not None:
             self._alone[work.sample] = future
             self._ask_if_whole(self._ask_group, work.prompt)
         return self.settle()
 
     def settle(self) -> list[Group]:
-        """Take the answers that have come; returns the groups that are now finished.
+        """Take the rewards that have arrived; returns the groups that are now finished.
 
         Raises:
             WrongTurns, and whatever keeps the rewards from being computed at all.
@@ -168,11 +201,21 @@ class StepCollector:
                 self._tell(sample, verdict)
                 self._judge(sample, of_member(verdict, alone))
             finished += self._group_if_finished(prompt)
+        while self._scored:
+            sample, scores = self._scored.popleft()
+            if self._unscored.get(sample) is not scores:
+                continue  # of a rollout that was rejected meanwhile
+            del self._unscored[sample]
+            taken = self._taken[sample]
+            self._taken[sample] = replace(taken, teacher_logprobs=scores.result())
+            finished += self._group_if_finished(taken.prompt)
         return finished
 
     def reject(self, samples: Iterable[int]) -> None:
-        """Forget episodes whose tokens are not believed, and what was said of them: all their
-        sequences will arrive once more, and they be judged again."""
+        """Forget episodes whose tokens are not trusted, and their rewards.
+
+        All their sequences will arrive once more, and be judged again.
+        """
         for sample in samples:
             self._episodes.drop(sample)
             taken = self._taken.pop(sample, None)
@@ -182,13 +225,13 @@ class StepCollector:
                 if group is not None:
                     group.cancel()
             self._alone.pop(sample, None)
+            self._unscored.pop(sample, None)
             asked = self._asked.pop(sample, None)
             if asked is not None:
                 asked.cancel()
 
     def fault_lines(self) -> list[str]:
-        """For a person: each way in which a reward function or an episode failed, how often, and
-        where first."""
+        """Lines on each kind of reward or episode failure: how often, and where first."""
         times: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], Trajectory] = {}
         for trajectory in self.trajectories():
@@ -206,7 +249,7 @@ class StepCollector:
         ]
 
     def _listen(self, answered: deque[tuple[int, Done]], about: int, future: Done) -> None:
-        """Have the answer put down when it comes, which may be now."""
+        """Record a reward when its future is done, which may be now."""
 
         def hear(done: Future[Any]) -> None:
             answered.append((about, future))
@@ -230,7 +273,7 @@ class StepCollector:
         self._listen(self._groups_answered, prompt, future)
 
     def _tell(self, sample: int, verdict: Verdict) -> None:
-        """Each way in which a function fails, once."""
+        """Report each way in which a reward function fails, once."""
         for name, why in verdict.faults.items():
             if (name, why) not in self._reported:
                 self._reported.add((name, why))
@@ -258,7 +301,12 @@ class StepCollector:
 
     def _group_if_finished(self, prompt: int) -> list[Group]:
         samples = self._samples(prompt)
-        if any(sample not in self._taken or sample in self._asked for sample in samples):
+        if any(
+            sample not in self._taken or sample in self._asked or sample in self._unscored
+            for sample in samples
+        ):
+            return []
+        if prompt in self._groups_asked:
             return []
         members = [self._taken[sample] for sample in samples]
         self.groups[prompt] = Group(prompt=prompt, trajectories=self._estimate(members))
@@ -268,7 +316,7 @@ class StepCollector:
 def sequence_of(
     rollout: messages.FinishedRollout, prompt: NDArray[np.int32], routing: Routing | None = None
 ) -> sequence.Sequence:
-    """What a finished rollout is made of, after its prompt.
+    """Build the sequence of a finished rollout from its parts.
 
     Args:
         prompt: of the batch; that of a later sequence comes with it.
@@ -292,7 +340,7 @@ def sequence_of(
 
 
 def check_version(rollout: messages.FinishedRollout, version: int) -> None:
-    """Raise WrongVersion where another version sampled a token."""
+    """Raise WrongVersion if another version sampled a token."""
     versions = {sampled for sampled, _ in rollout.versions}
     if versions - {version}:
         raise WrongVersion(

@@ -1,4 +1,4 @@
-"""Advantages of trajectories, each as early as it can be known.
+"""Advantages of trajectories, each computed as early as its inputs are known.
 
 Most need nothing but the rewards of a group. A KL in the reward needs log-probabilities, and
 generalised advantages need a critic, so they wait for the learner's look at the micro-batch;
@@ -24,14 +24,14 @@ from rlboost_jax.algorithms.shaping import overlong_penalty
 from rlboost_jax.learner.episodes.raw_rewards import batch_differs, turn_returns
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.sequences.endings import stopped
-from rlboost_jax.settings.algorithm import AlgorithmConfig, GroupAdvantage, TokenAdvantage
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig, GroupAdvantage, TokenAdvantage
 
 ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each sampled token
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
-    """What learner and critic say of responses before the first update of their batch."""
+class ResponseScores:
+    """Log-probabilities and values of responses, taken before the first update of a batch."""
 
     policy: ByToken = field(default_factory=dict)  # log-probabilities as sampled, nats
     whole: ByToken = field(default_factory=dict)  # under the whole softmax
@@ -41,7 +41,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
-    """How one run turns rewards into advantages."""
+    """Advantage estimation of one run."""
 
     algorithm: AlgorithmConfig
     max_response_tokens: int
@@ -50,16 +50,18 @@ class Estimates:
 
     @property
     def by_rewards_alone(self) -> bool:
-        """Whether the rewards of a group are all that its advantages need."""
+        """Whether advantages need nothing but the rewards of a group."""
         return not (self.algorithm.kl_in_reward or self.algorithm.has_critic)
 
     def of_group(self, members: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        """The trajectories of one prompt with all that their rewards alone can tell."""
+        """Add the advantages that follow from the rewards of one prompt's trajectories alone."""
         members = [replace(t, trained=self._trained(t)) for t in members]
         return self._estimated(members, None) if self.by_rewards_alone else tuple(members)
 
-    def evaluated(self, members: Sequence[Trajectory], found: Scores) -> tuple[Trajectory, ...]:
-        """The same of a group that the learner has looked at."""
+    def evaluated(
+        self, members: Sequence[Trajectory], found: ResponseScores
+    ) -> tuple[Trajectory, ...]:
+        """Add the advantages of a group that the learner has scored."""
         members = [
             replace(
                 t,
@@ -72,8 +74,10 @@ class Estimates:
         return tuple(members) if known else self._estimated(members, found)
 
     def of_batch(self, trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        """All trajectories of a batch, whitened if the algorithm is. What was left out, and what
-        only fills the batch up, is neither in mean nor in deviation.
+        """Whiten the advantages of a batch, if the algorithm says so.
+
+        Trajectories left out, and those that only fill the batch up, are neither in the mean nor in
+        the deviation.
 
         Advantages that compare nothing within groups are exactly 0 where all raw rewards of the
         batch are equal: a constant reward has no gradient. Returns, for the critic, stay.
@@ -96,14 +100,14 @@ class Estimates:
         }
         return tuple(found.get(t.sample, t) for t in trajectories)
 
-    def kl_of(self, t: Trajectory, found: Scores) -> float:
+    def kl_of(self, t: Trajectory, found: ResponseScores) -> float:
         """Sum of a response's KL estimates, nats; 0 unless the KL is in the reward."""
         if not self.algorithm.kl_in_reward:
             return 0.0
         return -float(self._kl_rewards(t, found, coefficient=1.0).sum())
 
     def shaped(self, trajectory: Trajectory) -> float:
-        """The reward that advantages are made of; the reward itself goes into the metrics."""
+        """Shaped reward, from which advantages are computed; metrics have the raw reward."""
         algorithm = self.algorithm
         if not algorithm.overlong_penalty:
             return trajectory.reward
@@ -119,7 +123,7 @@ class Estimates:
         return not (t.left_out or (self.algorithm.overlong_filter and cut_off))
 
     def _estimated(
-        self, members: Sequence[Trajectory], found: Scores | None
+        self, members: Sequence[Trajectory], found: ResponseScores | None
     ) -> tuple[Trajectory, ...]:
         advantage = self.algorithm.advantage
         match advantage:
@@ -131,9 +135,9 @@ class Estimates:
                 return self._compared(members, found, advantage)
 
     def _compared(
-        self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
+        self, members: Sequence[Trajectory], found: ResponseScores | None, advantage: GroupAdvantage
     ) -> tuple[Trajectory, ...]:
-        """What was left out of the group is compared with nothing, and nothing with it.
+        """Advantages within a group, without the members left out.
 
         Nor are rewards compared that differ by what shapes them alone (a penalty, a KL): their
         advantages are exactly 0.
@@ -159,9 +163,9 @@ class Estimates:
         return tuple(done.get(t.sample, t) for t in members)
 
     def _of_episodes(
-        self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
+        self, members: Sequence[Trajectory], found: ResponseScores | None, advantage: GroupAdvantage
     ) -> NDArray[np.float64]:
-        """Of each."""
+        """Advantage of each episode."""
         outcomes = np.array([self._rewards(t, found).sum() for t in members])
         return group_advantages(
             outcomes,
@@ -171,9 +175,9 @@ class Estimates:
         )
 
     def _of_turns(
-        self, members: Sequence[Trajectory], found: Scores | None, advantage: GroupAdvantage
+        self, members: Sequence[Trajectory], found: ResponseScores | None, advantage: GroupAdvantage
     ) -> list[NDArray[np.float64]]:
-        """Of each, by turn."""
+        """Advantages of each episode, turn by turn."""
         returns = []
         for t in members:
             firsts = np.cumsum((0, *t.turns[:-1]))
@@ -186,17 +190,20 @@ class Estimates:
             raw=[turn_returns(t, self.algorithm) for t in members],
         )
 
-    def _rewards(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
-        """By token: what the KL takes from each, and the outcome at the last one."""
+    def _rewards(self, t: Trajectory, found: ResponseScores | None) -> NDArray[np.float64]:
+        """Reward of each token: the KL penalties, and the outcome at the last token."""
         rewards = np.zeros(t.num_sampled)
         if self.algorithm.kl_in_reward and found is not None:
             rewards += self._kl_rewards(t, found, coefficient=self.algorithm.kl_coefficient)
         rewards[-1] += self.shaped(t)
         return rewards
 
-    def _in_turns(self, t: Trajectory, found: Scores | None) -> NDArray[np.float64]:
-        """The same with each turn's reward at its last token. What the turns' rewards do not add
-        up to (a reward function's part, a penalty) stays at the last one."""
+    def _in_turns(self, t: Trajectory, found: ResponseScores | None) -> NDArray[np.float64]:
+        """Reward of each token, with each turn's reward at its last token.
+
+        What the turns' rewards do not add up to (a reward function's part, a penalty) stays at the
+        last token of the episode.
+        """
         rewards = self._rewards(t, found)
         if t.turn_rewards:
             rewards[-1] -= math.fsum(t.turn_rewards)
@@ -204,7 +211,7 @@ class Estimates:
         return rewards
 
     def _kl_rewards(
-        self, t: Trajectory, found: Scores, *, coefficient: float
+        self, t: Trajectory, found: ResponseScores, *, coefficient: float
     ) -> NDArray[np.float64]:
         return kl_rewards(
             found.whole[t.sample],
@@ -235,7 +242,7 @@ class Estimates:
 def _by_turn(
     members: Sequence[Trajectory], advantages: Sequence[NDArray[np.float64]]
 ) -> list[Trajectory]:
-    """With an advantage for each turn, which all its tokens have."""
+    """Set the advantages turn by turn: all tokens of a turn have the same."""
     return [
         replace(t, advantages=np.repeat(values, t.turns).astype(np.float32))
         for t, values in zip(members, advantages, strict=True)

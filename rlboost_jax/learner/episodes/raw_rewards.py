@@ -1,4 +1,4 @@
-"""What a group or a batch has to tell apart: its raw rewards, as its data gives them.
+"""Raw rewards, as the data gives them, and whether a group or batch has different ones.
 
 Nothing that shapes rewards is in them: no penalty of overlong responses, no KL, no discount by
 token. Where raw rewards are equal there is nothing to learn from comparing, and dynamic sampling,
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from rlboost_jax.algorithms.advantages import comparable, differ
 from rlboost_jax.algorithms.returns import rewards_to_go
 from rlboost_jax.learner.episodes.trajectory import Trajectory
-from rlboost_jax.settings.algorithm import AlgorithmConfig
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig
 
 
 def turn_rewards(t: Trajectory) -> NDArray[np.float64]:
-    """Parts of a response's reward by turn; what its turns do not add up to is of the last one."""
+    """Reward of each turn; the last one has what the turns do not add up to."""
     rewards = np.zeros(len(t.turns))
     if t.turn_rewards:
         rewards += t.turn_rewards
@@ -33,8 +33,9 @@ def turn_returns(t: Trajectory, algorithm: AlgorithmConfig) -> NDArray[np.float6
 
 
 def informative(members: Sequence[Trajectory], algorithm: AlgorithmConfig) -> bool:
-    """Whether a group belongs into a batch of dynamic sampling: it has something to compare, and
-    not all of it is filtered.
+    """Whether a group belongs in a batch of dynamic sampling.
+
+    It has something to compare, and not all of it is filtered.
 
     With `dynamic_sampling_by="first_function"` that has to be so by the first reward function (or
     the environment) alone, too. Responses about which it says nothing are not compared then; where

@@ -15,7 +15,7 @@ from rlboost_jax.sequences.sequence import Sequence
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """One finished episode: a sequence, or several where its environment began anew in between.
+    """A finished episode: a sequence, or several if its environment restarted it with new prompts.
 
     Entry i of every array is about its sampled token i, counted through all its sequences.
     """
@@ -35,6 +35,9 @@ class Trajectory:
     old_logprobs: NDArray[np.float32] | None = None  # nats, of the learner before the first update
     old_values: NDArray[np.float32] | None = None  # of the critic before the first update
     returns: NDArray[np.float32] | None = None  # what the critic is to expect
+    # Nats; where servers score for teachers, or the loss has a KL to them.
+    teacher_logprobs: NDArray[np.float32] | None = None
+    data: str = ""  # name of its prompt's data set, in a mixture
     batch: int | None = None  # whose noise sampled it; None: not known, and no choice is checked
     attempts: tuple[int, ...] = (0,)  # of each sequence, see `FinishedRollout`; in no digest
     # What each reward function returned, before its weight, and why those that failed did.
@@ -44,7 +47,7 @@ class Trajectory:
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
-        """All of them, in order."""
+        """All sequences, in order."""
         return self.sequence, *self.later
 
     @property
@@ -53,17 +56,17 @@ class Trajectory:
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """Of its sampled tokens, nats, as recorded when they were sampled."""
+        """Log-probabilities of its sampled tokens, in nats, as recorded when they were sampled."""
         return _joined([sequence.logprobs for sequence in self.sequences])
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """Sampled tokens of each turn. A turn is what was sampled at a stretch."""
+        """Number of sampled tokens of each turn. A turn is a run of consecutive sampled tokens."""
         return tuple(count for sequence in self.sequences for count in sequence.runs[1::2])
 
     @property
     def response(self) -> NDArray[np.int32]:
-        """What its rewards see: all after the prompt, of each of its sequences."""
+        """Tokens that its rewards see: those after the prompt, of each of its sequences."""
         return _joined([sequence.continuation for sequence in self.sequences])
 
 
@@ -76,7 +79,7 @@ class Group:
 
 
 def trajectories_digest(trajectories: Iterable[Trajectory]) -> str:
-    """SHA-256 of a step: who sampled what, in (prompt, sample, sequence) order, to the last bit.
+    """SHA-256 of a step's sampled tokens, in (prompt, sample, sequence) order, to the last bit.
 
     Covers all tokens and which of them were sampled, the bits of the behaviour log-probabilities,
     the policy versions and what routes there are; not the order of arrival, nor what follows
@@ -93,5 +96,5 @@ def trajectories_digest(trajectories: Iterable[Trajectory]) -> str:
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """One array, and the very same where there is one."""
+    """Concatenate arrays; a single one is returned as it is."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from rlboost_jax.engine.dispatches import Dispatch
+from rlboost_jax.engine.dispatches import EngineDispatch
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.messages import (
     Answer,
@@ -25,19 +25,19 @@ _NAME = "here"  # of the engine, in what it has sampled
 
 
 @runtime_checkable
-class EngineLike(Protocol):
-    """What is needed of `rlboost_jax.engine.engine.Engine`."""
+class EvaluationEngine(Protocol):
+    """Part of `rlboost_jax.engine.engine.Engine` that is needed here."""
 
     @property
     def slot_tokens(self) -> int: ...
     def submit(self, requests: Sequence[GenerateRequest], /) -> None: ...
     def begin(self) -> int: ...
     def follow(self) -> int: ...
-    def finish(self) -> Dispatch: ...
+    def finish(self) -> EngineDispatch: ...
 
 
 class LocalBatch:
-    """Responses to all prompts of a batch.
+    """Generation of all responses of a batch by an engine of this process.
 
     Args:
         engine: with the version of the batch loaded, and nothing else to do.
@@ -47,7 +47,7 @@ class LocalBatch:
 
     def __init__(
         self,
-        engine: EngineLike,
+        engine: EvaluationEngine,
         begin: BeginBatch,
         *,
         extensions: tuple[ExtendBatch, ...] = (),
@@ -62,15 +62,18 @@ class LocalBatch:
         self._requests = 0
 
     def answer(self, answer: Answer, stream: int = 0) -> None:
-        """What an environment says to a turn; of any thread. All is asked on one stream."""
+        """Pass the environment's answer to a turn; callable in any thread.
+
+        There is one stream only.
+        """
         self._answers.put(answer)
 
     def fail(self, error: Exception) -> None:
-        """No answer comes any more; of any thread."""
+        """Report that no further answer will come; callable in any thread."""
         self._answers.put(error)
 
     def results(self) -> Iterator[FinishedRollout]:
-        """Each sequence once it is over, those of a response in order.
+        """Yield each completed sequence, those of a response in order.
 
         Raises:
             RequestRejected: the engine cannot sample one of them.
@@ -89,12 +92,12 @@ class LocalBatch:
     def _submit(self) -> None:
         waiting = self._batch.take(self._batch.num_waiting)
         for rollout in waiting:
-            rollout.place(self._requests, _NAME)
+            rollout.placement.begin(self._requests, _NAME)
             self._placed[self._requests] = rollout
             self._requests += 1
         self._engine.submit([rollout.request() for rollout in waiting])
 
-    def _take(self, dispatch: Dispatch) -> Iterator[FinishedRollout]:
+    def _take(self, dispatch: EngineDispatch) -> Iterator[FinishedRollout]:
         ends = np.cumsum(dispatch.counts, dtype=np.int64)
         for request, count, end in zip(dispatch.request_ids, dispatch.counts, ends, strict=True):
             rollout, part = self._placed[int(request)], slice(int(end) - int(count), int(end))
@@ -103,15 +106,15 @@ class LocalBatch:
             if not rollout.turn_over:
                 continue
             del self._placed[int(request)]
-            rollout.take_back()
+            rollout.placement.end()
             self._batch.end_turn(rollout)
             if rollout.parked:
-                self._ask(rollout.question())
+                self._ask(rollout.sequences.question())
             else:
                 yield rollout.results[-1]
 
     def _take_answers(self, *, wait: bool) -> Iterator[FinishedRollout]:
-        """All that are there; with `wait` at least one."""
+        """Apply all answers present; with `wait` at least one."""
         while wait or not self._answers.empty():
             answer, wait = self._answers.get(), False
             if isinstance(answer, Exception):
@@ -127,7 +130,7 @@ class LocalBatch:
         if answer.restart:
             batch.cut(rollout, 0)
         else:
-            tokens, over, prompt = rollout.within(answer, self._engine.slot_tokens)
+            tokens, over, prompt = rollout.sequences.within(answer, self._engine.slot_tokens)
             batch.answer(rollout, tokens, over=over, prompt=prompt)
         yield from rollout.results[work.sequence :]
         if not rollout.dormant:

@@ -1,12 +1,14 @@
-"""What is done about the fleet for as long as a session lasts: show it, and send it home."""
+"""Display of the fleet while a session lasts, and its end afterwards."""
 
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from rlboost_jax.learner.fleet.link import EventLoopThread, ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
+from rlboost_jax.learner.fleet.slow_starts import SlowStarts
 from rlboost_jax.observe.console import Console
 
 LOOK_SECONDS: Final = 0.25  # between two looks at the fleet, for the live view
@@ -14,9 +16,9 @@ LOOK_SECONDS: Final = 0.25  # between two looks at the fleet, for the live view
 
 @contextlib.contextmanager
 def sending_home(link: ManagerLink, manager: ManagerProcess) -> Iterator[None]:
-    """However the run ends, manager and servers do not stay behind.
+    """Make manager and servers leave however the run ends.
 
-    Of one that is not complete they leave the tokens so far in the manager's journal.
+    If the run is not complete, the tokens so far stay in the manager's journal.
     """
     reason, over = "the trainer stopped", False
     try:
@@ -31,13 +33,18 @@ def sending_home(link: ManagerLink, manager: ManagerProcess) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def showing_fleet(thread: EventLoopThread, link: ManagerLink, console: Console) -> Iterator[None]:
+def showing_fleet(
+    thread: EventLoopThread, link: ManagerLink, console: Console, workdir: Path
+) -> Iterator[None]:
     """Show the fleet as the manager last described it, whatever the trainer waits for."""
+    starts = SlowStarts(workdir / "logs")
 
     async def show() -> None:
         while True:
-            if link.status is not None:
-                console.fleet(link.status)
+            if (status := link.status) is not None:
+                console.fleet(status)
+                if line := await asyncio.to_thread(starts.look, status.starting):
+                    console.note(line)
             await asyncio.sleep(LOOK_SECONDS)
 
     showing = thread.start(show())

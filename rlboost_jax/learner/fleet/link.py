@@ -3,9 +3,10 @@
 An asyncio loop in a thread of its own holds the socket; the training loop stays plain blocking
 code. A broken stream is dialled again; what the manager must know to go on (`TrainerHello`, the
 newest `Publish` or, with a lag, those of all versions that are still needed, the `BeginBatch` of
-each open batch and what extended it) is said again, so that neither a restarted manager nor a cut
-connection loses a batch. Rollouts may then arrive twice: the receiver of `receive()` drops those it
-has. What the manager refuses is not said again: it ends the run with the manager's reason.
+each open batch, what extended it, and what is to be scored for teachers) is said again, so that
+neither a restarted manager nor a cut connection loses a batch. Rollouts may then arrive twice: the
+receiver of `receive()` drops those it has. What the manager refuses is not said again: it ends the
+run with the manager's reason.
 """
 
 import asyncio
@@ -19,12 +20,15 @@ import aiohttp
 import msgspec
 
 from rlboost_jax import messages
-from rlboost_jax.credentials import Endpoint, explain
-from rlboost_jax.learner.doubts import message_of
-from rlboost_jax.learner.event_loop import EventLoopThread
-from rlboost_jax.learner.stream.step_stream import Doubt
+from rlboost_jax.learner.fleet.score_requests import ScoreRequests
+from rlboost_jax.learner.fleet.unsettled import Unsettled
+from rlboost_jax.learner.stream.step_stream import DoubtedResponse
+from rlboost_jax.learner.tolerated_gaps import message_of
+from rlboost_jax.platform.event_loop import EventLoopThread
+from rlboost_jax.platform.mistakes import Mistake
 from rlboost_jax.sequences.identities import Batch
-from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.trust.credentials import Endpoint, explain
 
 DIAL_SECONDS = 0.2  # between two attempts to reach the manager
 ANSWER_SECONDS = 30.0  # for a reply that the manager can give at once
@@ -39,11 +43,11 @@ class ManagerLost(RuntimeError):
 
 
 class OtherRelease(RuntimeError):
-    """The manager speaks otherwise than this trainer. It leaves as this trainer ends."""
+    """The manager speaks another version of the protocol. It leaves as this trainer ends."""
 
 
 class ManagerRefused(Mistake, RuntimeError):
-    """The manager holds what it was asked for to be impossible, and says why."""
+    """The manager refused a request as impossible; the message gives its reason."""
 
 
 class StepTooLarge(Mistake, ValueError):
@@ -51,7 +55,7 @@ class StepTooLarge(Mistake, ValueError):
 
 
 class ManagerLink:
-    """What the training loop knows of the manager."""
+    """Connection of the training loop to the manager."""
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class ManagerLink:
         versions: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Nothing is dialled before `connect`.
+        """Set up without dialling, which `connect` does.
 
         Args:
             locate: finds a living manager, starting one if there is none; called from a
@@ -79,17 +83,13 @@ class ManagerLink:
         # Python 3.11 never ends a SimpleQueue's `get` whose time is over before it has looked.
         self._inbox: queue.Queue[messages.ToTrainer | Exception | None] = queue.Queue()
         self._outbox: asyncio.Queue[messages.TrainerMessage] = asyncio.Queue()
-        self._publishes: deque[messages.Publish] = deque(maxlen=versions)
-        self._open: dict[Batch, messages.BeginBatch] = {}
-        self._extends: dict[Batch, list[messages.ExtendBatch]] = {}  # of these
+        self._unsettled = Unsettled(versions)
         self._aside: deque[messages.ToTrainer] = deque()  # came while an account was waited for
-        self._trained: messages.BatchTrained | None = None  # not yet answered
         self.status: messages.FleetStatus | None = None  # the newest
         self.welcome: messages.TrainerWelcome | None = None
         # Called in the link's own thread with what parked responses ask, and the stream of that.
         self.parked: Callable[[messages.Parked, int], None] = lambda parked, stream: None
         self._stream = 0  # how many were begun
-        self._end: messages.EndRun | None = None  # what is said last, until the manager hangs up
         self._locating = True
         self._trouble = "it was not reached"  # what stands between us and an answer
         self._task: Future[bool] | None = None
@@ -115,32 +115,42 @@ class ManagerLink:
     def publish(self, manifest: messages.Manifest) -> None:
         self._send(messages.Publish(manifest=manifest))
 
+    def teach(self, manifests: Sequence[messages.Manifest]) -> None:
+        """Have servers hold these teachers."""
+        self._send(messages.Teach(manifests=tuple(manifests)))
+
+    def asks(self, run: RunConfig, teachers: Sequence[str]) -> ScoreRequests:
+        """What servers are asked about teachers, in the steps to come; see `ScoreRequests`."""
+        self._unsettled.scores = scores = ScoreRequests(run, teachers, self._send)
+        return scores
+
     def begin_batch(self, begin: messages.BeginBatch) -> None:
-        """Raises StepTooLarge; the manager would hang up on it at each attempt."""
+        """Request a batch. Raises StepTooLarge."""
         self._check_size(begin)
         self._send(begin)
 
     def extend_batch(self, extend: messages.ExtendBatch) -> None:
-        """More prompts for an open batch. Raises StepTooLarge."""
+        """Request more prompts of an open batch. Raises StepTooLarge."""
         self._check_size(extend)
         self._send(extend)
 
     def committed(self, batch: Batch) -> None:
         self._send(messages.BatchCommitted(batch=batch))
 
-    def doubt(self, batch: Batch, doubts: Sequence[Doubt]) -> None:
-        """Have responses generated again, by others. One that is lost on the way is brought up
-        again: the manager delivers the same response once more."""
+    def doubt(self, batch: Batch, doubts: Sequence[DoubtedResponse]) -> None:
+        """Report doubts, so that other servers sample again; if a report is lost, the manager
+        delivers the response once more, and it is doubted again.
+        """
         self._send(message_of(batch, doubts))
 
     def answer(self, answer: messages.Answer, stream: int) -> None:
-        """What the environment says to what was asked on a stream. It is said there or nowhere: on
-        the next one the manager asks once more, and perhaps about other tokens, where it has lost
-        a part of its journal."""
+        """Send an environment's answer on the stream that asked, or nowhere: on the next one the
+        manager asks again, perhaps about other tokens, if it lost a part of its journal.
+        """
         self._thread.loop.call_soon_threadsafe(self._answer, answer, stream)
 
     def trained(self, trained: messages.BatchTrained) -> messages.BatchReport:
-        """Tell that the update was applied and wait for the manager's account of the batch.
+        """Report that the update was applied, and wait for the manager's account of the batch.
 
         What else arrives meanwhile is of the batches that are open still: `receive` has it next.
 
@@ -161,8 +171,7 @@ class ManagerLink:
             others.append(message)
 
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None:
-        """The next message other than `FleetStatus`; None when `timeout` seconds passed, or
-        somebody called `wake`.
+        """Wait for the next message but `FleetStatus`; None after `timeout` seconds, or `wake`.
 
         Raises:
             ManagerRefused, or whatever else ended the link or was handed to `fail`.
@@ -181,7 +190,7 @@ class ManagerLink:
         return message
 
     def _next(self, seconds: float) -> messages.ToTrainer | None:
-        """As `receive`, even if `wake` is called meanwhile.
+        """Receive like `receive`, even if `wake` is called meanwhile.
 
         A manager is given that time once it is found: `locate` has a patience of its own, with one
         that reads a long journal, too.
@@ -196,16 +205,16 @@ class ManagerLink:
         return None
 
     def wake(self) -> None:
-        """Let a `receive` under way, or the next one, return None; of any thread."""
+        """Let the current `receive`, or the next one, return None; callable in any thread."""
         self._inbox.put(None)
 
     def fail(self, error: Exception) -> None:
-        """Let the training loop hear of something that ends the run."""
+        """Raise an error that ends the run in the training loop."""
         self._inbox.put(error)
 
     def end(self, reason: str, *, over: bool) -> bool:
-        """Have everyone sent home, by the next manager if this one is killed; whether one hung up
-        on that within `END_SECONDS`.
+        """Have manager and servers leave, by the next manager if this one is killed; whether one
+        closed the stream for that within `END_SECONDS`.
 
         Args:
             over: the run is complete, and what the manager keeps is of no more use.
@@ -230,22 +239,12 @@ class ManagerLink:
             self._outbox.put_nowait(answer)
 
     def _queue(self, message: messages.TrainerMessage) -> None:
-        """Remember what must be said again, on the loop's own thread."""
-        match message:
-            case messages.Publish():
-                self._publishes.append(message)
-            case messages.BeginBatch():
-                self._open[message.batch], self._extends[message.batch] = message, []
-            case messages.ExtendBatch():
-                self._extends.setdefault(message.batch, []).append(message)
-            case messages.BatchTrained():
-                self._trained = message
-            case messages.EndRun():
-                self._end = message
+        """Remember what has to be sent again after reconnecting, in the loop's own thread."""
+        self._unsettled.remember(message)
         self._outbox.put_nowait(message)
 
     async def _run(self, hello: messages.TrainerHello) -> bool:
-        """One stream after the other; whether the manager ended the last as it was asked to."""
+        """Keep streams open one by one; whether the manager ended the last as asked."""
         try:
             while True:
                 self._locating, hung_up = True, False
@@ -256,7 +255,7 @@ class ManagerLink:
                 except (aiohttp.ClientError, OSError) as error:  # the next says everything again
                     explanation = explain(error)
                     self._trouble = explanation or str(error) or type(error).__name__
-                if hung_up and self._end is not None:
+                if hung_up and self._unsettled.end is not None:
                     return True
                 await asyncio.sleep(DIAL_SECONDS)
         except Exception as error:  # reported to the training loop, whatever it is
@@ -264,7 +263,7 @@ class ManagerLink:
             return False
 
     async def _talk(self, manager: Endpoint, hello: messages.TrainerHello) -> bool:
-        """One stream; whether the manager ended it, and did not just break off."""
+        """Serve one stream; whether the manager ended it rather than lost it."""
         self._stream += 1
         async with (
             aiohttp.ClientSession(headers=manager.headers) as session,
@@ -290,15 +289,12 @@ class ManagerLink:
     ) -> None:
         window = self.welcome.window if self.welcome else hello.window
         hello = msgspec.structs.replace(hello, window=window)
-        again: list[messages.TrainerMessage | None] = [hello, *self._publishes]
-        for batch, begin in self._open.items():
-            again += [begin, *self._extends[batch]]
-        again.append(self._trained)
+        again = [hello, *self._unsettled.again()]
         # What still waits to be sent for the first time is among these or, being a commit, follows
         # in its own turn.
         waiting = [self._outbox.get_nowait() for _ in range(self._outbox.qsize())]
         later = [message for message in waiting if isinstance(message, messages.BatchCommitted)]
-        for message in (m for m in [*again, *later, self._end] if m is not None):
+        for message in (m for m in [*again, *later, self._unsettled.end] if m is not None):
             await stream.send_bytes(messages.encode(message))
 
     async def _drain(self, stream: aiohttp.ClientWebSocketResponse) -> None:
@@ -308,23 +304,21 @@ class ManagerLink:
 
     def _take(self, message: messages.ToTrainer) -> None:
         match message:
-            case messages.Refused(reason=reason):
+            case messages.RequestRefused(reason=reason):
                 raise ManagerRefused(f"the manager refused: {reason}")
             case messages.FleetStatus():
                 self.status = message
             case messages.Parked():
                 self.parked(message, self._stream)
+            case messages.TokenScores() if (scores := self._unsettled.scores) is not None:
+                scores.take(message)
             case messages.TrainerWelcome():
                 first, self.welcome = self.welcome is None, message
                 self._trouble = "no answer"
                 if first:
                     self._inbox.put(message)
             case messages.BatchReport():
-                # Nothing of that batch is to be said again.
-                self._open.pop(message.batch, None)
-                self._extends.pop(message.batch, None)
-                if self._trained is not None and self._trained.batch == message.batch:
-                    self._trained = None
+                self._unsettled.reported(message.batch)
                 self._inbox.put(message)
             case _:
                 self._inbox.put(message)
@@ -340,7 +334,7 @@ class ManagerLink:
 
 
 def _decoded(frame: bytes) -> messages.ToTrainer:
-    """Raises OtherRelease."""
+    """Decode a frame. Raises OtherRelease."""
     try:
         return messages.decode_to_trainer(frame)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Find the manager of a work directory, or start one, and see it off at the end.
+"""The manager process of a work directory: find or start it, and end it with the run.
 
 The manager outlives its trainer: it is started in a session of its own and found again
 through `<workdir>/manager.json`, so that a trainer killed in mid-step comes back to the
@@ -20,33 +20,20 @@ from urllib.error import HTTPError
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rlboost_jax.credentials import (
+from rlboost_jax.platform import exits
+from rlboost_jax.platform.busy import waited_seconds
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.platform.proxies import opened
+from rlboost_jax.platform.restarts import RESTARTS, Again, Cause, End, Restarts, Stop, after_end
+from rlboost_jax.trust.credentials import (
     RECOVERS,
     CredentialsUnusable,
     Endpoint,
     explain,
     read_credentials,
 )
-from rlboost_jax.host.busy import waited_seconds
-from rlboost_jax.host.proxies import opened
-from rlboost_jax.manager.service.run_files import (
-    ALREADY_MANAGED,
-    ManagerRecord,
-    read_record,
-    trainer_folder,
-)
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.supervision import exits
-from rlboost_jax.supervision.restarts import (
-    RESTARTS,
-    Again,
-    Cause,
-    End,
-    Restarts,
-    Stop,
-    after_end,
-)
-from rlboost_jax.weights.seal import SEAL_KEY, read_seal_key
+from rlboost_jax.trust.run_files import ALREADY_MANAGED, ManagerRecord, read_record, trainer_folder
+from rlboost_jax.trust.seal import SEAL_KEY, read_seal_key
 
 ANSWER_SECONDS = 30.0  # for a manager to answer, one that starts or stands still included
 ASK_SECONDS = 2.0  # for one answer
@@ -61,7 +48,7 @@ class ManagerNotStarted(RuntimeError):
 
 
 class ManagerMisconfigured(Mistake, ManagerNotStarted):
-    """It would end in the same way again: something in the settings has to be changed."""
+    """The manager would fail the same way again: the settings or the installation must change."""
 
 
 class ManagerProcess:
@@ -78,7 +65,7 @@ class ManagerProcess:
         waited: Callable[[int], float] = waited_seconds,
         restarts: Restarts = RESTARTS,
     ):
-        """Nothing is started before `locate`.
+        """Set up without starting a manager, which `locate` does.
 
         Args:
             answer_seconds: for a manager to answer, one that starts or stands still included.
@@ -101,14 +88,14 @@ class ManagerProcess:
         self._progress = ""  # of a manager that still reads its journal, in its own words
 
     def locate(self) -> Endpoint:
-        """The manager, with the trainer's own credentials; starts one where none lives.
+        """Address of the manager, with the trainer's credentials; starts one if none lives.
 
         One that lives is waited for, however slowly it answers. One that was ended from outside is
         started again, in its first seconds as later. May be called from several threads at once.
 
         Raises:
             ManagerNotStarted: with the end of its log; ManagerMisconfigured where that is a
-                mistake in the settings.
+                mistake in the settings or the installation.
         """
         with self._locating:
             start_at = began = self._clock()
@@ -139,7 +126,7 @@ class ManagerProcess:
             return found
 
     def _pause_after(self, code: int) -> float:
-        """Seconds from an end to the next start.
+        """Seconds from the manager's exit to its next start.
 
         Args:
             code: one of `exits`, of the manager that was started here last.
@@ -151,14 +138,18 @@ class ManagerProcess:
             return 0.0
         ready_at, self._ready_at = self._ready_at, None
         served = 0.0 if ready_at is None else self._clock() - ready_at
-        mistake = code == exits.MISTAKE
-        end = End(
-            cause=Cause.MISTAKE if mistake else Cause.OUTSIDE,
-            how=self._last_words()
-            if mistake
-            else f"{exits.described(code)}; last words in {self._log}: {self._last_words()}",
-            served_seconds=served,
-        )
+        how = self._last_words()
+        missing = exits.missing_module(how)
+        mistake = code == exits.MISTAKE or bool(missing)
+        if missing:
+            how = (
+                f"the manager cannot start: {sys.executable} has no module {missing!r}; "
+                "install rlboost-jax there again"
+            )
+        elif not mistake:
+            how = f"{exits.described(code)}; last words in {self._log}: {how}"
+        cause = Cause.MISTAKE if mistake else Cause.OUTSIDE
+        end = End(cause=cause, how=how, served_seconds=served)
         match after_end("the manager", self._failed, end, self._restarts):
             case Again(failed=failed, seconds=seconds):
                 self._failed = failed
@@ -168,7 +159,7 @@ class ManagerProcess:
                 raise (ManagerMisconfigured if mistake else ManagerNotStarted)(line)
 
     def seal_key(self) -> Ed25519PrivateKey:
-        """What manifests are sealed with.
+        """Key that seals manifests.
 
         Raises:
             CredentialsUnusable: a manager that has answered has made it; it is gone.
@@ -183,7 +174,7 @@ class ManagerProcess:
             ) from None
 
     def close(self) -> None:
-        """Wait until it has left; tell it to go if it has not after `LEAVE_SECONDS`.
+        """Wait until the manager has left; ask it to after `LEAVE_SECONDS`.
 
         One that was killed as it left is followed by another, which sends its fleet home.
         """
@@ -194,10 +185,10 @@ class ManagerProcess:
             self.see_off()
 
     def see_off(self) -> None:
-        """Have the manager leave with its fleet, one that was killed included.
+        """Make the manager leave with its fleet, even one that was killed.
 
-        Who leaves takes its record along: a record that is there is of one that has not, or of one
-        that was killed and whose servers look for it.
+        A manager that leaves removes its record. An existing record belongs to a manager that has
+        not left, or that was killed and whose servers look for it.
         """
         for _ in range(MOST_FAREWELLS):
             if self._record() is None:
@@ -210,7 +201,7 @@ class ManagerProcess:
             self.dismiss()
 
     def dismiss(self) -> None:
-        """Tell a living manager to send its fleet home and go, and wait until it has."""
+        """Ask a living manager to release its fleet and leave, and wait until it has."""
         record = self._living()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if record is None or not self._runs(record):
@@ -219,7 +210,7 @@ class ManagerProcess:
             self._wait(lambda: not self._runs(record), LEAVE_SECONDS)
 
     def _record(self) -> ManagerRecord | None:
-        """Of the manager of this run that was the last to listen."""
+        """Record of the manager of this run that was the last to listen; None if there is none."""
         record = read_record(self._workdir)
         return record if record is not None and record.run_id == self._run_id else None
 
@@ -272,7 +263,7 @@ class ManagerProcess:
         return self._child
 
     def _complaint(self) -> str:
-        """Why none answers in time."""
+        """Reason why no manager answers in time."""
         record = self._living()
         if record is not None:
             return (

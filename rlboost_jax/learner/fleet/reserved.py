@@ -10,28 +10,28 @@ from concurrent.futures import Future
 import jax
 from jax.sharding import Mesh
 
-from rlboost_jax.credentials import Endpoint
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.learner.event_loop import EventLoopThread
 from rlboost_jax.models.params import Params
-from rlboost_jax.observe.clocks import Clock
-from rlboost_jax.observe.spans import ENGINE_LANE, Recorder
+from rlboost_jax.observe.clocks import RemoteClock
+from rlboost_jax.observe.span_recorder import ENGINE_LANE, Recorder
+from rlboost_jax.platform.event_loop import EventLoopThread
 from rlboost_jax.rollout.client import InstanceClient
+from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.rollout.instance import hello_of
 from rlboost_jax.rollout.weight_updates import PullerLike
-from rlboost_jax.rollout.worker import Worker
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.trust.credentials import Endpoint
 
 NAME = "reserved"
 
 
 class ReservedEngineLost(RuntimeError):
-    """The trainer's own engine is out of the fleet; the last checkpoint is sound."""
+    """The trainer's own engine has left the fleet; the last checkpoint is sound."""
 
 
 class ReservedEngine:
-    """Generates while the seeding window is open."""
+    """An engine on the learner's devices that generates while the seeding window is open."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class ReservedEngine:
         name: str = NAME,
         puller: PullerLike | None = None,
         spans: Recorder | None = None,
-        clock: Clock | None = None,
+        clock: RemoteClock | None = None,
         client: Callable[..., InstanceClient] = InstanceClient,
     ):
-        """An engine whose window is closed.
+        """Create an engine whose window is closed.
 
         Args:
             on_failure: called in the thread of `thread` with what ended the engine.
@@ -58,12 +58,12 @@ class ReservedEngine:
         self._run, self._engine, self._thread = run, engine, thread
         self._on_failure, self._name = on_failure, name
         self._clock, self._client_of, self._puller = clock, client, puller
-        self._worker = Worker(engine, spans, name.replace(NAME, ENGINE_LANE, 1))
+        self._worker = EngineWorker(engine, spans, name.replace(NAME, ENGINE_LANE, 1))
         self._client: InstanceClient | None = None
         self._running: Future[None] | None = None
 
     def connect(self, locate: Callable[[], Endpoint]) -> None:
-        """Join the fleet, and join it again whenever the manager is another.
+        """Join the fleet, and join again whenever there is another manager.
 
         Args:
             locate: finds a living manager, with what the trainer opens it with.
@@ -81,7 +81,7 @@ class ReservedEngine:
         self._running = self._thread.start(self._serve(self._client))
 
     async def _serve(self, client: InstanceClient) -> None:
-        """Until `close`; any other end is a failure, since the run may need this engine."""
+        """Serve until `close`; any other end is a failure, since the run may need this engine."""
         try:
             reason = await client.run()
         except Exception as error:  # of whatever kind: the training loop waits for tokens
@@ -90,7 +90,7 @@ class ReservedEngine:
             self._on_failure(ReservedEngineLost(f"the trainer's own engine has left: {reason}"))
 
     def load(self, params: Params, version: Version, params_digest: str) -> None:
-        """Give the engine a version; it takes work of it from now on.
+        """Load a version into the engine, which accepts work of it from now on.
 
         Args:
             params: stacked tree, on the host or over the devices of the learner's mesh.
@@ -98,7 +98,7 @@ class ReservedEngine:
         self.begin_to_load(params, version, params_digest).result()
 
     def begin_to_load(self, params: Params, version: Version, params_digest: str) -> Future[None]:
-        """`load`, which is over when the result is there."""
+        """Begin `load`; the future is done when it is."""
         assert self._client is not None
         return self._thread.start(self._client.offer(params, version, params_digest))
 
@@ -109,7 +109,7 @@ class ReservedEngine:
 
 
 class ReservedEngines:
-    """All of them, as one."""
+    """All reserved engines of a trainer, used as one."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class ReservedEngines:
         on_failure: Callable[[Exception], None],
         puller: PullerLike | None = None,
         spans: Recorder | None = None,
-        clock: Clock | None = None,
+        clock: RemoteClock | None = None,
         client: Callable[..., InstanceClient] = InstanceClient,
     ):
         names = [f"{NAME}-{i}" for i in range(len(engines))] if len(engines) > 1 else [NAME]
@@ -140,12 +140,12 @@ class ReservedEngines:
         ]
 
     def connect(self, locate: Callable[[], Endpoint]) -> None:
-        """Join the fleet, each for itself."""
+        """Have each engine join the fleet."""
         for engine in self._each:
             engine.connect(locate)
 
     def load(self, params: Params, version: Version, params_digest: str) -> None:
-        """Give all of them a version, at the same time."""
+        """Load a version into all engines at the same time."""
         loading = [engine.begin_to_load(params, version, params_digest) for engine in self._each]
         for load in loading:
             load.result()

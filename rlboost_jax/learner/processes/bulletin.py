@@ -1,4 +1,4 @@
-"""What the processes of a trainer tell each other from threads beside the steps.
+"""Exchange between the processes of a trainer from threads beside the steps.
 
 No devices take part, as they do in collectives, which all threads of all processes would have to
 begin in one order. The coordinator of `jax.distributed` keeps what each says until the next time.
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import jax
 from jax._src import distributed  # the coordinator's client has no public name
 
-from rlboost_jax.storage import foreign_json
+from rlboost_jax.platform import foreign_json
 
 WAIT_MILLISECONDS: Final = 24 * 3600 * 1000  # who dies meanwhile is missed long before
 
@@ -23,7 +23,7 @@ class OtherFailed(RuntimeError):
 
 
 class Bulletin:
-    """One thread at a time, and all processes in the same order.
+    """Exchange used by one thread at a time, in the same order in all processes.
 
     Args:
         subject: that no other bulletin of these processes has.
@@ -34,7 +34,7 @@ class Bulletin:
         self.index, self.count = jax.process_index(), jax.process_count()
 
     def together(self, name: str, part: Callable[[], T]) -> list[T]:
-        """What this process's part comes to, and that of every other, by process.
+        """Run this process's part; return the results of all processes, in their order.
 
         Args:
             name: that is used once.

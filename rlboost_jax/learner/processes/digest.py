@@ -8,13 +8,15 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from rlboost_jax.learner.processes.world import World, tell_all
+from rlboost_jax.learner.processes.process_group import ProcessGroup, tell_all
+from rlboost_jax.models.parameter_sharding import program_on, replicated
 from rlboost_jax.models.params import Params, params_digest
-from rlboost_jax.models.sharding import program_on, replicated
 from rlboost_jax.weights.shares import Read
 
 
-def shared_digest(params: Params, world: World, *, base: str, read: Read = np.asarray) -> str:
+def shared_digest(
+    params: Params, world: ProcessGroup, *, base: str, read: Read = np.asarray
+) -> str:
     """`params_digest` of arrays over a mesh of several processes, which all call this.
 
     SHA-256 takes bytes in one order, so that one process has to see them all, though never more
@@ -37,7 +39,7 @@ def shared_digest(params: Params, world: World, *, base: str, read: Read = np.as
 
 
 def _gathered(name: str, leaf: jax.Array) -> Iterator[jax.Array]:
-    """Consecutive pieces of a leaf, each on all devices."""
+    """Consecutive pieces of a leaf, each gathered on all devices."""
     assert isinstance(leaf.sharding, NamedSharding)
     layer, whole = _programs(leaf.sharding.mesh)
     if not name.startswith("layers."):

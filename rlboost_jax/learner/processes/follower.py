@@ -1,4 +1,4 @@
-"""A process of the trainer other than 0: it does what process 0 has it do, and nothing else.
+"""A process of the trainer other than process 0, whose orders it carries out.
 
 It holds its share of the train state and makes every update that process 0 makes, from the same
 trajectories, so that both run the same programs in the same order. What the programs return is
@@ -14,26 +14,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlboost_jax import compile_cache
 from rlboost_jax.data.open import ends_of
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.episodes.trajectory import Trajectory
-from rlboost_jax.learner.processes import orders
-from rlboost_jax.learner.processes.channel import Channel, PeerGone
+from rlboost_jax.learner.kept_versions import DIGESTS, KeptVersions, held_here, restored_versions
+from rlboost_jax.learner.processes import follower_orders
 from rlboost_jax.learner.processes.digest import shared_digest
 from rlboost_jax.learner.processes.handshake import Key, dial, tls_of
 from rlboost_jax.learner.processes.leader import PURPOSES
-from rlboost_jax.learner.processes.watch import PeerEnded, Peers
-from rlboost_jax.learner.processes.world import (
+from rlboost_jax.learner.processes.peer_watch import PeerEnded, Peers
+from rlboost_jax.learner.processes.process_group import (
     JOIN_SECONDS,
+    ProcessGroup,
     Tell,
-    World,
     agreed,
     check_mesh,
     settled,
     tell_all,
 )
+from rlboost_jax.learner.processes.trainer_channel import PeerGone, TrainerChannel
 from rlboost_jax.learner.setup import kernels
 from rlboost_jax.learner.setup.preparation import (
     lies_elsewhere,
@@ -44,17 +44,16 @@ from rlboost_jax.learner.setup.preparation import (
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner, learner_of
-from rlboost_jax.learner.versions import DIGESTS, Versions, held_here, restored_versions
 from rlboost_jax.models.collectives import add_in_order
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.platform import compile_cache, exits
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.platform.pulse import ORDERS, PULSE
+from rlboost_jax.platform.stacks import StacksFile, stacks_path
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.changes import settings_at
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.supervision import exits
-from rlboost_jax.supervision.pulse import ORDERS, PULSE
-from rlboost_jax.supervision.stacks import StacksFile, stacks_path
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.weights.shares import shares_of, write_shares
 from rlboost_jax.weights.snapshots import BASE, FOLDER, beside
 
@@ -68,7 +67,7 @@ class OtherFolder(Mistake, RuntimeError):
 
 
 class _Silence:
-    """The console of a process that shows nothing."""
+    """Console of a process that prints nothing."""
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -80,9 +79,11 @@ class _Silence:
 class Leader(Peers):
     """A follower's connection to process 0."""
 
-    def __init__(self, world: World, workdir: Path, **channels: Channel) -> None:
-        """Args:
-        channels: by purpose.
+    def __init__(self, world: ProcessGroup, workdir: Path, **channels: TrainerChannel) -> None:
+        """Wrap the connection to process 0.
+
+        Args:
+            channels: by purpose.
         """
         super().__init__({purpose: [each] for purpose, each in channels.items()}, [_lost])
         self._world, self._snapshots = world, workdir / FOLDER
@@ -94,9 +95,9 @@ class Leader(Peers):
         learner: Learner,
         state: TrainState,
         checkpoints: Checkpoints,
-        versions: Versions,
+        versions: KeptVersions,
     ) -> bool:
-        """Until the session is over; whether another one follows.
+        """Carry out orders until the session is over; return whether another one follows.
 
         Args:
             versions: older ones, to begin with.
@@ -118,7 +119,7 @@ class Leader(Peers):
         again = False
         while (order := self._next()) is not None:
             match order:
-                case [orders.BEGIN, step, version]:
+                case [follower_orders.BEGIN, step, version]:
                     updates = BatchUpdate(
                         learner,
                         state,
@@ -128,21 +129,21 @@ class Leader(Peers):
                         sampler=versions.sampler(version, step, shardings),
                     )
                     taken = {}
-                case [orders.CHECK, sent]:
+                case [follower_orders.CHECK, sent]:
                     assert updates is not None
-                    updates.check(orders.groups_from_wire(sent))
-                case [orders.HELDOUT, sent]:
-                    groups = orders.groups_from_wire(sent)
+                    updates.check(follower_orders.groups_from_wire(sent))
+                case [follower_orders.HELDOUT, sent]:
+                    groups = follower_orders.groups_from_wire(sent)
                     if updates is not None:
                         updates.check_heldout(groups)
                     else:  # of the last version, once all batches are over
                         learner.check(state.params, groups, heldout=True)
-                case [orders.TRAIN, index, sent]:
+                case [follower_orders.TRAIN, index, sent]:
                     assert updates is not None
-                    groups = orders.groups_from_wire(sent)
+                    groups = follower_orders.groups_from_wire(sent)
                     taken[index] = tuple(t for group in groups for t in group.trajectories)
                     updates.train(index, groups)
-                case [orders.FINISH]:
+                case [follower_orders.FINISH]:
                     assert updates is not None
                     everything = [t for members in taken.values() for t in members]
                     everything.sort(key=lambda t: (t.prompt, t.sample))
@@ -150,18 +151,18 @@ class Leader(Peers):
                     state, _ = updates.finish(everything, prompts=prompts, host_params=None)
                     updates = None
                     PULSE.step()
-                case [orders.WRITE, name]:
+                case [follower_orders.WRITE, name]:
                     shares = shares_of(named(name), process=self._world.index)
                     self._writer.submit(self._write, name, shares, dtype)
-                case [orders.DIGEST, name, base]:
+                case [follower_orders.DIGEST, name, base]:
                     shared_digest(named(name), self._world, base=base)
-                case [orders.KEEP, version, digest, older]:
+                case [follower_orders.KEEP, version, digest, older]:
                     versions.forget(older)
                     versions.keep(version, held_here(state.params), digest, dtype=dtype)
-                case [orders.SAVE, step, extra]:
+                case [follower_orders.SAVE, step, extra]:
                     older = map(Version, map(int, extra.get(DIGESTS, ())))
                     checkpoints.save(step, state, extra, versions.trees(older, shardings))
-                case [orders.AGAIN]:
+                case [follower_orders.AGAIN]:
                     again = True
                 case _:
                     raise LeaderLost(
@@ -170,7 +171,7 @@ class Leader(Peers):
         return again
 
     def sees(self, proof: Path) -> None:
-        """Raises OtherFolder where process 0's mark is not in this process's workdir."""
+        """Check that both use one workdir. Raises OtherFolder if process 0's mark is not in it."""
         if not proof.exists():
             raise OtherFolder(
                 f"{proof.parent} on {socket.gethostname()} is not the folder of process 0; give "
@@ -179,7 +180,7 @@ class Leader(Peers):
         self._channel.send(True)
 
     def _next(self) -> list[Any] | None:
-        """The next order; None when the run is over."""
+        """Wait for the next order; None when the run is over."""
         try:
             with PULSE.phase(ORDERS):
                 order: list[Any] = self._channel.receive()
@@ -192,7 +193,7 @@ class Leader(Peers):
             raise loss from error
 
     def _write(self, name: str, shares: Params, dtype: str) -> None:
-        """In the writer's thread; whether it went well, process 0 hears."""
+        """Write this process's share and report the outcome to process 0; a thread's work."""
         place = beside(self._snapshots / name)
         try:
             files = write_shares(place, shares, dtype=dtype, describe=False)
@@ -207,7 +208,7 @@ def _lost(reason: str, code: int) -> LeaderLost:
     return LeaderLost(f"process 0 {reason}", code)
 
 
-def accept(world: World, workdir: Path, tell: Tell = tell_all) -> Leader:
+def accept(world: ProcessGroup, workdir: Path, tell: Tell = tell_all) -> Leader:
     """Dial process 0, which calls `invite` now.
 
     Raises:
@@ -233,11 +234,11 @@ def accept(world: World, workdir: Path, tell: Tell = tell_all) -> Leader:
 def follow_training(
     run: RunConfig,
     path: str | Path,
-    world: World,
+    world: ProcessGroup,
     *,
     make_programs: Callable[..., Any] = programs,
 ) -> None:
-    """The part of a process other than 0 in `run_training`, until that is over.
+    """Run the part of a process other than 0 in `run_training`, until that is over.
 
     Args:
         make_programs: a test gives another.
@@ -254,9 +255,9 @@ def follow_training(
 
 
 def _follow_session(
-    run: RunConfig, path: Path, world: World, make_programs: Callable[..., Any]
+    run: RunConfig, path: Path, world: ProcessGroup, make_programs: Callable[..., Any]
 ) -> bool:
-    """Until it is over; whether another one follows, with settings that were changed."""
+    """Follow one session to its end; return whether another follows, with changed settings."""
     run = agreed(run, world)
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)
@@ -268,6 +269,7 @@ def _follow_session(
         Checkpoints(
             path / "checkpoints",
             keep=run.checkpoint.keep,
+            keep_every=run.checkpoint.keep_every,
             disk_seconds=run.checkpoint.disk_seconds,
         ) as checkpoints,
     ):
@@ -290,7 +292,8 @@ def _follow_session(
             policy=ready.policy,
             critic=ready.critic,
             reference=ready.reference,
+            teachers=ready.teachers,
             stop_ids=stop_ids,
             stops=stop_strings.table,
         )
-        return leader.obey(learner, ready.state, checkpoints, Versions(kept))
+        return leader.obey(learner, ready.state, checkpoints, KeptVersions(kept))

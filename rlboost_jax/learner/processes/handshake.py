@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.closing import Closing
-from rlboost_jax.learner.processes.channel import Channel
-from rlboost_jax.manager.service.authority import VALID_FROM
-from rlboost_jax.manager.service.gate import HANDSHAKE_SECONDS, MAX_NEWCOMERS
-from rlboost_jax.manager.service.listener_limits import ListenerLimits
+from rlboost_jax.learner.processes.trainer_channel import TrainerChannel
+from rlboost_jax.platform.closing import Closing
+from rlboost_jax.trust.authority import VALID_FROM
+from rlboost_jax.trust.gate import HANDSHAKE_SECONDS, MAX_NEWCOMERS
+from rlboost_jax.trust.listener_limits import ListenerLimits
 
 NAME: Final = "trainer.rlboost.internal"  # in the certificate
 FIRST_BYTES: Final = 256  # of the frame that says who comes, and what for
@@ -49,7 +49,7 @@ _PAUSE_SECONDS: Final = 0.2  # where there is no descriptor for one more
 
 @dataclass(frozen=True)
 class Key:
-    """Of one start: PEM."""
+    """Key and certificate of one start, in PEM."""
 
     private: str = field(repr=False)
     certificate: str
@@ -80,7 +80,7 @@ def new_key() -> Key:
 
 
 def tls_of(key: Key, *, listens: bool) -> ssl.SSLContext:
-    """For one of the two sides."""
+    """TLS context for one of the two sides."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -113,7 +113,7 @@ class Handshakes(Closing):
     ) -> None:
         self._listener, self._tls = listener, tls_of(key, listens=True)
         self._limits = limits
-        self._arrived: queue.Queue[tuple[Any, Channel]] = queue.Queue()
+        self._arrived: queue.Queue[tuple[Any, TrainerChannel]] = queue.Queue()
         self._lock = threading.Lock()  # of the two below
         self._newcomers: OrderedDict[int, ssl.SSLSocket] = OrderedDict()  # by number
         self._closed = False
@@ -134,8 +134,8 @@ class Handshakes(Closing):
             while True:
                 self.arrived(0.0)[1].close()
 
-    def arrived(self, seconds: float) -> tuple[Any, Channel]:
-        """The next who has shown the key, and the first that it said.
+    def arrived(self, seconds: float) -> tuple[Any, TrainerChannel]:
+        """Wait for the next peer with the key; return its first message and its channel.
 
         Raises:
             TimeoutError: nobody came in that time.
@@ -172,10 +172,10 @@ class Handshakes(Closing):
             ).start()
 
     def _hear(self, number: int, connection: ssl.SSLSocket) -> None:
-        """In a thread: until it has shown the key and said who it is, or has had its time."""
+        """Do one handshake in a thread, until the peer has proved itself or its time is over."""
         try:
             connection.do_handshake()
-            channel = Channel(connection)
+            channel = TrainerChannel(connection)
             limits = self._limits
             said = channel.receive(
                 seconds=limits.handshake_seconds, most_bytes=limits.message_bytes
@@ -193,8 +193,10 @@ class Handshakes(Closing):
         channel.close()
 
 
-def dial(address: tuple[str, int], tls: ssl.SSLContext, word: list[Any], seconds: float) -> Channel:
-    """A connection to process 0, which has taken it in.
+def dial(
+    address: tuple[str, int], tls: ssl.SSLContext, word: list[Any], seconds: float
+) -> TrainerChannel:
+    """Connect to process 0 and wait until it has accepted the connection.
 
     It is dialled again for as long as it ends before that: where there is a crowd, process 0
     hangs up on whom it has not heard out.
@@ -213,7 +215,7 @@ def dial(address: tuple[str, int], tls: ssl.SSLContext, word: list[Any], seconds
         try:
             connection = socket.create_connection(address, timeout=left)
             try:
-                channel = Channel(tls.wrap_socket(connection, server_hostname=NAME))
+                channel = TrainerChannel(tls.wrap_socket(connection, server_hostname=NAME))
                 channel.send([*word, attempt])
                 channel.receive(seconds=left, most_bytes=FIRST_BYTES)
             except BaseException:  # whatever it was, it goes on upwards

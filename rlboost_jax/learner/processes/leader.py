@@ -1,4 +1,4 @@
-"""Process 0's side of a trainer of several processes: orders out, what was written comes back.
+"""Process 0's side of a trainer of several processes: orders out, results back.
 
 Invariants:
 - an order goes out before process 0 itself begins with what it says;
@@ -21,28 +21,34 @@ import msgspec
 import numpy as np
 
 from rlboost_jax.learner.episodes.trajectory import Group
-from rlboost_jax.learner.processes import orders
-from rlboost_jax.learner.processes.channel import Channel, PeerGone
+from rlboost_jax.learner.processes import follower_orders
 from rlboost_jax.learner.processes.digest import shared_digest
 from rlboost_jax.learner.processes.handshake import Handshakes, new_key
-from rlboost_jax.learner.processes.watch import PeerEnded, Peers
-from rlboost_jax.learner.processes.world import ALONE, JOIN_SECONDS, Tell, World, tell_all
-from rlboost_jax.learner.stream.step_stream import Doubt
+from rlboost_jax.learner.processes.peer_watch import PeerEnded, Peers
+from rlboost_jax.learner.processes.process_group import (
+    ALONE,
+    JOIN_SECONDS,
+    ProcessGroup,
+    Tell,
+    tell_all,
+)
+from rlboost_jax.learner.processes.trainer_channel import PeerGone, TrainerChannel
+from rlboost_jax.learner.stream.step_stream import DoubtedResponse
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.models.params import Params, params_digest
-from rlboost_jax.supervision import exits
+from rlboost_jax.platform import exits
 from rlboost_jax.weights.shares import Read, shares_of
 
 BACKLOG: Final = 128  # connections that dial at once, strangers' included
 PURPOSES: Final = ("orders", "shares", "watch")  # of a follower's connections
 
 T = TypeVar("T")
-Train = Callable[[int, tuple[Group, ...]], list[Doubt]]
-Check = Callable[[tuple[Group, ...]], Sequence[Doubt]]
+Train = Callable[[int, tuple[Group, ...]], list[DoubtedResponse]]
+Check = Callable[[tuple[Group, ...]], Sequence[DoubtedResponse]]
 
 
 class FollowerLost(PeerEnded):
-    """A follower ended. Its mistake is one here too; anything else a second start may mend."""
+    """A follower ended. Its mistake is one here too; other ends a second start may mend."""
 
     def __init__(self, message: str, code: int = exits.BROKEN) -> None:
         super().__init__(message, exits.MISTAKE if code == exits.MISTAKE else exits.BROKEN)
@@ -53,14 +59,16 @@ class Followers(Peers):
 
     def __init__(
         self,
-        world: World = ALONE,
-        channels: Mapping[str, Sequence[Channel]] | None = None,
+        world: ProcessGroup = ALONE,
+        channels: Mapping[str, Sequence[TrainerChannel]] | None = None,
         *,
         read: Read = np.asarray,
     ) -> None:
-        """Args:
-        channels: to each follower, by purpose.
-        read: copies from a device of this process to its memory.
+        """Wrap the connections to the followers.
+
+        Args:
+            channels: to each follower, by purpose.
+            read: copies from a device of this process to its memory.
         """
         self._world, self._read = world, read
         lost = [partial(_lost, f"process {i} of {world.count}") for i in range(1, world.count)]
@@ -70,56 +78,56 @@ class Followers(Peers):
         return self._world.count > 1
 
     def begin(self, step: int, version: int) -> None:
-        self._order(orders.BEGIN, step, version)
+        self._order(follower_orders.BEGIN, step, version)
 
     def leading(self, train: Train) -> Train:
-        """`train`, on all processes."""
-        return self._ordered(orders.TRAIN, train)
+        """Wrap `train` so that it runs on all processes."""
+        return self._ordered(follower_orders.TRAIN, train)
 
     def checking(self, check: Check) -> Check:
-        """`check`, on all processes."""
-        return self._ordered(orders.CHECK, check)
+        """Wrap `check` so that it runs on all processes."""
+        return self._ordered(follower_orders.CHECK, check)
 
     def checking_heldout(self, check: Check) -> Check:
-        """`check` of responses to held-out prompts, on all processes."""
-        return self._ordered(orders.HELDOUT, check)
+        """Wrap `check` of responses to held-out prompts so that it runs on all processes."""
+        return self._ordered(follower_orders.HELDOUT, check)
 
     def finish(self) -> None:
-        self._order(orders.FINISH)
+        self._order(follower_orders.FINISH)
 
     def save(self, step: int, extra: dict[str, Any]) -> None:
-        self._order(orders.SAVE, step, extra)
+        self._order(follower_orders.SAVE, step, extra)
 
     def again(self) -> None:
-        """This session ends, and another one follows."""
-        self._order(orders.AGAIN)
+        """End this session on the followers, and announce another one."""
+        self._order(follower_orders.AGAIN)
 
     def host_copy(self, params: Params) -> Params:
-        """In host memory, what this process writes of parameters: all of them if it is alone."""
+        """Copy what this process writes of parameters to host memory: all, if it is alone."""
         if self:
             return shares_of(params, process=0, read=self._read)
         copy: Params = jax.device_get(params)
         return copy
 
     def digest(self, params: Params, host_copy: Params, name: str, *, base: str = "") -> str:
-        """`params_digest` of parameters that go by that name in orders."""
+        """Compute `params_digest` of parameters that have this name in orders."""
         if not self:
             return params_digest(host_copy, base=base)
-        self._order(orders.DIGEST, name, base)
+        self._order(follower_orders.DIGEST, name, base)
         return shared_digest(params, self._world, base=base, read=self._read)
 
     def keep(self, version: int, digest: str, older: Collection[int]) -> None:
-        """Have the others keep the newest version besides these, and no other."""
-        self._order(orders.KEEP, version, digest, list(older))
+        """Order the followers to keep the newest version and these older ones, and no other."""
+        self._order(follower_orders.KEEP, version, digest, list(older))
 
     def write(self, name: str) -> None:
-        """Have the others begin to write their shares."""
-        self._order(orders.WRITE, name)
+        """Order the followers to begin writing their shares."""
+        self._order(follower_orders.WRITE, name)
 
     def written(self, name: str) -> list[FileEntry]:
-        """What they have written, once it is. In the thread that writes this process's share.
+        """Wait for the files that the followers have written. Called in the writer's thread.
 
-        What they wrote before under names that nobody asks for is passed over.
+        Files of earlier names that were never asked for are skipped.
 
         Raises:
             OSError: one of them could not.
@@ -135,7 +143,7 @@ class Followers(Peers):
         return entries
 
     def fail_to(self, fail: Callable[[Exception], None]) -> None:
-        """Have `fail` called, from a thread, with what becomes of a follower."""
+        """Have `fail` called, from a thread, with the error of a follower that ends."""
         for watch in self.watches:
             watch.tell(fail)
 
@@ -151,8 +159,8 @@ class Followers(Peers):
         return order_and_call
 
 
-def invite(world: World, workdir: Path, tell: Tell = tell_all) -> Followers:
-    """Have the other processes dial in; to be called at the moment when they call `accept`.
+def invite(world: ProcessGroup, workdir: Path, tell: Tell = tell_all) -> Followers:
+    """Accept the other processes, which call `accept` at the same moment.
 
     Raises:
         FollowerLost: one did not come, or sees another folder than this process.
@@ -178,15 +186,15 @@ def invite(world: World, workdir: Path, tell: Tell = tell_all) -> Followers:
     return followers
 
 
-def _accepted(handshakes: Handshakes, world: World) -> dict[str, list[Channel]]:
-    """A connection of each follower for each purpose.
+def _accepted(handshakes: Handshakes, world: ProcessGroup) -> dict[str, list[TrainerChannel]]:
+    """Accept a connection of each follower for each purpose.
 
     Raises:
         FollowerLost: one did not come.
     """
     deadline = time.monotonic() + JOIN_SECONDS
     expected = [(purpose, index) for purpose in PURPOSES for index in range(1, world.count)]
-    found: dict[tuple[str, int], Channel] = {}
+    found: dict[tuple[str, int], TrainerChannel] = {}
     attempts: dict[tuple[str, int], int] = {}  # of these, the one that counts
     while len(found) < len(expected):
         try:
@@ -225,7 +233,7 @@ def _lost(who: str, reason: str, code: int) -> FollowerLost:
 
 
 def _listens_on(host: str) -> str:
-    """All addresses, unless the others are on this host too."""
+    """Address to listen on: all interfaces, unless the others are on this host too."""
     try:
         address = ipaddress.ip_address(socket.gethostbyname(host))
     except (OSError, ValueError):

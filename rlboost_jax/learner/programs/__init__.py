@@ -1,4 +1,4 @@
-"""What a learner compiles.
+"""Programs that a learner compiles.
 
 `policy`: `PolicyPrograms` (gradients, log-probabilities, gaps, the update); `critic`:
 `CriticPrograms`. They are made of `passes` over a packed batch, the `objective` of `logprobs`, and

@@ -1,4 +1,4 @@
-"""What policy and critic have in common: sums of gradients, and the update.
+"""Parts shared by policy and critic: sums of gradients, and the update.
 
 Gradients are of undivided sums over tokens. They add up over packed batches and micro-batches, and
 only the update divides, by its own number of tokens or responses.
@@ -16,16 +16,16 @@ from jaxtyping import Array, Float, Int
 
 from rlboost_jax.learner.programs.objective import MAXIMA, Sums
 from rlboost_jax.learner.state import TrainState, learning_rate_schedule, on_device
+from rlboost_jax.models.parameter_sharding import program_on, replicated
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import program_on, replicated
-from rlboost_jax.settings.learner import LearnerConfig
+from rlboost_jax.settings.learner_config import LearnerConfig
 
 Part = tuple[Params, Sums]  # gradients, and sums over their tokens
 Apply = Callable[[TrainState, Params, Float[Array, ""]], tuple[TrainState, dict[str, Array]]]
 
 
 def combine(left: Part, right: Part) -> Part:
-    """Gradients and sums over the tokens of both."""
+    """Add gradients and sums of two parts."""
     (left_gradients, left_sums), (right_gradients, right_sums) = left, right
     sums = {
         key: (jnp.maximum if key in MAXIMA else jnp.add)(left_sums[key], right_sums[key])
@@ -71,7 +71,7 @@ def _apply(
     learning_rate: Callable[[Int[Array, ""]], Float[Array, ""]],
     opt_shardings: Any | None,
 ) -> Apply:
-    """An update of the state by the optimizer, with the mean gradient.
+    """Update of the state by the optimizer, from the mean gradient.
 
     Args:
         opt_shardings: to move the optimizer's state to first; None: it lies where it is needed.

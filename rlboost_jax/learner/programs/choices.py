@@ -1,19 +1,20 @@
-"""Whether a sampled token is the one that its noise selects.
+"""Check that a sampled token is the one that its noise selects.
 
 A server holds the weights: it could choose any token and report its true log-probability. But the
 noise of a token is a function of its name, and the distribution follows from the learner's own
 logits, so the learner can tell which token had to be sampled: the one at whose interval of the
-cumulative distribution the noise lies. Only rounding may move the edges of an interval.
+cumulative distribution the noise lies or, with noise for a tree of sums, the one to which the
+choices of its nodes lead. Only rounding may move what a choice is made between.
 
-Rounding moves an edge a little everywhere, and far hardly ever. A token may be as far out as that;
-whoever forges many tokens within the bound of one is seen by the mean of their sequence.
+Rounding moves it a little everywhere, and far hardly ever. A token may be as far out as that;
+a server that forges many tokens within that bound is detected by the mean of their sequence.
 """
 
 from typing import Final
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
-from rlboost_kernels import noise_keys, uniforms
+from jaxtyping import Array, Float, Int, Key
+from rlboost_kernels import exponentials, noise_keys, uniforms
 
 from rlboost_jax.algorithms.segments import segment_sums
 from rlboost_jax.learner.packing import PackedBatch
@@ -39,32 +40,63 @@ def logprob_gaps(
 def choice_gaps(
     batch: PackedBatch,
     logprobs: Float[Array, " N"],
-    below: Float[Array, " N"],
+    masses: Float[Array, "N ..."],
     unsure: Float[Array, " N"] | float = 0.0,
 ) -> Float[Array, " N"]:
-    """Probability between a target's interval and its noise: 0 where the noise lies inside.
+    """Probability that has to move for a target's noise to select it: 0 where it does.
+
+    That is the probability between its interval and its noise or, in a tree, what has to go over
+    from a sibling on some level to the node on the way to the target.
 
     Args:
         batch: R rows of T positions, N = R × T. Of targets without `noise_known` nothing is
             known: their gaps are 0.
         logprobs: of the targets, in the distribution that they are sampled from, nats.
-        below: probability of the ids smaller than the target, in the same distribution.
+        masses: [N], probability of the ids smaller than the target, in the same distribution; or
+            [N, levels, 16], those of the children of a tree's nodes, which selects the kind of
+            noise.
         unsure: how much of it may have been cut off, or not, see `sampled_logprobs`.
     """
     if batch.noise_names is None or batch.noise_known is None:
-        return jnp.zeros_like(below)
+        return jnp.zeros_like(logprobs)
     seed, number, sample, place = jnp.asarray(batch.noise_names).reshape(-1, 4).T
-    noise = uniforms(noise_keys(seed, number, sample), place.astype(jnp.int32))
-    outside = jnp.maximum(below - noise, noise - below - jnp.exp(logprobs)) - unsure
+    keys, place = noise_keys(seed, number, sample), place.astype(jnp.int32)
+    if masses.ndim == 1:
+        noise = uniforms(keys, place)
+        outside = jnp.maximum(masses - noise, noise - masses - jnp.exp(logprobs))
+    else:
+        outside = _lost_races(masses, jnp.ravel(batch.targets), keys, place)
+    outside -= unsure
     return jnp.where(jnp.asarray(batch.noise_known).ravel(), jnp.maximum(outside, 0.0), 0.0)
+
+
+def _lost_races(
+    masses: Float[Array, "N levels 16"],
+    targets: Int[Array, " N"],
+    keys: Key[Array, " N"],
+    place: Int[Array, " N"],
+) -> Float[Array, " N"]:
+    """Probability that has to go over to nodes on the way to each target for them to come first.
+
+    Children arrive at their number by their probability. With a for the target's and b for another,
+    x goes over where (a.p + x) / a.number = (b.p - x) / b.number.
+    """
+    levels = masses.shape[1]
+    numbers = exponentials(keys, place, vocabulary=16**levels)
+    children = (targets[:, None] >> 4 * jnp.arange(levels)[None]) & 15
+    own = jnp.take_along_axis(masses, children[..., None], axis=2)
+    own_number = jnp.take_along_axis(numbers, children[..., None], axis=2)
+    lost = (masses * own_number - own * numbers) / (numbers + own_number)
+    return lost.max(axis=(1, 2), initial=0.0)
 
 
 def greedy_gaps(
     batch: PackedBatch, logprobs: Float[Array, " N"]
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-    """What takes the place of both gaps where the likeliest token is chosen, without noise: nats
-    that a target is below it, or what it is said to be below; and by how much it is the less
-    probable of the two.
+    """Both gaps for greedy sampling, which has no noise.
+
+    They are the nats that a target is below the likeliest token, or differs from its reported
+    value; and by how much it is the less probable of the two.
 
     Args:
         logprobs: of the targets, each of the distribution that is left of itself and the likeliest
@@ -77,7 +109,7 @@ def greedy_gaps(
 
 
 def mean_choice_gaps(batch: PackedBatch, gaps: Float[Array, " N"]) -> Float[Array, " N"]:
-    """Mean gap of the sequence that a target is sampled in, `SPARE_TOKENS` counted with it."""
+    """Mean gap of the sequence of each target, with `SPARE_TOKENS` added to its length."""
     mask, segments = jnp.asarray(batch.response_mask), jnp.asarray(batch.segments)
     counts = segment_sums(mask.astype(jnp.float32), segments)
     means = segment_sums(gaps.reshape(mask.shape), segments) / (counts + SPARE_TOKENS)

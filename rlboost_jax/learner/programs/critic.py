@@ -1,4 +1,4 @@
-"""A critic: what reward is to be expected at each token, learnt beside the policy.
+"""Critic: a model of the expected reward at each token, trained beside the policy.
 
 It is a decoder of the policy's shape with parameters and an optimizer of its own. It begins as a
 copy of the policy whose head is a vector of zeros: every value is 0 before its first update.
@@ -29,11 +29,16 @@ from rlboost_jax.learner.state import (
 )
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.forward import head_factors
+from rlboost_jax.models.parameter_sharding import (
+    batch_sharding,
+    param_shardings,
+    program_on,
+    replicated,
+)
 from rlboost_jax.models.params import Params, abstract_params
-from rlboost_jax.models.sharding import batch_sharding, param_shardings, program_on, replicated
-from rlboost_jax.settings.algorithm import AlgorithmConfig
-from rlboost_jax.settings.learner import LearnerConfig
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig
+from rlboost_jax.settings.learner_config import LearnerConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from rlboost_jax.settings.routing import routing_of
 
 
@@ -95,7 +100,7 @@ class CriticPrograms:
         return init_state({**trunk, "value": value}, self.optimizer, self.shardings)
 
     def abstract(self) -> TrainState:
-        """Shapes, dtypes and shardings: what a checkpoint is restored onto."""
+        """Shapes, dtypes and shardings that a checkpoint is restored onto."""
         return abstract_of(self._shapes(), self.optimizer, self.shardings)
 
     def compile(self, state: TrainState, *, shapes: Iterable[tuple[int, int]]) -> None:
@@ -117,7 +122,7 @@ class CriticPrograms:
 
 
 def _trunk(policy: Params) -> Params:
-    """All but the matrix of logits, which a policy with tied embeddings does not have."""
+    """Parameters without the matrix of logits, which a policy with tied embeddings lacks."""
     head = {name: part for name, part in policy["head"].items() if name != "kernel"}
     return {**policy, "head": head}
 

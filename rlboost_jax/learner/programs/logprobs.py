@@ -11,46 +11,71 @@ products, and what all devices have of its gradient is summed up once.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
-from rlboost_kernels import choice_intervals, kept_entries
+from jaxtyping import Array, Bool, Float, Int, Shaped
+from rlboost_kernels import choice_intervals, choice_masses, kept_entries
 
+from rlboost_jax.models.parameter_sharding import BATCH, unembedding_spec
 from rlboost_jax.models.products import float32_product
-from rlboost_jax.models.sharding import BATCH, unembedding_spec
-from rlboost_jax.settings.memory import LEAST_LOGIT_ROWS, LOGIT_BLOCKS, MOST_LOGITS
-from rlboost_jax.settings.sampling import SamplingConfig
+from rlboost_jax.settings.memory_estimates import LEAST_LOGIT_ROWS, LOGIT_BLOCKS, MOST_LOGITS
+from rlboost_jax.settings.sampling_config import SamplingConfig
 
-# Of each token: log-probability, entropy of its distribution, and probability of smaller ids.
-Logprobs = tuple[Float[Array, " N"], Float[Array, " N"], Float[Array, " N"]]
+# Of each token: log-probability, entropy of its distribution, and the probabilities that noise
+# decides between (`choice_intervals`).
+Logprobs = tuple[Float[Array, " N"], Float[Array, " N"], Float[Array, "N ..."]]
 # And the probability of tokens that rounding may take into a cut distribution, or leave out of it.
-CutLogprobs = tuple[Float[Array, " N"], Float[Array, " N"], Float[Array, " N"], Float[Array, " N"]]
+CutLogprobs = tuple[
+    Float[Array, " N"], Float[Array, " N"], Float[Array, "N ..."], Float[Array, " N"]
+]
 Found = TypeVar("Found", bound=tuple[Any, ...])
+
+
+class HeadPlan(NamedTuple):
+    """How a pass applies the head. Only the default works on arrays over several devices.
+
+    Attributes:
+        where: rows that get logits; results of the others are 0. None: all.
+        transposed: whether the matrix is a table of embeddings [V, E], read without a copy.
+        frozen: whether the matrix and entropies are constants. Without top-k and top-p, logits are
+            then made once for both log-probabilities and gradients.
+    """
+
+    where: Bool[Array, " N"] | None = None
+    transposed: bool = False
+    frozen: bool = False
+
+
+WHOLE_HEAD: Final = HeadPlan()
 ROUNDING_SHARE: Final = 1 / 8  # of what is tolerated of a choice: how far a sum or a logit may be
 
 
 def sampled_logprobs(
     hidden: Float[Array, "N E"],
-    unembedding: Float[Array, "E V"],
+    unembedding: Float[Array, "E V"] | Float[Array, "V E"],
     tokens: Int[Array, " N"],
     sampling: SamplingConfig,
     *,
+    plan: HeadPlan = WHOLE_HEAD,
     mesh: Mesh | None = None,
     soft_cap: float = 0.0,
     by_row: bool = False,
     block_logits: int | None = None,
     tolerated_choice: float = 0.0,
 ) -> CutLogprobs:
-    """Log-probability of each token and entropy of its distribution, in nats, the probability of
-    all smaller ids in it, and how much of it is unsure where top-k or top-p cut it.
+    """Log-probability and entropy of each token under the sampling distribution.
+
+    In nats; with the probabilities that noise decides between, and how much of them is unsure where
+    top-k or top-p cut the distribution.
 
     Where rounding leaves a token just outside of what the learner would keep, it is kept. Whether
-    others at the edge of the cut were kept by who sampled it, nobody can tell.
+    the server kept others at the edge of the cut cannot be known.
 
     Args:
+        unembedding: [V, E] where the plan says so.
         mesh: over which rows and the matrix are split; None: all is on one device.
         soft_cap: `final_soft_cap` of the model; 0: none.
         by_row: whether the logits are the engine's own products, see `models/decoder.py`; on a
@@ -60,19 +85,21 @@ def sampled_logprobs(
         tolerated_choice: probability that rounding may move the edge of a token's interval by.
     """
     if not sampling.truncated:
-        logprobs, entropies, below = whole_logprobs(
+        logprobs, entropies, masses = whole_logprobs(
             hidden,
             unembedding,
             tokens,
             sampling,
+            plan=plan,
             mesh=mesh,
             soft_cap=soft_cap,
             by_row=by_row,
             block_logits=block_logits,
         )
-        return logprobs, entropies, below, jnp.zeros_like(below)
+        return logprobs, entropies, masses, jnp.zeros_like(logprobs)
     of_rows = partial(
         _truncated_blocks,
+        plan=plan,
         sampling=sampling,
         soft_cap=soft_cap,
         by_row=by_row,
@@ -81,6 +108,7 @@ def sampled_logprobs(
     )
     if mesh is None or mesh.size == 1:
         return of_rows(hidden, unembedding, tokens)
+    assert plan == WHOLE_HEAD, "for one device"
     spec = unembedding_spec(unembedding.shape, mesh)
 
     def of_device(hidden: Array, unembedding: Array, tokens: Array) -> CutLogprobs:
@@ -96,25 +124,28 @@ def sampled_logprobs(
 
 def whole_logprobs(
     hidden: Float[Array, "N E"],
-    unembedding: Float[Array, "E V"],
+    unembedding: Float[Array, "E V"] | Float[Array, "V E"],
     tokens: Int[Array, " N"],
     sampling: SamplingConfig,
     *,
+    plan: HeadPlan = WHOLE_HEAD,
     mesh: Mesh | None = None,
     soft_cap: float = 0.0,
     by_row: bool = False,
     block_logits: int | None = None,
 ) -> Logprobs:
-    """The same under the whole softmax, whether sampling cuts it or not."""
+    """Log-probabilities under the whole softmax, whether sampling cuts it or not."""
     of_device = partial(
         choice_intervals,
         temperature=sampling.temperature,
+        noise=sampling.noise,
         soft_cap=soft_cap or None,
         block_logits=block_logits or _block_logits(),
         products=None if by_row else "xla",
     )
     if mesh is None or mesh.size == 1:
-        return of_device(hidden, unembedding, tokens)
+        return of_device(hidden, unembedding, tokens, **plan._asdict())
+    assert plan == WHOLE_HEAD, "for one device"
     spec = unembedding_spec(unembedding.shape, mesh)
     gather_axis, axis_name = spec
     of_device = partial(of_device, gather_axis=gather_axis, axis_name=axis_name)
@@ -130,7 +161,7 @@ def _on_mesh(
     share_rows: bool,
     results: int = 3,
 ) -> Callable[[Array, Array, Array], Found]:
-    """Of rows, matrix and tokens that are split over a mesh.
+    """Lift a function of one device's rows, matrix and tokens to arrays split over a mesh.
 
     Args:
         spec: of the matrix.
@@ -155,43 +186,72 @@ def _block_logits() -> int:
 
 def _truncated_blocks(
     hidden: Float[Array, "N E"],
-    unembedding: Float[Array, "E V"],
+    unembedding: Float[Array, "E V"] | Float[Array, "V E"],
     tokens: Int[Array, " N"],
     *,
+    plan: HeadPlan,
     sampling: SamplingConfig,
     soft_cap: float,
     by_row: bool,
     block_logits: int | None,
     rounding: float,
 ) -> CutLogprobs:
-    N, V = len(tokens), unembedding.shape[1]
+    N, V = len(tokens), unembedding.shape[0 if plan.transposed else 1]
     rows = max(LEAST_LOGIT_ROWS, (block_logits or _block_logits()) // V)
 
     @jax.checkpoint
     def block(part: tuple[Array, Array]) -> CutLogprobs:
-        return _truncated(part[0], unembedding, part[1], sampling, soft_cap, by_row, rounding)
+        logits = float32_product(part[0], unembedding, by_row=by_row, transposed=plan.transposed)
+        return _truncated(logits, part[1], sampling, soft_cap, rounding)
 
+    def block_if_wanted(part: tuple[Array, Array, Array]) -> CutLogprobs:
+        shapes = jax.eval_shape(block, part[:2])
+        zeros = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
+        return jax.lax.cond(part[2].any(), block, lambda _: zeros, part[:2])
+
+    if plan.where is not None:
+        order = jnp.argsort(~plan.where, stable=True)
+        place = jnp.argsort(order)
+        parts = _in_blocks((hidden[order], tokens[order], plan.where[order]), rows)
+        found = (_rows(each, N)[place] for each in jax.lax.map(block_if_wanted, parts))
+        first, second, third, fourth = (
+            jnp.where(_alongside(plan.where, each), each, 0.0) for each in found
+        )
+        return first, second, third, fourth
     if rows >= N:
         return block((hidden, tokens))
-    extra = -N % rows
-    parts = (
-        jnp.pad(hidden, ((0, extra), (0, 0))).reshape(-1, rows, hidden.shape[1]),
-        jnp.pad(tokens, (0, extra)).reshape(-1, rows),
-    )
-    first, second, third, fourth = (each.ravel()[:N] for each in jax.lax.map(block, parts))
+    blocks = jax.lax.map(block, _in_blocks((hidden, tokens), rows))
+    first, second, third, fourth = (_rows(each, N) for each in blocks)
     return first, second, third, fourth
 
 
+def _alongside(values: Shaped[Array, " N"], rows: Shaped[Array, "N ..."]) -> Shaped[Array, "N ..."]:
+    """Shape a value of each row so that it applies to the whole row."""
+    return values.reshape(-1, *(1,) * (rows.ndim - 1))
+
+
+def _rows(blocks: Shaped[Array, "blocks rows ..."], N: int) -> Shaped[Array, "N ..."]:
+    """Invert `_in_blocks` for a result."""
+    return blocks.reshape(-1, *blocks.shape[2:])[:N]
+
+
+def _in_blocks(arrays: tuple[Array, ...], rows: int) -> tuple[Array, ...]:
+    """Reshape each [N, …] to [blocks, rows, …], filled up with zeros."""
+
+    def cut(array: Array) -> Array:
+        padding = [(0, -len(array) % rows)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, padding).reshape(-1, rows, *array.shape[1:])
+
+    return tuple(map(cut, arrays))
+
+
 def _truncated(
-    hidden: Float[Array, "N E"],
-    unembedding: Float[Array, "E V"],
+    logits: Float[Array, "N V"],
     tokens: Int[Array, " N"],
     sampling: SamplingConfig,
     soft_cap: float,
-    by_row: bool,
     rounding: float,
 ) -> CutLogprobs:
-    logits = float32_product(hidden, unembedding, by_row=by_row)
     if soft_cap:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
     N, V = logits.shape
@@ -210,8 +270,10 @@ def _truncated(
     total = weights.sum(axis=-1)
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=1)[:, 0]
     entropies = jnp.log(total) - (weights * scaled).sum(axis=-1) / total
-    below = jnp.where(ids < tokens[:, None], jax.lax.stop_gradient(weights), 0.0).sum(axis=-1)
-    return chosen - jnp.log(total), entropies, below / jax.lax.stop_gradient(total), unsure
+    fixed_weights, fixed_total = jax.lax.stop_gradient((weights, total))
+    masses = choice_masses(fixed_weights, tokens, noise=sampling.noise)
+    masses /= _alongside(fixed_total, masses)
+    return chosen - jnp.log(total), entropies, masses, unsure
 
 
 def _unsure(
@@ -220,7 +282,7 @@ def _unsure(
     sampling: SamplingConfig,
     rounding: float,
 ) -> Float[Array, " N"]:
-    """Probability of the entries at the edge of a cut that another rounding keeps or leaves out.
+    """Probability of the entries at a cut's edge that another rounding may keep or leave out.
 
     Args:
         keep: what is kept here.

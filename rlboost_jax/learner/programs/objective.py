@@ -1,4 +1,4 @@
-"""The loss of a packed batch, put together from the choices of `AlgorithmConfig`.
+"""The loss of a packed batch, built from the choices of `AlgorithmConfig`.
 
 Nothing here divides by an update's size: an update is made of many packed batches, and only the
 sum over all of them may be divided, by the update's own number of tokens or responses. The
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rlboost_jax.algorithms import surrogates
 from rlboost_jax.algorithms.corrections import correction_weights, kept_weights
-from rlboost_jax.algorithms.kl import kl_estimates, kl_losses
+from rlboost_jax.algorithms.kl import distilled_losses, kl_estimates, kl_losses
 from rlboost_jax.algorithms.ratios import (
     log_ratios,
     sequence_log_ratios,
@@ -22,7 +22,7 @@ from rlboost_jax.algorithms.ratios import (
 from rlboost_jax.algorithms.segments import segment_sums
 from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.learner.programs.choices import logprob_gaps, mean_choice_gaps
-from rlboost_jax.settings.algorithm import AlgorithmConfig
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig
 
 Sums = dict[str, Float[Array, ""]]
 # Keys of Sums that are maxima over tokens.
@@ -41,6 +41,7 @@ def objective(
     unsure: Float[Array, " N"] | None = None,
     whole_logprobs: Float[Array, " N"] | None = None,
     reference_logprobs: Float[Array, " N"] | None = None,
+    teacher_weight: float = 0.0,
 ) -> tuple[Float[Array, ""], Sums]:
     """The undivided loss, to be minimised, and sums over response tokens.
 
@@ -52,6 +53,8 @@ def objective(
         unsure: see `sampled_logprobs`; None: nothing is cut.
         whole_logprobs, reference_logprobs: of the targets under the whole softmax of the policy
             and of the reference model; None leaves the KL out of the loss.
+        teacher_weight: factor of the KL to the batch's teachers, see `distilled_losses`. Nothing
+            cuts distributions then: `logprobs` are of the whole softmax.
 
     Returns:
         The weighted sum, and: `loss` (the same), `kl`, `entropy`, `clipped` and `tokens`
@@ -93,6 +96,15 @@ def objective(
             gradient=algorithm.kl_gradient,
         )
         total += algorithm.kl_coefficient * (losses * weights).sum()
+    if teacher_weight:
+        assert batch.teacher_logprobs is not None and batch.taught is not None, "made by `pack`"
+        losses = distilled_losses(
+            logprobs,
+            jnp.ravel(batch.teacher_logprobs),
+            jnp.ravel(batch.taught),
+            log_ratios(logprobs, behaviour, mask),
+        )
+        total += teacher_weight * (losses * weights).sum()
     if algorithm.entropy_coefficient:
         bonus = (jnp.where(mask, entropy, 0.0) * weights).sum()
         total -= algorithm.entropy_coefficient * bonus
@@ -123,8 +135,10 @@ def _choices(batch: PackedBatch, gaps: Float[Array, " N"] | None) -> Sums:
 def _distance(
     logprobs: Float[Array, " N"], behaviour: Float[Array, " N"], mask: Bool[Array, " N"]
 ) -> Sums:
-    """How far the policy is from the version that sampled: sums over tokens of its ratio, and of
-    k3, the estimate of the KL from that version."""
+    """Distance of the policy from the version that sampled.
+
+    Sums over tokens of its ratio, and of k3, the estimate of the KL from that version.
+    """
     log_ratio = jax.lax.stop_gradient(log_ratios(logprobs, behaviour, mask))
     ratio = jnp.where(mask, jnp.exp(log_ratio), 0.0)
     estimates = jnp.where(mask, jnp.expm1(log_ratio) - log_ratio, 0.0)
@@ -134,7 +148,7 @@ def _distance(
 def _old_logprobs(
     algorithm: AlgorithmConfig, batch: PackedBatch, logprobs: Float[Array, " N"]
 ) -> Float[Array, " N"]:
-    """The denominator of the ratio.
+    """Denominator of the ratio.
 
     Recomputed before the first update of a batch, they are the policy's own at that update: the
     only one, where there is one.
@@ -194,7 +208,7 @@ def _corrected(
     batch: PackedBatch,
     old: Float[Array, " N"],
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], Sums]:
-    """Factors of the tokens' surrogates, their weights, and what there is to tell."""
+    """Factors of the tokens' surrogates, their weights, and metrics of the correction."""
     mask, segments = jnp.asarray(batch.response_mask), jnp.asarray(batch.segments)
     weights = jnp.asarray(batch.weights)
     factors, changed = correction_weights(
@@ -222,7 +236,7 @@ def _corrected(
 def _shares(
     batch: PackedBatch, mask: Bool[Array, "R T"], segments: Int[Array, "R T"]
 ) -> Float[Array, "R T"]:
-    """Of each sequence in the sampled tokens of its response; exactly 1 where it is all of it."""
+    """Share of each sequence in its response's sampled tokens; exactly 1 for a single sequence."""
     assert batch.response_tokens is not None, "packed by `pack`"
     own = segment_sums(mask.astype(jnp.float32), segments)
     return own / jnp.maximum(jnp.asarray(batch.response_tokens).astype(jnp.float32), 1.0)

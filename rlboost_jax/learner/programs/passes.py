@@ -16,22 +16,32 @@ from rlboost_jax.learner.programs.choices import (
     logprob_gaps,
     mean_choice_gaps,
 )
-from rlboost_jax.learner.programs.logprobs import sampled_logprobs, whole_logprobs
+from rlboost_jax.learner.programs.logprobs import (
+    WHOLE_HEAD,
+    HeadPlan,
+    sampled_logprobs,
+    whole_logprobs,
+)
 from rlboost_jax.learner.programs.objective import Sums, objective
 from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.attention import MOST_PAGED_TOKENS
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
 from rlboost_jax.models.params import Params
-from rlboost_jax.settings.algorithm import AlgorithmConfig
-from rlboost_jax.settings.learner import LearnerConfig
-from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.sampling import SamplingConfig
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig
+from rlboost_jax.settings.learner_config import LearnerConfig
+from rlboost_jax.settings.memory_estimates import has_large_head
+from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.sampling_config import SamplingConfig
 
 
 def _factors(
     model: ModelConfig, learner: LearnerConfig, mesh: Mesh
 ) -> Callable[[Params, PackedBatch], tuple[Float[Array, "N E"], Float[Array, "E V"]]]:
-    """What logits are a product of: under the batch's routes, if it has any."""
+    """Return a function that computes the two factors of the logits.
+
+    Under the batch's routes if it has any. A large tied matrix is the table itself, as `_head_plan`
+    says.
+    """
 
     def factors_of(
         params: Params, batch: PackedBatch
@@ -47,7 +57,8 @@ def _factors(
             experts=_experts(batch),
             grouped=grouped(learner),
         )
-        return head_factors(model, params, x, by_row=attention == "paged")
+        as_stored = _applies_some_rows(model, mesh)
+        return head_factors(model, params, x, by_row=attention == "paged", as_stored=as_stored)
 
     return factors_of
 
@@ -63,7 +74,7 @@ def hidden_states(
     experts: Int[Array, "L N A"] | None = None,
     grouped: str | None = None,
 ) -> Float[Array, "N E"]:
-    """Of all positions of a packed batch; for the rest see `hidden_states_and_experts`."""
+    """Hidden states of all positions of a packed batch, see `hidden_states_and_experts`."""
     tokens, positions, segments = map(jnp.asarray, (batch.tokens, batch.positions, batch.segments))
     x, _ = hidden_states_and_experts(
         model,
@@ -81,7 +92,7 @@ def hidden_states(
 
 
 def grouped(learner: LearnerConfig) -> str | None:
-    """As `hidden_states_and_experts` takes it."""
+    """The `grouped` argument of `hidden_states_and_experts`."""
     return None if learner.experts == "auto" else learner.experts
 
 
@@ -101,7 +112,7 @@ def gaps_of(
     greedy: bool = False,
     tolerated_choice: float = 0.0,
 ) -> Callable[[Params | None, Params, PackedBatch], dict[str, Float[Array, "R T"]]]:
-    """See `PolicyPrograms.gaps`; all functions here take the base of adapters first, or None.
+    """Build `PolicyPrograms.gaps`; all functions here take the base of adapters first, or None.
 
     Args:
         greedy: the likeliest token is chosen, see `greedy_gaps`; `sampling` says nothing then.
@@ -116,10 +127,11 @@ def gaps_of(
     ) -> dict[str, Float[Array, "R T"]]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets = jnp.ravel(batch.targets)
-        logprobs, _, below, unsure = sampled_logprobs(
+        logprobs, _, masses, unsure = sampled_logprobs(
             *factors_of(joined(base, params), batch),
             targets,
             sampling,
+            plan=_head_plan(model, mesh, batch),
             mesh=mesh,
             soft_cap=model.final_soft_cap,
             by_row=by_row,
@@ -129,7 +141,7 @@ def gaps_of(
             gap, choices = greedy_gaps(batch, logprobs)
         else:
             gap = logprob_gaps(batch, logprobs, unsure)
-            choices = choice_gaps(batch, logprobs, below, unsure)
+            choices = choice_gaps(batch, logprobs, masses, unsure)
         choices = jnp.where(jnp.ravel(batch.response_mask), choices, 0.0)
         found = {
             "logprob": gap,
@@ -150,7 +162,7 @@ def logprobs_of(
     *,
     tolerated_choice: float = 0.0,
 ) -> Callable[..., dict[str, Float[Array, "R T"]]]:
-    """See `PolicyPrograms.logprobs`."""
+    """Build `PolicyPrograms.logprobs`."""
     factors_of = _factors(model, learner, mesh)
 
     def logprobs_by_policy(
@@ -158,17 +170,18 @@ def logprobs_of(
     ) -> dict[str, Float[Array, "R T"]]:
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
         targets, factors = jnp.ravel(batch.targets), factors_of(joined(base, params), batch)
-        soft_cap = model.final_soft_cap
-        logprobs, _, below, unsure = sampled_logprobs(
+        soft_cap, plan = model.final_soft_cap, _head_plan(model, mesh, batch)
+        logprobs, _, masses, unsure = sampled_logprobs(
             *factors,
             targets,
             sampling,
+            plan=plan,
             mesh=mesh,
             soft_cap=soft_cap,
             by_row=by_row,
             tolerated_choice=tolerated_choice,
         )
-        choices = choice_gaps(batch, logprobs, below, unsure)
+        choices = choice_gaps(batch, logprobs, masses, unsure)
         found = {
             "policy": logprobs,
             "logprob": logprob_gaps(batch, logprobs, unsure),
@@ -180,6 +193,7 @@ def logprobs_of(
                 whole_logprobs,
                 tokens=targets,
                 sampling=sampling,
+                plan=plan,
                 mesh=mesh,
                 soft_cap=soft_cap,
                 by_row=by_row,
@@ -191,6 +205,30 @@ def logprobs_of(
     return logprobs_by_policy
 
 
+def scores_of(
+    model: ModelConfig, learner: LearnerConfig, sampling: SamplingConfig, mesh: Mesh
+) -> Callable[[Params, PackedBatch], Float[Array, "R T"]]:
+    """Build the program of a teacher's scores: (parameters, packed batch) → log-probabilities.
+
+    Of each target under the whole softmax at the temperature of sampling.
+    """
+    factors_of = _factors(model, learner, mesh)
+
+    def scores(params: Params, batch: PackedBatch) -> Float[Array, "R T"]:
+        logprobs, *_ = whole_logprobs(
+            *factors_of(params, batch),
+            jnp.ravel(batch.targets),
+            sampling,
+            plan=_head_plan(model, mesh, batch),
+            mesh=mesh,
+            soft_cap=model.final_soft_cap,
+            by_row=_attention(learner, mesh, batch.tokens.size) == "paged",
+        )
+        return logprobs.reshape(batch.tokens.shape)
+
+    return scores
+
+
 def gradients_of(
     model: ModelConfig,
     learner: LearnerConfig,
@@ -199,8 +237,9 @@ def gradients_of(
     mesh: Mesh,
     *,
     tolerated_choice: float = 0.0,
+    teacher_weight: float = 0.0,
 ) -> Callable[..., tuple[Params, Sums]]:
-    """See `PolicyPrograms.gradients`."""
+    """Build `PolicyPrograms.gradients`; see `objective` for the teachers' weight."""
     factors_of = _factors(model, learner, mesh)
 
     def loss(
@@ -209,10 +248,13 @@ def gradients_of(
         targets = jnp.ravel(batch.targets)
         factors = factors_of(joined(base, params), batch)
         by_row = _attention(learner, mesh, batch.tokens.size) == "paged"
-        logprobs, entropy, below, unsure = sampled_logprobs(
+        constant = base is not None and not algorithm.entropy_coefficient
+        plan = _head_plan(model, mesh, batch, constant=constant)
+        logprobs, entropy, masses, unsure = sampled_logprobs(
             *factors,
             targets,
             sampling,
+            plan=plan,
             mesh=mesh,
             soft_cap=model.final_soft_cap,
             by_row=by_row,
@@ -225,6 +267,7 @@ def gradients_of(
                 whole_logprobs,
                 tokens=targets,
                 sampling=sampling,
+                plan=plan,
                 mesh=mesh,
                 soft_cap=model.final_soft_cap,
                 by_row=by_row,
@@ -237,9 +280,10 @@ def gradients_of(
             logprobs,
             entropy,
             unsure=unsure if sampling.truncated else None,
-            choice_gaps=choice_gaps(batch, jax.lax.stop_gradient(logprobs), below, unsure),
+            choice_gaps=choice_gaps(batch, jax.lax.stop_gradient(logprobs), masses, unsure),
             whole_logprobs=whole,
             reference_logprobs=frozen,
+            teacher_weight=teacher_weight,
         )
 
     def gradients(
@@ -252,8 +296,35 @@ def gradients_of(
 
 
 def _attention(learner: LearnerConfig, mesh: Mesh, num_tokens: int) -> str:
-    """As the settings name it. For "auto" it is the engine's order of sums where the kernel runs
-    well: one device, rows that are not many."""
+    """Attention implementation that the settings name.
+
+    For "auto" it is the engine's order of sums where the kernel runs well: one device, rows that
+    are not many.
+    """
     if learner.attention != "auto":
         return learner.attention
     return "paged" if mesh.size == 1 and num_tokens <= MOST_PAGED_TOKENS else "auto"
+
+
+def _applies_some_rows(model: ModelConfig, mesh: Mesh) -> bool:
+    """Whether rows are gathered before the head, see `LARGE_HEAD`.
+
+    On a GPU the host would have to read, for each block of rows, whether any is sampled; there all
+    rows are computed.
+    """
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return has_large_head(model) and mesh.size == 1 and on_cpu
+
+
+def _head_plan(
+    model: ModelConfig, mesh: Mesh, batch: PackedBatch, *, constant: bool = False
+) -> HeadPlan:
+    """Plan logits of sampled targets alone if the head is large, else of all positions.
+
+    Args:
+        constant: whether no gradient passes through the matrix or an entropy.
+    """
+    if not _applies_some_rows(model, mesh):
+        return WHOLE_HEAD
+    where = jnp.ravel(jnp.asarray(batch.response_mask))
+    return HeadPlan(where=where, transposed=model.tie_embeddings, frozen=constant)

@@ -1,4 +1,4 @@
-"""The policy's programs: gradients, what else there is to know of a batch, and the update."""
+"""The policy's programs: gradients, log-probabilities, gaps, and the update."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -13,17 +13,17 @@ from rlboost_jax.learner.packing import PackedBatch, empty
 from rlboost_jax.learner.programs.apply import Part, add_up, apply_programs
 from rlboost_jax.learner.programs.passes import gaps_of, gradients_of, logprobs_of
 from rlboost_jax.learner.state import TrainState, make_optimizer, state_shardings
+from rlboost_jax.models.parameter_sharding import batch_sharding, program_on, replicated
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
-from rlboost_jax.settings.algorithm import AlgorithmConfig
-from rlboost_jax.settings.learner import LearnerConfig
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig
+from rlboost_jax.settings.learner_config import LearnerConfig
+from rlboost_jax.settings.model_config import ModelConfig
 from rlboost_jax.settings.routing import routing_of
-from rlboost_jax.settings.sampling import EvaluationConfig, SamplingConfig
+from rlboost_jax.settings.sampling_config import EvaluationConfig, SamplingConfig
 
 
 class PolicyPrograms:
-    """Programs of one run, each compiled at its first use and never again. They change nothing.
+    """Programs of one run, each compiled once, at its first use. They hold no state.
 
     Attributes:
         gradients: (params, reference params or None, packed batch) → (gradients, sums).
@@ -55,10 +55,14 @@ class PolicyPrograms:
         mesh: Mesh,
         evaluation: EvaluationConfig | None = None,
         tolerated_choice: float = 0.0,
+        teacher_weight: float = 0.0,
     ) -> None:
-        """Args:
-        evaluation: how responses to held-out prompts are sampled; None: there are none.
-        tolerated_choice: see `sampled_logprobs`.
+        """Build the programs without compiling any.
+
+        Args:
+            evaluation: how responses to held-out prompts are sampled; None: there are none.
+            tolerated_choice: see `sampled_logprobs`.
+            teacher_weight: see `objective`.
         """
         self._algorithm, self.routing = algorithm, routing_of(model, algorithm)
         self.base: Params | None = None
@@ -71,7 +75,13 @@ class PolicyPrograms:
         rows = batch_sharding(mesh)
         self.gradients = self._on_base(
             gradients_of(
-                model, learner, algorithm, sampling, mesh, tolerated_choice=tolerated_choice
+                model,
+                learner,
+                algorithm,
+                sampling,
+                mesh,
+                tolerated_choice=tolerated_choice,
+                teacher_weight=teacher_weight,
             ),
             in_shardings=(params, None, rows),
             out_shardings=(params, whole),
@@ -177,7 +187,7 @@ class PolicyPrograms:
 
 
 class _OnBase:
-    """A program whose first argument is given."""
+    """A program with its first argument, the base, bound."""
 
     def __init__(self, program: Any, base: Params | None) -> None:
         self._program, self._base = program, base
@@ -193,6 +203,6 @@ class _OnBase:
 
 
 def _working_bytes(program: jax.stages.Compiled) -> int:
-    """0 where the backend does not tell."""
+    """Bytes of temporary memory of a program; 0 if the backend does not report it."""
     analysis = program.memory_analysis()
     return 0 if analysis is None else int(analysis.temp_size_in_bytes)

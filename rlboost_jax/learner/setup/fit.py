@@ -1,4 +1,4 @@
-"""Whether a run fits its reserved devices, by its plan: before anything is compiled.
+"""Check, before anything is compiled, that a run fits its reserved devices by its plan.
 
 A trainer asks its devices how much there is, the dry run takes `learner.device_gb`. What is planned
 agrees with what an H100's compiler says within 13 % (`tests/benchmarks/test_fit.py`).
@@ -12,24 +12,27 @@ from typing import Final
 
 import jax
 
-from rlboost_jax.engine.layouts import make_layout
-from rlboost_jax.engine.memory import (
+from rlboost_jax.engine.device_memory import (
     DeviceMemory,
     NotEnoughMemory,
     device_memory,
     engine_sizes,
     host_memory,
 )
-from rlboost_jax.settings.memory import (
+from rlboost_jax.engine.layouts import make_layout
+from rlboost_jax.settings.memory_estimates import (
     gradient_bytes_per_device,
     learner_bytes_per_device,
     moment_bytes,
+    scoring_bytes_per_device,
     share_of,
     size_text,
+    teacher_bytes_per_device,
     tokens_per_device,
     weight_bytes,
 )
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.settings.teacher_models import trainers_teachers
 
 CLOSE: Final = 0.9  # of what there is: from here on a start says so
 _FRACTION_VARIABLE: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -37,21 +40,22 @@ _FRACTION_VARIABLE: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Bytes of a reserved device when it holds most."""
+    """Bytes of a reserved device at its peak."""
 
-    trees: int  # parameters, and what training keeps beside them
-    working: int  # of the hungriest program: a gradient, or an update with moments from the host
+    trees: int  # parameters, what training keeps beside them, and those of teachers
+    working: int  # of the hungriest program: a gradient, a teacher's scores, or an update with
+    # moments from the host
     engine: int  # the least: weights, working space, and pages asked for or one longest rollout's
     fraction: float  # of what the learner leaves that the engine may take
 
     @property
     def total(self) -> int:
-        """Bytes that a device must have, for the engine to start beside the learner."""
+        """Bytes that a device must have for the engine to start beside the learner."""
         return self.trees + self.working + math.ceil(self.engine / self.fraction)
 
     @property
     def parts(self) -> str:
-        """For people."""
+        """Summary of the parts for people."""
         share = f" in {self.fraction:g} of what is left" if self.fraction < 1 else ""
         return (
             f"learner {size_text(self.trees)}, its working space {size_text(self.working)}, "
@@ -60,7 +64,10 @@ class Needs:
 
 
 def needs(run: RunConfig) -> Needs:
-    """Of an accelerator that has an engine beside its part of the learner."""
+    """Sum up the memory of an accelerator that holds an engine and its part of the learner.
+
+    Raises ConfigError where there is no such teacher.
+    """
     _, fsdp, tensor = run.learner.mesh
     on_host = run.learner.moment_memory == "host"
     arriving = math.ceil(moment_bytes(run) / (fsdp * tensor)) if on_host else 0
@@ -74,20 +81,22 @@ def needs(run: RunConfig) -> Needs:
         products="xla",
         platform="gpu",
     )
+    teachers = trainers_teachers(run)
+    scoring = [scoring_bytes_per_device(run, teacher) for teacher in teachers]
     pages = run.engine.num_pages or sizes.slot_pages
     return Needs(
-        trees=learner_bytes_per_device(run),
-        working=max(gradient_bytes_per_device(run), arriving),
+        trees=learner_bytes_per_device(run) + teacher_bytes_per_device(run, teachers),
+        working=max(gradient_bytes_per_device(run), arriving, *scoring),
         engine=sizes.weights + sizes.working + pages * sizes.page,
         fraction=run.engine.memory_fraction,
     )
 
 
 def least_needs(run: RunConfig) -> Needs:
-    """Of a CPU device: what lies there between two programs. Working space is planned for GPUs."""
+    """Memory of a CPU device between two programs. Working space is planned for GPUs only."""
     engine = share_of(run.model, run.engine.tensor_parallel)
     return Needs(
-        trees=learner_bytes_per_device(run),
+        trees=learner_bytes_per_device(run) + teacher_bytes_per_device(run, trainers_teachers(run)),
         working=0,
         engine=weight_bytes(engine, run.weights.rollout_dtype),
         fraction=1.0,
@@ -112,7 +121,7 @@ def check(run: RunConfig, needed: Needs, limit: int, *, hint: str = "") -> None:
 
 
 def line(needed: Needs, limit: int) -> str:
-    """What a run that fits takes, and whether that is close."""
+    """Summary of the memory of a run that fits, with a warning if it is close."""
     share = needed.total / limit
     text = f"{100 * share:.0f} % of {size_text(limit)} by the plan: {needed.parts}"
     return f"{text}; the plan may be off by 13 %" if share >= CLOSE else text
@@ -126,14 +135,14 @@ def check_devices(
     memory_of: Callable[[jax.Device], DeviceMemory] = device_memory,
     memory_here: Callable[[], int] = host_memory,
 ) -> None:
-    """Refuse a run that does not fit the devices of this process; say so if it hardly does.
+    """Refuse a run that does not fit the devices of this process; warn if it hardly does.
 
     Args:
         devices: of the mesh; those of other processes are taken to be alike.
         memory_of: a device.
         memory_here: bytes of this host.
 
-    Raises NotEnoughMemory.
+    Raises NotEnoughMemory, and ConfigError where there is no such teacher.
     """
     here = [d for d in devices if d.process_index == jax.process_index()]
     if here[0].platform == "cpu":
@@ -155,9 +164,11 @@ def _hint() -> str:
 
 
 def _changes(run: RunConfig) -> Iterator[str]:
-    """What would make it smaller and is not done yet, with the values there are."""
+    """Settings that would make it smaller and are not used yet, with their present values."""
     learner, engine = run.learner, run.engine
     yield f"give learner.mesh {learner.mesh} more devices along fsdp or tensor"
+    if not run.model.lora.rank:
+        yield "train adapters alone (model.lora.rank)"
     if learner.moment_memory == "device":
         yield "set learner.moment_memory to 'host'"
     if learner.micro_batch_prompts < learner.prompts_per_step:
@@ -174,7 +185,8 @@ def _changes(run: RunConfig) -> Iterator[str]:
             f"lower sampling.max_response_tokens ({run.sampling.max_response_tokens}) "
             f"and learner.row_tokens ({learner.row_tokens})"
         )
-    yield f"raise engine.tensor_parallel ({engine.tensor_parallel})"
+    if engine.tensor_parallel < math.prod(learner.mesh[1:]):
+        yield f"raise engine.tensor_parallel ({engine.tensor_parallel})"
     if engine.num_pages:
         yield f"lower engine.num_pages ({engine.num_pages})"
     if engine.memory_fraction < 1:

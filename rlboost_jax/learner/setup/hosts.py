@@ -1,16 +1,36 @@
-"""On what kinds of host a deterministic run was, and by how many processes.
+"""Record of a run's kinds of host, releases and numbers of processes.
 
 Bits are those of a device and its software. A run that goes on elsewhere is as good as before, but
-from there on it is not the run that it would have been: it says so.
+from there on it is not the run that it would have been: a deterministic one says so.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.storage import at_rest
-from rlboost_jax.storage.durable import Damaged
+from rlboost_jax import __version__
+from rlboost_jax.platform import at_rest
+from rlboost_jax.platform.durable import Damaged
+from rlboost_jax.platform.processor import processor_name
 
 FILE: Final = "fingerprints.json"
+
+
+def host_lines(workdir: Path, step: int, fingerprint: str, *, processes: int) -> Iterator[str]:
+    """Record what a run is on from a step on.
+
+    Args:
+        fingerprint: of the trainer's own engine; "": the run is not deterministic.
+        processes: of the trainer.
+
+    Returns:
+        lines for a person on what is another thing than before, and changes bits.
+    """
+    if fingerprint:
+        yield from filter(None, (note_host(workdir, step, fingerprint),))
+        yield from filter(None, (note_processes(workdir, step, processes),))
+    _note(workdir, step, "releases", "release", __version__)
+    _note(workdir, step, "processors", "processor", processor_name())
 
 
 def note_host(workdir: Path, step: int, fingerprint: str) -> str:
@@ -31,7 +51,7 @@ def note_host(workdir: Path, step: int, fingerprint: str) -> str:
 
 
 def note_processes(workdir: Path, step: int, count: int) -> str:
-    """Record from which step on the trainer has so many processes; returns as `note_host` does."""
+    """Record the trainer's number of processes from a step on; returns as `note_host` does."""
     before, damaged = _note(workdir, step, "trainer", "processes", count)
     if damaged or before == count:
         return damaged

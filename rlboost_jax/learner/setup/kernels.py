@@ -1,4 +1,4 @@
-"""Whether a learner's kernels, which the configuration names, can run on the devices of its mesh.
+"""Check that the kernels named in the configuration can run on the learner's devices.
 
 What a start on a GPU chooses was tried there (`qualification/`). This is for the rest: a run that
 was begun on a GPU and goes on on a CPU, and what a person names.
@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from rlboost_kernels.cpu import library
-from rlboost_kernels.grouped.api import choose_grouped
+from rlboost_kernels.grouped.grouped_api import choose_grouped
 
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.models.packed_attention import why_not
 from rlboost_jax.qualification.learner_start import KernelNotAvailable
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 
 def check(run: RunConfig, mesh: Mesh) -> None:
-    """Raise KernelNotAvailable, one line that says what to change."""
+    """Raise KernelNotAvailable, with one line that says what to change."""
     reasons = {"attention": _of_attention(run, mesh), "experts": _of_experts(run)}
     for name, reason in reasons.items():
         if reason:
@@ -33,7 +33,7 @@ def check(run: RunConfig, mesh: Mesh) -> None:
 def without_compiled(
     run: RunConfig, *, missing: Callable[[], str | None] = library.why_missing
 ) -> str:
-    """What a run on CPUs falls back to where the compiled kernels are not there; "" else.
+    """Line on what a CPU run falls back to without compiled kernels; "" if it has them.
 
     Args:
         missing: why they are not.
@@ -45,7 +45,7 @@ def without_compiled(
 
 
 def _of_attention(run: RunConfig, mesh: Mesh) -> str:
-    """Why the attention that the run names cannot be computed here; "" if it can."""
+    """Reason why the named attention cannot be computed here; "" if it can."""
     match run.learner.attention:
         case "triton" | "cudnn" as kernel:
             return why_not(kernel, base_model(run.model), mesh, jax.default_backend())
@@ -56,7 +56,7 @@ def _of_attention(run: RunConfig, mesh: Mesh) -> str:
 
 
 def _of_experts(run: RunConfig) -> str:
-    """Why the products that the run names cannot be computed here; "" if they can."""
+    """Reason why the named products of experts cannot be computed here; "" if they can."""
     model, named = base_model(run.model), run.learner.experts
     if not model.num_experts or named == "auto":
         return ""

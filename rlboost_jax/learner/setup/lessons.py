@@ -1,7 +1,7 @@
-"""What a model is taught in its warm-up: worked answers and guesses, as sequences.
+"""Sequences for the warm-up: worked answers and guesses.
 
-Of a generated task a lesson is a prompt and a response. Of an environment it is a whole episode:
-what the environment says is given, as it is when the policy speaks, and never a target.
+In a generated task a lesson is a prompt and a response, in an environment a whole episode: what the
+environment says is given, as it is when the policy acts, and never a target.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
+from rlboost_jax.environments.environment_frames import ToolSpec
 from rlboost_jax.environments.factories import maker_of
-from rlboost_jax.environments.frames import ToolSpec
 from rlboost_jax.environments.prompt_renderer import (
     DecodedTurn,
     PromptRenderer,
@@ -24,10 +24,10 @@ from rlboost_jax.environments.prompt_renderer import (
     renderer_of,
 )
 from rlboost_jax.environments.protocol import Environment, ToolResult, Turn
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.sequences.sequence import Sequence
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 MOST_TURNS: Final = 64  # of a lesson
 _STREAM: Final = 0x5EED  # sets the warm-up's random numbers apart from others of the seed
@@ -39,12 +39,12 @@ class Lessons(Protocol):
     def name(self) -> str: ...
 
     def lesson(self, index: int, rng: np.random.Generator, *, worked: bool) -> Sequence:
-        """Lesson `index`, which follows from it and, of a guess, from `rng`."""
+        """Build lesson `index`, a function of the index and, for a guess, of `rng`."""
         ...
 
 
 class TaskLessons:
-    """Of a generated task."""
+    """Lessons of a generated task."""
 
     def __init__(self, task: Task, seed: int) -> None:
         self._task, self._seed, self.name = task, seed, task.name
@@ -60,17 +60,19 @@ class Demonstrates(Protocol):
     """An environment that can show how episodes are done, turn by turn."""
 
     def demonstration(self, rng: np.random.Generator, worked: bool, /) -> str | NDArray[np.int32]:
-        """The next turn, once `reset` or `step` has said something: text, or token ids to their
-        end token.
+        """The next turn after `reset` or `step`: text, or token ids with their end token.
 
         Args:
-            worked: of who knows how; else of who guesses.
+            worked: whether by an expert; else a guess.
         """
         ...
 
 
 class EpisodeLessons:
-    """Of an environment that demonstrates. Its tools are run in this process, with the key ""."""
+    """Lessons of an environment that demonstrates.
+
+    Its tools run in this process, with the key "".
+    """
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class EpisodeLessons:
 
 
 def lessons_of(run: RunConfig) -> Lessons:
-    """Raises ConfigError where an environment has none to give."""
+    """Lessons of a run. Raises ConfigError if its environment has none."""
     environment, seed = run.environment, lessons_seed(run)
     if not environment.name:
         return TaskLessons(get_task(run.task), seed)
@@ -151,7 +153,7 @@ def lessons_seed(run: RunConfig) -> int:
 
 
 def taught(runs: Iterable[NDArray[np.int32]]) -> Sequence:
-    """Tokens in turn given and to be said by the policy itself."""
+    """Sequence of runs that are given and sampled in turn."""
     parts = list(runs)
     count = sum(map(len, parts[1::2]))
     return Sequence(
@@ -184,7 +186,7 @@ def _carried_out(
 
 
 def _now(value: Any) -> Any:
-    """What an environment returns, of an `async def` as well."""
+    """Result of an environment's method, also of an `async def`."""
     if not inspect.isawaitable(value):
         return value
 

@@ -1,4 +1,4 @@
-"""What is chosen before the first device is touched, and who makes what a session is made of."""
+"""Choices made before the first device is touched, and factories of a session's parts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,29 +7,29 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from rlboost_jax.jax_switches import devices_found
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
-from rlboost_jax.learner.processes.world import World, agreed, check_mesh
+from rlboost_jax.learner.processes.process_group import ProcessGroup, agreed, check_mesh
 from rlboost_jax.learner.setup import fit, kernels
 from rlboost_jax.learner.setup.preparation import programs
-from rlboost_jax.models.sharding import make_mesh
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.observe.console import Console
 from rlboost_jax.observe.tracker import Tracker
 from rlboost_jax.observe.trackers import chosen_trackers
-from rlboost_jax.qualification.start import published_run, trainer_run
+from rlboost_jax.platform.jax_switches import devices_found
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.qualification.engine_start import published_run, trainer_run
 from rlboost_jax.rollout.instance import engine_of
 from rlboost_jax.settings.changes import LAYOUT, Change, differences, settings_at
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.settings.load import Origin
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.config_loading import Origin
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.weights.snapshots import SnapshotStore
 
 
 @dataclass(frozen=True, kw_only=True)
 class Makers:
-    """Who makes what a session is made of. A test gives others."""
+    """Factories of a session's parts, which tests replace."""
 
     kernels: Callable[[RunConfig, Path, Callable[[str], None]], RunConfig] = trainer_run
     console: Callable[..., Console] = Console
@@ -44,8 +44,8 @@ class Makers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is settled before anything is written."""
+class SessionPlan:
+    """Choices that are settled before anything is written."""
 
     run: RunConfig  # with the learner's own kernels
     own: RunConfig  # with those of the trainer's engines, too
@@ -54,8 +54,8 @@ class Plan:
     lines: tuple[str, ...]  # for a person: what was chosen and why
     fork: Origin | None = None  # where the run begins, if it has not begun
 
-    def at(self, changes: Sequence[Change], step: int) -> "Plan":
-        """With the settings that a step has."""
+    def at(self, changes: Sequence[Change], step: int) -> "SessionPlan":
+        """Plan with the settings that hold at a step."""
         run, own = (settings_at(each, changes, step) for each in (self.run, self.own))
         same = run.learner.mesh == self.run.learner.mesh
         mesh = self.mesh if same else make_mesh(run.learner.mesh)
@@ -63,9 +63,10 @@ class Plan:
 
 
 def plan_of(
-    run: RunConfig, path: Path, world: World, makers: Makers, fork: Origin | None = None
-) -> Plan:
-    """
+    run: RunConfig, path: Path, world: ProcessGroup, makers: Makers, fork: Origin | None = None
+) -> SessionPlan:
+    """Settle a run's choices.
+
     Args:
         fork: a run's checkpoint that this one is to begin with: then it runs the same kernels.
 
@@ -82,13 +83,15 @@ def plan_of(
     if line := kernels.without_compiled(run):
         lines.append(line)
     makers.fits(run, list(mesh.devices.flat), lines.append)
-    return Plan(run=run, own=own, published=published, mesh=mesh, lines=tuple(lines), fork=fork)
+    return SessionPlan(
+        run=run, own=own, published=published, mesh=mesh, lines=tuple(lines), fork=fork
+    )
 
 
 def lost_layout(
-    run: RunConfig, changes: Sequence[Change], step: int, world: World, makers: Makers
+    run: RunConfig, changes: Sequence[Change], step: int, world: ProcessGroup, makers: Makers
 ) -> str:
-    """Why a step cannot be done again as it was laid out, on the devices that there are now.
+    """Why a step cannot be repeated with its former layout on the present devices.
 
     Args:
         run: the newest settings, which these devices can do.
@@ -106,8 +109,8 @@ def lost_layout(
     return ""
 
 
-def _mesh_for(run: RunConfig, world: World) -> Mesh:
-    """Raises ConfigError, NotEnoughDevices, IdleProcess, KernelNotAvailable."""
+def _mesh_for(run: RunConfig, world: ProcessGroup) -> Mesh:
+    """Build the mesh. Raises ConfigError, NotEnoughDevices, IdleProcess, KernelNotAvailable."""
     devices_found()
     mesh = make_mesh(run.learner.mesh)
     check_mesh(mesh, world)

@@ -1,4 +1,4 @@
-"""What every process of a trainer does before the first step: programs, state, reference model."""
+"""Preparation in every process of a trainer before the first step: programs, state, reference."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,38 +10,44 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from rlboost_jax.data.demonstrations import demonstrations_of
 from rlboost_jax.learner.checkpoints.base import kept_base
 from rlboost_jax.learner.checkpoints.extra import checkpoint_extra
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
+from rlboost_jax.learner.checkpoints.origin import keep_teachers
 from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
-from rlboost_jax.learner.doubts import tolerated_gaps
 from rlboost_jax.learner.packing import batch_shapes
-from rlboost_jax.learner.processes.world import World
+from rlboost_jax.learner.processes.process_group import ProcessGroup
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
+from rlboost_jax.learner.programs.teachers import Teachers, opened_teachers
 from rlboost_jax.learner.setup.lessons import lessons_of
+from rlboost_jax.learner.setup.sft import fine_tuned
 from rlboost_jax.learner.setup.warmup import warm_up
 from rlboost_jax.learner.state import TrainState, abstract_state, init_state
+from rlboost_jax.learner.tolerated_gaps import tolerated_gaps
 from rlboost_jax.models.adapters import base_model, is_adapter
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
+from rlboost_jax.models.parameter_sharding import param_shardings
 from rlboost_jax.models.params import Params, init_params
 from rlboost_jax.models.peft_files import read_peft
-from rlboost_jax.models.sharding import param_shardings
-from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.platform.pulse import PULSE
+from rlboost_jax.settings.gguf.stand_in import MODEL_SOURCE
 from rlboost_jax.settings.huggingface.adapter_config import adapter_folder
 from rlboost_jax.settings.huggingface.sources import WEIGHTS, source_folder
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.supervision.pulse import PULSE
+from rlboost_jax.settings.huggingface.tensor_files import named_by
+from rlboost_jax.settings.run_config import RunConfig
 
 
 class ReferenceGone(Mistake, RuntimeError):
-    """The starting parameters of a run that has gone on from them."""
+    """The KL term's reference parameters are lost, and the run has moved on from them."""
 
 
 @runtime_checkable
 class Shows(Protocol):
-    """What is needed of `rlboost_jax.observe.console.Console`."""
+    """Part of `rlboost_jax.observe.console.Console` that is needed here."""
 
     def phase(self, name: str, /) -> contextlib.AbstractContextManager[None]: ...
     def note(self, line: str, /) -> None: ...
@@ -55,11 +61,12 @@ class Prepared:
     critic: CriticPrograms | None
     state: TrainState
     reference: Params | None  # the KL term's
-    working_bytes: int  # that the hungriest program takes on each device
+    teachers: Teachers | None  # of distillation
+    working_bytes: int  # that teachers and the hungriest program take on each device
 
 
 def programs(run: RunConfig, mesh: Mesh) -> tuple[PolicyPrograms, CriticPrograms | None]:
-    """Those of the policy, and of the critic in a run that has one. Nothing is compiled yet."""
+    """Programs of the policy, and of the critic in a run that has one. Nothing is compiled yet."""
     num_updates = run.num_updates
     policy = PolicyPrograms(
         run.model,
@@ -70,6 +77,7 @@ def programs(run: RunConfig, mesh: Mesh) -> tuple[PolicyPrograms, CriticPrograms
         mesh=mesh,
         evaluation=run.evaluation if run.evaluation.every_steps else None,
         tolerated_choice=tolerated_gaps(run, mesh.devices.flat[0].platform).choice,
+        teacher_weight=run.distillation.loss_weight,
     )
     if not run.algorithm.has_critic:
         return policy, None
@@ -90,7 +98,7 @@ def prepared(
     *,
     begins: int = 0,
 ) -> Prepared:
-    """State and reference model, and the programs compiled.
+    """Build the state and the reference model, and compile the programs.
 
     Every process of a trainer does this, and in this order.
 
@@ -109,11 +117,17 @@ def prepared(
     if restored:
         state = restored[0]
     else:
-        state = _start(run, policy, console)
+        state = _start(run, path, policy, console)
         if critic is not None:
             state = replace(state, critic=critic.init(policy.base or state.params))
         checkpoints.save(0, state, checkpoint_extra(None, 0))
     reference = _reference(run, path, policy, state, begins)
+    teachers = None
+    if run.distillation.teachers:
+        with console.phase("reading the teachers"):
+            if jax.process_index() == 0:
+                keep_teachers(path, [each.source for each in run.distillation.teachers])
+            teachers = opened_teachers(run, policy.mesh)
     shapes = batch_shapes(run.pack_rows, run.row_tokens, run.learner.row_lengths)
     with console.phase("compiling the learner's programs"):
         working_bytes = policy.compile(
@@ -129,7 +143,8 @@ def prepared(
         critic=critic,
         state=state,
         reference=reference,
-        working_bytes=working_bytes,
+        teachers=teachers,
+        working_bytes=working_bytes + (teachers.num_bytes if teachers else 0),
     )
 
 
@@ -138,10 +153,10 @@ def restore(
     policy: PolicyPrograms,
     critic: CriticPrograms | None,
     checkpoints: Checkpoints,
-    world: World,
+    world: ProcessGroup,
     note: Callable[[str], None],
 ) -> tuple[TrainState, dict[str, Any]] | None:
-    """The newest sound checkpoint; None at the first start.
+    """Restore the newest sound checkpoint; None at the first start.
 
     Every process of a trainer does this at the same point.
 
@@ -161,7 +176,7 @@ def restore(
 
 
 def lies_elsewhere(before: RunConfig, now: RunConfig) -> bool:
-    """Whether a state that was read with one run's settings is to be read again for the other's."""
+    """Whether a state read with one run's settings has to be read again for the other's."""
     return (before.learner.mesh, before.learner.moment_memory) != (
         now.learner.mesh,
         now.learner.moment_memory,
@@ -177,10 +192,13 @@ def _abstract(run: RunConfig, policy: PolicyPrograms) -> TrainState:
     )
 
 
-def _start(run: RunConfig, policy: PolicyPrograms, console: Shows) -> TrainState:
+def _start(run: RunConfig, path: Path, policy: PolicyPrograms, console: Shows) -> TrainState:
     """The state before the first update; adapters are drawn from the seed, or read."""
     if adapter := run.model.lora.source:
-        with console.phase(f"reading the adapters of {adapter}"):
+        with (
+            console.phase(f"reading the adapters of {adapter}"),
+            named_by("config.model.lora.source"),
+        ):
             params = read_peft(
                 run.model, adapter_folder(adapter), shardings=policy.shardings.params
             )
@@ -188,16 +206,32 @@ def _start(run: RunConfig, policy: PolicyPrograms, console: Shows) -> TrainState
         params = init_params(run.model, run.seed, shardings=policy.shardings.params, of=is_adapter)
     else:
         params = _first_params(run, policy.mesh, console)
+    if run.warmup.source:
+        with console.phase(f"reading the rows of {run.warmup.source}"):
+            demonstrations = demonstrations_of(run, beat=PULSE.beat)
+        for line in demonstrations.lines:
+            console.note(line)
+        with console.phase(f"supervised updates on {run.warmup.source}"):
+            params = fine_tuned(
+                run,
+                demonstrations,
+                params,
+                base=policy.base,
+                mesh=policy.mesh,
+                folder=path,
+                note=console.note,
+                beat=PULSE.beat,
+            )
     return init_state(params, policy.optimizer, policy.shardings, consume=True)
 
 
 def _first_params(run: RunConfig, mesh: Mesh, console: Shows) -> Params:
     """Fresh parameters, or those of the checkpoint to begin with, warmed up; without adapters."""
-    frozen = run.model.lora.rank > 0 and not run.warmup.max_updates
+    frozen = run.model.lora.rank > 0 and not run.warmup.generated
     run = replace(run, model=base_model(run.model))
     source, shardings = run.model.source, param_shardings(run.model, mesh)
     if source:
-        with console.phase(f"reading the parameters of {source}"):
+        with console.phase(f"reading the parameters of {source}"), named_by(MODEL_SOURCE):
             params = read_checkpoint(
                 run.model,
                 source_folder(source, WEIGHTS),
@@ -206,7 +240,7 @@ def _first_params(run: RunConfig, mesh: Mesh, console: Shows) -> Params:
             )
     else:
         params = init_params(run.model, run.seed, shardings=shardings)
-    if run.warmup.max_updates:
+    if run.warmup.generated:
         lessons = lessons_of(run)
         reports: list[tuple[int, float]] = []
 

@@ -1,4 +1,4 @@
-"""Supervised updates that give a from-scratch model something to be reinforced.
+"""Supervised updates that give a from-scratch model behaviour to reinforce.
 
 Two phases, which stand for pre-training. The *skill* phase trains mostly on worked answers
 until the loss says that they can be continued; a fixed number of updates would leave some
@@ -25,12 +25,12 @@ from rlboost_jax.learner.programs.passes import grouped
 from rlboost_jax.learner.setup.lessons import Lessons, lessons_seed
 from rlboost_jax.learner.state import TrainState, init_state, state_shardings
 from rlboost_jax.models.forward import head_factors, hidden_states_and_experts
+from rlboost_jax.models.parameter_sharding import batch_sharding, program_on, replicated
 from rlboost_jax.models.params import Params
-from rlboost_jax.models.sharding import batch_sharding, program_on, replicated
-from rlboost_jax.settings.learner import LearnerConfig
-from rlboost_jax.settings.model import ModelConfig
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.settings.warmup import WarmupConfig
+from rlboost_jax.settings.learner_config import LearnerConfig
+from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.settings.warmup_config import WarmupConfig
 
 TOKENS_PER_UPDATE: Final = 2_496  # positions of a batch, rounded up to whole packed batches
 LOOK_EVERY: Final = 4  # updates between looks at the loss; a look waits for the device
@@ -97,14 +97,14 @@ def _skill_rates(warmup: WarmupConfig) -> Iterator[np.float32]:
 
 
 def _habit_rates(warmup: WarmupConfig) -> Iterator[np.float32]:
-    """Down to a tenth, in equal steps."""
+    """Learning rates of the habit phase: down to a tenth, in equal steps."""
     for update in range(warmup.habit_updates):
         left = 1 - update / warmup.habit_updates
         yield np.float32(warmup.habit_learning_rate * (0.1 + left))
 
 
 class _Drawn:
-    """Packed batches of worked answers and guesses; lessons that found no room come next."""
+    """Packed batches of worked answers and guesses; lessons without room come in the next one."""
 
     def __init__(self, config: RunConfig, lessons: Lessons) -> None:
         self._lessons = lessons

@@ -1,4 +1,4 @@
-"""Which prompts make up a batch of informative groups, and how many to ask for.
+"""Choice of the prompts that make up a batch of informative groups, and how many to request.
 
 A group whose rewards are all equal has no advantage and teaches nothing; dynamic sampling goes on
 to further prompts until the batch is full of groups that do teach. Nothing here receives or
@@ -39,7 +39,7 @@ from functools import partial
 from rlboost_jax.algorithms.advantages import differ
 from rlboost_jax.learner.episodes.raw_rewards import informative
 from rlboost_jax.learner.episodes.trajectory import Trajectory
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 
 def _rewards_differ(members: Sequence[Trajectory]) -> bool:
@@ -61,7 +61,7 @@ class DynamicSampling:
         most_prompts: int,
         informative: Callable[[Sequence[Trajectory]], bool] = _rewards_differ,
     ) -> None:
-        """A batch without a group yet.
+        """Start a batch without a group.
 
         Args:
             num_groups: of the batch.
@@ -86,7 +86,7 @@ class DynamicSampling:
 
     @property
     def prompts_used(self) -> int:
-        """How far the batch has moved the prompt stream on.
+        """Number of prompts of the stream that the batch has used.
 
         Raises:
             ValueError: the batch is not complete.
@@ -96,7 +96,7 @@ class DynamicSampling:
         return self._asked
 
     def fills_up(self, prompt: int) -> bool:
-        """Whether a member is one only for want of informative groups."""
+        """Whether a member only fills the batch up, for want of informative groups."""
         return not self._decided[prompt]
 
     def ask(self) -> range:
@@ -112,7 +112,7 @@ class DynamicSampling:
         return range(first, self._asked)
 
     def add(self, prompt: int, informative: bool) -> list[tuple[int, int]]:
-        """Take a finished group in.
+        """Add a finished group.
 
         Returns:
             (rank in the batch, prompt) of the members that are certain because of it.
@@ -137,7 +137,7 @@ class DynamicSampling:
 
 
 def dynamic_sampling(run: RunConfig) -> DynamicSampling | None:
-    """That of one step of a run; None where every group is trained on."""
+    """Dynamic sampling of one step of a run; None if every group is trained on."""
     if not run.algorithm.dynamic_sampling:
         return None
     wanted = run.learner.prompts_per_step

@@ -1,4 +1,4 @@
-"""Which version samples which batch, what is begun ahead, and what has to be kept for it.
+"""Which version samples which batch, which batches begin ahead, and what is kept for them.
 
 With `algorithm.lag = k` batch b is sampled from version max(0, b - k), which is known beforehand:
 so the next k batches are open while one is trained on, and everything repeats as without lag.
@@ -14,12 +14,12 @@ No clock, no I/O: the training loop and the simulator's learner ask the same rec
 from dataclasses import dataclass
 
 from rlboost_jax.sequences.identities import Batch, Version
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lag:
-    """Of one run.
+    """Lag between versions and batches of one run.
 
     Attributes:
         versions: between the version that samples a batch and the batch; k.
@@ -33,7 +33,7 @@ class Lag:
     stride: int | None = None
 
     def version_of(self, batch: Batch) -> Version:
-        """That samples the batch."""
+        """Version that samples the batch."""
         return Version(max(0, batch - self.versions))
 
     def open_at(self, oldest: Batch) -> tuple[Batch, ...]:
@@ -42,7 +42,7 @@ class Lag:
         return tuple(map(Batch, range(oldest, last)))
 
     def samples(self, version: Version) -> bool:
-        """Whether any batch of the run is sampled from a version."""
+        """Whether any batch of the run is sampled from this version."""
         return version == 0 or version + self.versions < self.num_batches
 
     def kept_at(self, oldest: Batch) -> tuple[Version, ...]:
@@ -53,15 +53,20 @@ class Lag:
         return tuple(map(Version, range(self.version_of(oldest), oldest)))
 
     def measured_by(self, batch: Batch) -> Version | None:
-        """The version that can be measured beside a batch: the one that samples it, if no batch
-        before it was sampled from that too."""
+        """Version that can be evaluated beside a batch.
+
+        It is the one that samples the batch, if no batch before it was sampled from that too.
+        """
         version = self.version_of(batch)
         return version if batch == 0 or version != self.version_of(Batch(batch - 1)) else None
 
 
 def lag_of(run: RunConfig) -> Lag:
-    """With a lag the next batch begins before it is known how many prompts dynamic sampling takes
-    of this one, so that each has as many to itself as it may take at most."""
+    """Lag of a run.
+
+    With a lag the next batch begins before it is known how many prompts dynamic sampling takes of
+    this one, so each batch has as many to itself as it may take at most.
+    """
     algorithm, prompts = run.algorithm, run.learner.prompts_per_step
     stride = None
     if algorithm.lag:

@@ -1,4 +1,4 @@
-"""Which groups are trained together, and from when.
+"""Grouping of a step's groups into micro-batches.
 
 Invariant: every prompt of a step is in exactly one micro-batch.
 """
@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from rlboost_jax.learner.episodes.trajectory import Group
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 MicroBatch = tuple[int, tuple[Group, ...]]  # index in the update, groups
 
@@ -35,7 +35,7 @@ class MicroBatches:
         self._filling: dict[int, list[Group]] = {}
 
     def add(self, group: Group) -> list[MicroBatch]:
-        """Take a finished group; returns the micro-batches that are ready because of it.
+        """Add a finished group; returns the micro-batches that are ready because of it.
 
         Raises:
             ValueError: the prompt does not exist or was added before.
@@ -53,13 +53,13 @@ class MicroBatches:
         return [(index, tuple(sorted(members, key=lambda group: group.prompt)))]
 
     def take_back(self, index: int, groups: Iterable[Group], disputed: Collection[int]) -> None:
-        """A micro-batch that was ready is not: some of its prompts are generated again."""
+        """Reopen a micro-batch that was ready: some of its prompts are generated again."""
         groups = tuple(groups)
         self._filling[index] = [group for group in groups if group.prompt not in disputed]
         self._taken.difference_update(disputed)
 
     def _index(self, prompt: int) -> int:
-        """Of the micro-batch that a finished group goes to."""
+        """Index of the micro-batch that a finished group goes to."""
         if self._deterministic:
             return prompt // self._size
         if not self._filling:
@@ -69,7 +69,7 @@ class MicroBatches:
 
 
 def micro_batches(run: RunConfig) -> MicroBatches:
-    """Those of one batch of a run."""
+    """Micro-batches of one batch of a run."""
     return MicroBatches(
         run.learner.prompts_per_step,
         run.learner.micro_batch_prompts,

@@ -1,7 +1,7 @@
-"""What a learner does in one step, decided without I/O: responses arrive, and what is next follows.
+"""A learner's decisions in one step, without I/O: responses arrive, and the next action follows.
 
-The trainer of a run drives it in real time (`driver.py`), the simulator's in virtual time. It has
-no clock, socket, device or thread: verbs say what happened, `next` says what to do.
+The trainer of a run drives it in real time (`stream_driver.py`), the simulator's in virtual time.
+It has no clock, socket, device or thread: verbs say what happened, `next` says what to do.
 
     prompts = stream.begin()                      # the manager is asked for their responses
     stream.arrived(rollout), stream.finished(group), stream.window_closed(closed)
@@ -36,7 +36,7 @@ from rlboost_jax.learner.stream.micro_batches import MicroBatch, MicroBatches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubt:
+class DoubtedResponse:
     """A response with at least one token that was not sampled as the server says."""
 
     prompt: int
@@ -60,7 +60,7 @@ class Extend:
 class Resample:
     """Ask for these responses again; what is known of them is forgotten."""
 
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[DoubtedResponse, ...]
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class TakeDevices:
 
 @dataclass(frozen=True)
 class Check:
-    """Look whether the tokens of a group were sampled as is said, before it counts."""
+    """Check that the tokens of a group were sampled as reported, before it counts."""
 
     group: Group
 
 
 @dataclass(frozen=True)
 class CheckHeldout:
-    """Look at what is measured and was not looked at yet, as at a group."""
+    """Check unchecked responses to held-out prompts, like a group."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Update:
-    """Every micro-batch has been trained on. It is said once."""
+    """Apply the update: every micro-batch has been trained on. Returned once."""
 
 
 Asked = tuple[Extend | Resample, ...]  # of the manager
@@ -113,7 +113,7 @@ class Awaited(Protocol):
 
 
 class StreamTimes:
-    """Of one step's stream, from its begin to the last micro-batch, in seconds of any clock."""
+    """Times of one step's stream, from its begin to the last micro-batch, in seconds."""
 
     def __init__(self) -> None:
         self.training = 0.0  # on micro-batches, and on groups that may make up the batch
@@ -125,17 +125,17 @@ class StreamTimes:
         self._taken_at = now
 
     def worked(self, seconds: float, now: float) -> None:
-        """The learner did something to the batch until now."""
+        """Add time the learner spent on the batch until now."""
         self.training += seconds
         self._end, self._aside_before_end = now, self._aside
 
     def worked_aside(self, seconds: float) -> None:
-        """The learner looked at what is measured beside the batch."""
+        """Add time the learner spent on what is evaluated beside the batch."""
         self._aside += seconds
 
     @property
     def waiting(self) -> float:
-        """Idle for want of a complete micro-batch, once the devices were free."""
+        """Seconds idle for want of a complete micro-batch, once the devices were free."""
         taken_at = self._end if self._taken_at is None else self._taken_at
         return max(0.0, self._end - taken_at - self.training - self._aside_before_end)
 
@@ -153,7 +153,7 @@ class StepStream:
         awaited: Awaited | None = None,
         takes_devices: bool = True,
     ) -> None:
-        """Nothing is asked for yet.
+        """Start without requesting any response.
 
         Args:
             group_size: responses to each prompt.
@@ -173,16 +173,16 @@ class StepStream:
 
     @property
     def prompts_used(self) -> int:
-        """How far the batch has moved the prompt stream on."""
+        """Number of prompts of the stream that the batch has used."""
         return self._sampling.prompts_used if self._sampling else self._num_prompts
 
     @property
     def members(self) -> Sequence[int]:
-        """The prompts of the batch, by their places from the step's cursor."""
+        """Prompts of the batch, by their places from the step's cursor."""
         return self._sampling.members if self._sampling else range(self._num_prompts)
 
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """Those of the batch, in (prompt, sample) order."""
+        """Trajectories of the batch, in (prompt, sample) order."""
         return tuple(
             trajectory
             for prompt in sorted(self.members)
@@ -198,8 +198,10 @@ class StepStream:
         return first
 
     def arrived(self, rollout: messages.FinishedRollout) -> bool:
-        """Note a sequence of a response of this step; False: it was not asked for, or the response
-        is here already."""
+        """Record a sequence of a response of this step; return whether it counts.
+
+        It does not if it was not asked for, or the response is here already.
+        """
         work = rollout.work
         place = work.sample - work.prompt * self._group_size
         known = work.prompt < self._num_prompts and 0 <= place < self._group_size
@@ -207,19 +209,19 @@ class StepStream:
         return ours and known and self._here.take(rollout)
 
     def finished(self, group: Group) -> None:
-        """All responses to a prompt are here and judged."""
+        """Record a group whose responses are all here and judged."""
         self._finished.append(group)
 
     def window_closed(self, closed: messages.WindowClosed) -> None:
-        """The reserved engines have handed over what they had of a step."""
+        """Record that the reserved engines have handed over their rollouts of a step."""
         self._window_closed |= closed.batch == self.step
 
     def took_devices(self) -> None:
-        """The learner has its devices back."""
+        """Record that the learner has its devices back."""
         self._free = True
 
     def next(self) -> Next:
-        """What to do now. Its answer, if it has one, is due before the next call."""
+        """Decide what to do now. If the action has a result, it is due before the next call."""
         if not self._free:
             mine = self._takes_devices and self._generated and (self._finished or self._ready)
             return TakeDevices() if self._window_closed or mine else Wait()
@@ -238,8 +240,8 @@ class StepStream:
         self._over = True
         return Update()
 
-    def checked(self, group: Group, doubts: Sequence[Doubt] = ()) -> Asked:
-        """A group was looked at. Where anything is disputed, it does not count and comes again."""
+    def checked(self, group: Group, doubts: Sequence[DoubtedResponse] = ()) -> Asked:
+        """Record the check of a group. If anything is disputed, the group comes again."""
         if doubts:
             return (self._reject(doubts),)
         self._choose(group)
@@ -250,8 +252,10 @@ class StepStream:
         self._num_prompts = more.stop
         return (Extend(more),)
 
-    def trained(self, index: int, groups: tuple[Group, ...], doubts: Sequence[Doubt] = ()) -> Asked:
-        """A micro-batch was trained on, or nothing of it was kept because of doubts."""
+    def trained(
+        self, index: int, groups: tuple[Group, ...], doubts: Sequence[DoubtedResponse] = ()
+    ) -> Asked:
+        """Record that a micro-batch was trained on, or dropped because of doubts."""
         if not doubts:
             return ()
         self._micro_batches.take_back(index, groups, {doubt.prompt for doubt in doubts})
@@ -259,7 +263,7 @@ class StepStream:
 
     @property
     def _generated(self) -> bool:
-        """Whether every response is here; some may not be judged yet."""
+        """Whether every response has arrived; some may not be judged yet."""
         return self._here.num_whole == self._num_prompts * self._group_size
 
     @property
@@ -268,7 +272,7 @@ class StepStream:
         return self._sampling.complete if self._sampling else len(self._groups) == self._num_prompts
 
     def _choose(self, group: Group) -> None:
-        """Count a group, and hand on the groups that are in the batch for certain by it."""
+        """Count a group, and hand on the groups that are certain to be in the batch."""
         self._groups[group.prompt] = group
         members = [(group.prompt, group.prompt)]
         if self._sampling:
@@ -281,7 +285,7 @@ class StepStream:
             member = Group(prompt=rank, trajectories=self._groups[prompt].trajectories)
             self._ready.extend(self._micro_batches.add(member))
 
-    def _reject(self, doubts: Sequence[Doubt]) -> Resample:
+    def _reject(self, doubts: Sequence[DoubtedResponse]) -> Resample:
         for doubt in doubts:
             self._here.drop(doubt.sample)
             self._groups.pop(doubt.prompt, None)
@@ -289,7 +293,7 @@ class StepStream:
 
 
 def _filler(group: Group) -> Group:
-    """The group as one without any part in the update."""
+    """Copy of a group without any part in the update."""
     return replace(
         group,
         trajectories=tuple(

@@ -1,4 +1,4 @@
-"""Gradients of the updates that a batch makes, of its policy or its critic."""
+"""Gradient accumulation for the updates of a batch, for its policy or its critic."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,8 +14,11 @@ Members = tuple[Trajectory, ...]  # of a micro-batch
 
 
 class Accumulation:
-    """Those of the first update stream in with micro-batches, where that can be; the others are
-    computed when their turn comes. Added up in the order of micro-batches all the same."""
+    """Sums of gradients over micro-batches.
+
+    Gradients of the first update are computed as its micro-batches arrive, where that is possible;
+    the others when their turn comes. Either way they are added in the order of micro-batches.
+    """
 
     def __init__(
         self,
@@ -25,7 +28,7 @@ class Accumulation:
         num_parts: int,
         streams: bool,
     ) -> None:
-        """Gradients of one batch.
+        """Start without gradients of a batch.
 
         Args:
             gradients: of the undivided loss over trajectories.
@@ -38,19 +41,19 @@ class Accumulation:
         self._total: Params | None = None
 
     def wants(self, index: int) -> bool:
-        """Whether this micro-batch streams in."""
+        """Whether the gradients of this micro-batch are computed as it arrives."""
         return self._streamed is not None and index < self._num_parts
 
     def part(self, params: Params, members: Members) -> Part:
         return jax.block_until_ready(self._gradients(params, members))
 
     def add(self, index: int, part: Part) -> None:
-        """A micro-batch of the first update."""
+        """Add a micro-batch of the first update."""
         assert self._streamed is not None
         self._streamed.add(index, part)
 
     def total(self, params: Params, parts: Sequence[Members]) -> Sums:
-        """Over an update's micro-batches; `take` has the gradients.
+        """Sums over an update's micro-batches; `take` has the gradients.
 
         Args:
             params: with which those that did not stream in are computed.
@@ -64,7 +67,7 @@ class Accumulation:
         return sums
 
     def take(self) -> Params:
-        """The gradients of the last `total`, which are not held here any longer."""
+        """Hand out the gradients of the last `total`, which are no longer held here."""
         gradients, self._total = self._total, None
         assert gradients is not None
         return gradients

@@ -22,12 +22,12 @@ from statistics import fmean
 
 import jax
 
-from rlboost_jax.learner.doubts import NO_GAPS, Gaps
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.guards import StepNotWhole, check_judged, check_whole
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.stream.micro_batches import micro_batches
-from rlboost_jax.learner.stream.step_stream import Doubt
+from rlboost_jax.learner.stream.step_stream import DoubtedResponse
+from rlboost_jax.learner.tolerated_gaps import NO_GAPS, Gaps
 from rlboost_jax.learner.update.accumulation import Accumulation, Members
 from rlboost_jax.learner.update.diagnosis import culprits
 from rlboost_jax.learner.update.learner import Learner
@@ -38,7 +38,7 @@ Attempt = tuple[int, tuple[int, ...]]  # sample, and attempts of its sequences
 
 
 class BatchUpdate:
-    """One step's batch on its way into the parameters.
+    """Updates by one step's batch.
 
     `train` takes micro-batches in any order; once it has had all, `finish` makes the updates.
     """
@@ -53,7 +53,7 @@ class BatchUpdate:
         version: int | None = None,
         sampler: Params | None = None,
     ) -> None:
-        """A step that has no micro-batch yet.
+        """Start a step that has no micro-batch yet.
 
         Args:
             state: that the updates begin with, and consume.
@@ -71,6 +71,7 @@ class BatchUpdate:
         self._checked: dict[Attempt, Gaps] = {}  # with a lag
         self._gaps: dict[int, Gaps] = {}  # by micro-batch
         self._kl: dict[int, float] = {}
+        self._teacher_kl: dict[int, float] = {}
         self._policy = Accumulation(
             learner.policy_part,
             learner.policy.combine,
@@ -86,21 +87,23 @@ class BatchUpdate:
                 streams=True,
             )
 
-    def check(self, groups: Sequence[Group]) -> list[Doubt]:
-        """What is disputed of groups before they count; a micro-batch may have them or not."""
+    def check(self, groups: Sequence[Group]) -> list[DoubtedResponse]:
+        """Doubts about groups before they count; a micro-batch may contain them or not."""
         if self._sampler is None:
             return self._learner.check(self._state.params, groups)
         if self._older_gaps(groups).within(self._learner.tolerated):
             return []
         return self._learner.doubts(self._sampler, groups)
 
-    def check_heldout(self, groups: Sequence[Group]) -> list[Doubt]:
-        """What is disputed of responses to held-out prompts, of the version that samples the batch;
-        they are in no micro-batch."""
+    def check_heldout(self, groups: Sequence[Group]) -> list[DoubtedResponse]:
+        """Doubts about responses to held-out prompts, which are in no micro-batch.
+
+        They are of the version that samples the batch.
+        """
         return self._learner.check(self._sampled_by, groups, heldout=True)
 
-    def train(self, index: int, groups: tuple[Group, ...]) -> list[Doubt]:
-        """Take a micro-batch in, unless some of its responses are disputed.
+    def train(self, index: int, groups: tuple[Group, ...]) -> list[DoubtedResponse]:
+        """Add a micro-batch, unless some of its responses are disputed.
 
         Returns:
             The responses that were not sampled as their servers say. Then nothing of the
@@ -113,6 +116,9 @@ class BatchUpdate:
             members, gaps, kl = learner.score(self._state, groups, self._sampler)
         elif self._sampler is not None:
             gaps = self._older_gaps(groups)
+        teacher_kl = 0.0
+        if learner.teachers is not None:
+            members, teacher_kl = learner.teachers.taught(members)
         if self._policy.wants(index):
             part = self._policy.part(self._state.params, members)
             if not has_gap:
@@ -129,6 +135,7 @@ class BatchUpdate:
             if doubts:
                 return doubts
         self._members[index], self._gaps[index], self._kl[index] = members, gaps, kl
+        self._teacher_kl[index] = teacher_kl
         if part is not None:
             self._policy.add(index, part)
         if self._critic is not None and self._critic.wants(index):
@@ -201,13 +208,17 @@ class BatchUpdate:
         if self._critic is not None:  # which is not trained on all of them
             tokens = max(1.0, sum(figures["value_tokens"] for figures in made))
             figures["value_loss"] = sum(figures["value_loss"] for figures in made) / tokens
+        if self._learner.teachers is not None:
+            tokens = sum(t.num_sampled for t in self.trajectories())
+            order = sorted(self._teacher_kl)
+            figures["teacher_kl"] = math.fsum(self._teacher_kl[i] for i in order) / tokens
         gaps = functools.reduce(Gaps.joined, self._gaps.values())
         figures["max_logprob_gap"], figures["max_choice_gap"] = gaps.logprob, gaps.choice
         figures["max_mean_choice_gap"], figures["rounded_choices"] = gaps.mean_choice, gaps.outside
         return steps.state, figures
 
     def trajectories(self) -> list[Trajectory]:
-        """What was taken in, with all that is known of it by now, in (prompt, sample) order."""
+        """Trajectories taken so far with their scores, in (prompt, sample) order."""
         members = [t for part in self._members.values() for t in part]
         return sorted(members, key=lambda t: (t.prompt, t.sample))
 
@@ -216,7 +227,7 @@ class BatchUpdate:
         return self._state.params if self._sampler is None else self._sampler
 
     def _older_gaps(self, groups: Sequence[Group]) -> Gaps:
-        """Of groups that an older version sampled. Each response is looked at once."""
+        """Gaps of groups that an older version sampled. Each response is checked once."""
         assert self._sampler is not None
         new = [group for group in groups if not self._checked.keys() >= _attempts(group)]
         if new:
@@ -226,7 +237,7 @@ class BatchUpdate:
         return functools.reduce(Gaps.joined, every, NO_GAPS)
 
     def _compare(self) -> None:
-        """Give advantages what only the whole batch can tell."""
+        """Set the advantages that need the whole batch."""
         if not self._algorithm.needs_batch:
             return
         known = {t.sample: t for t in self._learner.estimates.of_batch(self.trajectories())}
@@ -234,7 +245,7 @@ class BatchUpdate:
             self._members[index] = tuple(known[t.sample] for t in part)
 
     def _mean_kl(self) -> float:
-        """Of the estimates in the reward, nats per token."""
+        """Mean of the KL estimates in the reward, nats per token."""
         tokens = sum(t.num_sampled for t in self.trajectories())
         return math.fsum(self._kl.values()) / tokens
 
@@ -243,7 +254,7 @@ class BatchUpdate:
         return [self._members[first + place] for place in range(self._size)]
 
     def _culprits(self, host_params: Params | None) -> str:
-        """All that can be found out, from the parameters that the gradients are of."""
+        """Diagnosis with the parameters that the gradients are of, as far as possible."""
         if host_params is None:
             return "with several processes no sample is looked for"
         params = jax.device_put(host_params, self._learner.policy.shardings.params)
@@ -255,5 +266,5 @@ class BatchUpdate:
 
 
 def _attempts(group: Group) -> set[Attempt]:
-    """Each response of a group as it came, and not as it may come again."""
+    """Sample and attempt of each response of a group."""
     return {(t.sample, t.attempts) for t in group.trajectories}

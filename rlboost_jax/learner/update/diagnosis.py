@@ -1,4 +1,4 @@
-"""Where a gradient that is not finite comes from: micro-batches, then samples, computed anew."""
+"""Diagnosis of a gradient that is not finite: micro-batches, then samples, computed again."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ Gradients = Callable[[Sequence[Trajectory]], tuple[Any, Any]]  # trajectories â†
 def culprits(
     trajectories: Sequence[Trajectory], gradients: Gradients, *, micro_batch_prompts: int
 ) -> str:
-    """In words. Costs the step's gradients once more, and one program call per suspect.
+    """Describe the source. Costs the step's gradients once more, and a program call per suspect.
 
     Args:
         trajectories: of the step, in (prompt, sample) order.

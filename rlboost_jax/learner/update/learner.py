@@ -1,4 +1,4 @@
-"""What makes the updates of a run, and checks trajectories before them."""
+"""The learner: makes the updates of a run, and checks trajectories before them."""
 
 import functools
 import math
@@ -7,25 +7,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlboost_jax.learner.doubts import ANY_CHOICE, Gaps, tolerated_gaps
-from rlboost_jax.learner.episodes.estimates import ByToken, Estimates, Scores
+from rlboost_jax.learner.episodes.estimates import ByToken, Estimates, ResponseScores
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.packing import PackedBatch, by_sample, pack
 from rlboost_jax.learner.programs.apply import Part
 from rlboost_jax.learner.programs.critic import CriticPrograms
 from rlboost_jax.learner.programs.policy import PolicyPrograms
+from rlboost_jax.learner.programs.teachers import Teachers
 from rlboost_jax.learner.state import TrainState
-from rlboost_jax.learner.stream.step_stream import Doubt
+from rlboost_jax.learner.stream.step_stream import DoubtedResponse
+from rlboost_jax.learner.tolerated_gaps import ANY_CHOICE, Gaps, tolerated_gaps
 from rlboost_jax.messages import checksum
 from rlboost_jax.models.params import Params
-from rlboost_jax.settings.run import RunConfig
+from rlboost_jax.settings.run_config import RunConfig
 
 _NAMES = ("logprob", "choice", "mean_choice")  # of what `PolicyPrograms.gaps` returns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """What updates are made with; the same for all steps of a run."""
+    """Programs and settings that updates are made with; the same for all steps of a run."""
 
     run: RunConfig
     policy: PolicyPrograms
@@ -33,6 +34,7 @@ class Learner:
     reference: Params | None
     estimates: Estimates
     tolerated: Gaps
+    teachers: Teachers | None = None
 
     def pack(self, trajectories: Sequence[Trajectory]) -> list[PackedBatch]:
         return pack(
@@ -51,14 +53,14 @@ class Learner:
         return self.policy.accumulate(params, in_loss, self.pack(trajectories))
 
     def critic_part(self, params: Params, trajectories: Sequence[Trajectory]) -> Part:
-        """The same of the critic's."""
+        """Gradients of the critic's undivided loss over these trajectories, with its sums."""
         assert self.critic is not None
         return self.critic.accumulate(params, self.pack(trajectories))
 
     def score(
         self, state: TrainState, groups: Sequence[Group], sampler: Params | None = None
     ) -> tuple[tuple[Trajectory, ...], Gaps, float]:
-        """Forward passes over a micro-batch, before the first update of its batch.
+        """Run the forward passes over a micro-batch, before the first update of its batch.
 
         Args:
             sampler: the parameters that sampled it; None: those of the state.
@@ -80,7 +82,7 @@ class Learner:
         if self.critic is not None:
             values = [self.critic.values(state.critic.params, batch) for batch in batches]
             found["values"] = by_sample(batches, [np.asarray(part) for part in values])
-        scores = Scores(**found)
+        scores = ResponseScores(**found)
         members = [
             t for group in groups for t in self.estimates.evaluated(group.trajectories, scores)
         ]
@@ -88,13 +90,13 @@ class Learner:
         return tuple(members), gaps, kl
 
     def gaps(self, params: Params, groups: Sequence[Group]) -> dict[int, Gaps]:
-        """Return the gaps of each sample of some groups; NaN where one is no number."""
+        """Gaps of each sample of some groups; NaN where a number is."""
         return _gaps(*self._by_token(params, [t for group in groups for t in group.trajectories]))
 
     def check(
         self, params: Params, groups: Sequence[Group], *, heldout: bool = False
-    ) -> list[Doubt]:
-        """The same as `doubts`, and quick where there are none."""
+    ) -> list[DoubtedResponse]:
+        """Doubts, as `doubts` finds them, but faster if there are none."""
         members = [t for group in groups for t in group.trajectories]
         found = _gaps(*self._by_token(params, members, heldout)).values()
         fine = all(gaps.within(self._bounds(heldout)) for gaps in found)
@@ -102,8 +104,8 @@ class Learner:
 
     def doubts(
         self, params: Params, groups: Sequence[Group], *, heldout: bool = False
-    ) -> list[Doubt]:
-        """The responses of a micro-batch that were not sampled as their servers say.
+    ) -> list[DoubtedResponse]:
+        """Responses of a micro-batch that were not sampled as their servers report.
 
         Args:
             params: that sampled them, if what their servers say is true.
@@ -114,13 +116,13 @@ class Learner:
         return [doubt for doubt in found if doubt is not None]
 
     def _bounds(self, heldout: bool) -> Gaps:
-        """A greedy choice is bounded in nats, as a log-probability is, and in the mean."""
+        """Bounds of the gaps. A greedy choice is bounded in nats, as a log-probability is."""
         if heldout and self.run.evaluation.greedy:
             return self.tolerated._replace(choice=ANY_CHOICE)
         return self.tolerated
 
-    def _doubt(self, params: Params, t: Trajectory, heldout: bool) -> Doubt | None:
-        """About the first sequence of an episode that is wrong: what follows is made of it."""
+    def _doubt(self, params: Params, t: Trajectory, heldout: bool) -> DoubtedResponse | None:
+        """Doubt about the first wrong sequence of an episode: later ones follow from it."""
         gaps, choices, means = (found[t.sample] for found in self._by_token(params, [t], heldout))
         bounds = self._bounds(heldout)
         wrong = ~((gaps <= bounds.logprob) & (choices <= bounds.choice))
@@ -131,7 +133,7 @@ class Learner:
                 wrong[start - len(choices[own]) + np.argmax(choices[own])] = True
             if wrong[own].any():
                 after_prompt = sequence.sampled_positions - sequence.runs[0]
-                return Doubt(
+                return DoubtedResponse(
                     prompt=t.prompt,
                     sample=t.sample,
                     sequence=place,
@@ -176,8 +178,9 @@ def learner_of(
     reference: Params | None,
     stop_ids: Sequence[int],
     stops: bytes = b"",
+    teachers: Teachers | None = None,
 ) -> Learner:
-    """What the updates of `run` are made with, on every process."""
+    """Build the learner of `run`, in every process."""
     return Learner(
         run=run,
         policy=policy,
@@ -190,6 +193,7 @@ def learner_of(
             stops=stops,
         ),
         tolerated=tolerated_gaps(run, policy.mesh.devices.flat[0].platform),
+        teachers=teachers,
     )
 
 

@@ -1,4 +1,4 @@
-"""The optimizer steps that a batch makes: gradients in, the next state out, or an error."""
+"""Optimizer steps of a batch: gradients in, the next state out, or an error."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ APPLIED: Final = ("gradient_norm", "learning_rate")  # of an update, out of what
 
 
 class OptimizerSteps:
-    """Each consumes `state` and puts the next in its place.
+    """Optimizer steps, each of which consumes `state` and replaces it by the next.
 
     An error leaves a state that is of no more use: see `guards.py`.
     """
@@ -36,7 +36,7 @@ class OptimizerSteps:
         culprits: Callable[[], str],
         kl: float | None,
     ) -> None:
-        """The steps of one batch's updates, from the state that sampled it.
+        """Start from the state that a batch's updates begin with.
 
         Args:
             checkpoint: tells the last complete one, for messages.
@@ -49,7 +49,7 @@ class OptimizerSteps:
         self._culprits, self._kl = culprits, kl
 
     def policy(self, update: int, accumulated: Accumulation, parts: Sequence[Members]) -> Figures:
-        """One of the policy.
+        """Do one step of the policy.
 
         Returns:
             `loss` (divided), `gradient_norm`, `learning_rate`, and sums over response tokens.
@@ -84,7 +84,7 @@ class OptimizerSteps:
         return {**figures, **applied, "loss": figures["loss"] / divisor}
 
     def critic(self, update: int, accumulated: Accumulation, parts: Sequence[Members]) -> Figures:
-        """One of the critic; its loss is the mean over tokens that are trained on.
+        """Do one step of the critic; its loss is the mean over tokens that are trained on.
 
         Returns:
             `value_loss` and `value_tokens`, which it is the sum over.
@@ -114,8 +114,10 @@ class OptimizerSteps:
         *,
         whose: str = "",
     ) -> tuple[TrainState, Figures]:
-        """The state after an update, with `gradient_norm` (before clipping) and `learning_rate`;
-        without where it is not finite."""
+        """Apply an update; return the state, `gradient_norm` before clipping and `learning_rate`.
+
+        They are missing if the update is not finite.
+        """
         state, metrics = programs.apply(state, accumulated.take(), np.float32(divisor))
         if not metrics["finite"]:
             return state, {}

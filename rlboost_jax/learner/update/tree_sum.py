@@ -17,7 +17,7 @@ class TreeSum:
     """
 
     def __init__(self, num_parts: int, combine: Callable[[Any, Any], Any]) -> None:
-        """A sum that has no part yet.
+        """Start a sum without parts.
 
         Args:
             combine: (left, right) → their sum, left being the lower indices.
@@ -30,7 +30,7 @@ class TreeSum:
         self._partial: dict[tuple[int, int], Any] = {}  # (level, index in level) → sum
 
     def add(self, index: int, part: Any) -> None:
-        """Take in the part of `index` in [0, num_parts); each index once.
+        """Add the part of `index` in [0, num_parts); each index once.
 
         Raises:
             ValueError: the index is out of range or was added before.
@@ -51,7 +51,7 @@ class TreeSum:
         self._partial[level, index] = part
 
     def total(self) -> Any:
-        """The sum over all parts.
+        """Return the sum over all parts.
 
         Raises:
             ValueError: parts are missing.

@@ -1,4 +1,4 @@
-"""What one more instance would cost or save, from what the manager predicted step after step."""
+"""Costs and savings of one more instance, from the manager's predictions step after step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,8 @@ class Advice:
 
 
 def advise(predictions: Sequence[Mapping[str, Any]], step_seconds: Mapping[int, float]) -> Advice:
-    """
+    """Advise on one more instance, from predictions of steps.
+
     Args:
         predictions: what events of the kind `predicted` say, with their `step`, oldest first.
         step_seconds: of the steps, as they came to be.
@@ -62,7 +63,7 @@ def advise(predictions: Sequence[Mapping[str, Any]], step_seconds: Mapping[int, 
 
 
 def report(advice: Advice) -> str:
-    """For a person."""
+    """Format the advice for people."""
     lines = [f"{'instances':>9} {'step s':>8} {'tokens/s':>9} {'$/step':>8} {'tokens/$':>10}"]
     for offer in advice.offers:
         mark = " here" * (offer.instances == advice.here)
@@ -95,5 +96,5 @@ def _offer(instances: int, rows: Sequence[tuple[float, float, float]]) -> Offer:
 
 
 def _side(wanted: int, here: int) -> int:
-    """More, fewer or as many."""
+    """Sign of the difference: 1 if more are wanted, -1 if fewer, 0 if as many."""
     return (wanted > here) - (wanted < here)

@@ -1,4 +1,4 @@
-"""What a budget leaves room for."""
+"""Limits that a budget sets."""
 
 import math
 
@@ -8,7 +8,7 @@ EPSILON = 1e-9  # of an instance: prices are sums of binary fractions
 def affordable(
     *, per_hour: float, joined: float, starting: int, price_per_hour: float, wanted: int
 ) -> int:
-    """How many of the wanted instances may be asked for.
+    """Number of the wanted instances that the budget allows to request.
 
     Args:
         per_hour: dollars for all preemptible instances together; 0: no limit.
@@ -22,5 +22,5 @@ def affordable(
 
 
 def spent(*, dollars: float, most: float) -> bool:
-    """Whether a run has cost what it may; `most` 0: it may cost anything."""
+    """Whether a run has used up its budget `most` in dollars; 0: no limit."""
     return 0 < most <= dollars

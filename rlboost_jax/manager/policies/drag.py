@@ -15,7 +15,8 @@ MOST_DOUBT = 0.1  # that one step can raise, relative
 
 
 class Drag:
-    """
+    """Estimate of the drag, learned step by step.
+
     Attributes:
         value: times the seconds of preemptible engines, after the handover.
     """
@@ -27,7 +28,7 @@ class Drag:
 
     @property
     def deviation(self) -> float:
-        """Relative, of what a step shows."""
+        """Relative standard deviation of the drag that one step shows."""
         return math.sqrt(self._doubt)
 
     def learn(self, planned: float, *, closed: float, should: float, critical: float) -> None:

@@ -28,34 +28,34 @@ SURELY = 1.5  # times what it costs to start anew: so much a rest must save
 
 @dataclass(frozen=True)
 class Hazard:
-    """Losses of preemptible instances, and how long instances have lived in all."""
+    """Losses of preemptible instances, and the seconds that all instances have lived."""
 
     losses: float = 0.0
     seconds: float = 0.0
 
     @property
     def rate(self) -> float:
-        """Of one instance, per second: the posterior's mean."""
+        """Losses of one instance per second: the mean of the posterior."""
         return (PRIOR_LOSSES + self.losses) / (PRIOR_SECONDS + self.seconds)
 
     @property
     def deviation(self) -> float:
-        """The posterior's standard deviation."""
+        """Standard deviation of the posterior."""
         return math.sqrt(PRIOR_LOSSES + self.losses) / (PRIOR_SECONDS + self.seconds)
 
 
 class Rate(Protocol):
-    """How often an instance is lost."""
+    """Loss rate of an instance."""
 
     @property
     def rate(self) -> float:
-        """Per second."""
+        """Losses per second."""
         ...
 
 
 @dataclass(frozen=True)
 class KnownRate:
-    """Of a fleet of several pools: that of each by itself is learnt."""
+    """Loss rate of a fleet of several pools, each of which has learnt its own."""
 
     rate: float
 
@@ -71,12 +71,14 @@ class Prices:
     releases: bool = False  # instances may be let go where that saves money
 
     def at_work(self, instances: int) -> float:
-        """Mean number of them that do not just start."""
+        """Mean number of `instances` that are at work rather than starting."""
         return instances / (1.0 + self.hazard.rate * self.start_seconds)
 
     def saved(self, idle: float) -> float:
-        """Dollars, by letting an instance go that has no work for so many seconds and starting it
-        again in time; 0 where it is better kept."""
+        """Dollars saved by releasing an instance for `idle` seconds and starting it again in time.
+
+        0 if keeping it is cheaper.
+        """
         if not self.releases:
             return 0.0
         anew = self.start_seconds * self.instance + self.pull
@@ -84,7 +86,7 @@ class Prices:
         return worth - anew if worth > SURELY * anew else 0.0
 
     def step(self, instances: int, seconds: float, idle: float) -> float:
-        """Dollars of a step at whose end the instances have no work for `idle` seconds."""
+        """Dollars of a step that ends with the instances idle for `idle` seconds."""
         pulls = 1.0 + self.hazard.rate * seconds
         each = seconds * self.instance + pulls * self.pull
         return seconds * self.reserved + instances * (each - self.saved(idle))
@@ -92,7 +94,7 @@ class Prices:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What a fleet of some size would bring."""
+    """Predicted outcome of a fleet of some size."""
 
     instances: int
     step_seconds: float
@@ -101,7 +103,7 @@ class Size:
     dollars: float  # of a step
 
     def price(self, time: float) -> float:
-        """Dollars of a token, where a second is worth `time` dollars besides."""
+        """Dollars per token if a second of waiting is worth `time` dollars."""
         return (self.dollars + time * self.step_seconds) / self.tokens
 
 
@@ -112,7 +114,7 @@ def size_of(
     prices: Prices,
     overhead: float,
 ) -> Size:
-    """What a fleet of that size would bring, with some of its instances still starting.
+    """Predict a fleet of `instances`, some of which are still starting.
 
     Args:
         step: a step with so many at work, and the tokens of its responses.
@@ -133,11 +135,9 @@ def size_of(
 
 
 def kept_size(predict: Callable[[int], Size], *, time: float, wanted: int, here: int) -> int:
-    """Of a fleet of `here`, which is larger than the one wanted, as many as are not worth letting
-    go: a size that is hardly dearer may be wanted again after the next step.
+    """Number of the `here` instances worth keeping, in a fleet larger than the wanted size.
 
-    Args:
-        time: dollars that a second is worth.
+    A size that is hardly dearer is kept, because it may be wanted again after the next step.
     """
     most = (1.0 + SPARED) * predict(wanted).price(time)
     kept = wanted
@@ -147,7 +147,7 @@ def kept_size(predict: Callable[[int], Size], *, time: float, wanted: int, here:
 
 
 def best_size(predict: Callable[[int], Size], *, time: float, start: int, most: int) -> Size:
-    """The smallest of the sizes whose tokens cost least, as good as.
+    """The smallest size whose cost per token is minimal or nearly so.
 
     Smaller and larger ones than `start` are tried for as long as tokens become cheaper.
 

@@ -1,4 +1,4 @@
-"""What a step will take if the reserved engines seed it for so long: a pure function.
+"""Prediction of a step for a given seeding window of the reserved engines: a pure function.
 
 Engines of one kind are taken together: they share their rollouts evenly, so that one count of
 decode steps says how far all of them are, and only ends of rollouts are events. What the
@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlboost_jax.manager.policies.micro_batches import Learner, micro_batches, train
-from rlboost_jax.manager.policies.stations import Engines, Rows, Station
+from rlboost_jax.manager.policies.learner_pace import LearnerPace, micro_batches, train
+from rlboost_jax.manager.policies.stations import Engines, ForecastRows, Station
 
 RESOLUTION = 0.004  # of a step: windows closer than that are the same
 HALVINGS = 9
@@ -20,8 +20,8 @@ WAITS = -1  # place of a rollout that no engine holds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A rollout in the making."""
+class ForecastJob:
+    """An unfinished rollout."""
 
     group: int
     context: float  # tokens now, prompt included
@@ -31,8 +31,8 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A step from now on, in the order in which rollouts are taken up.
+class ForecastPlan:
+    """A step from now on; its rollouts are in the order in which they will be placed.
 
     Args:
         engines: the reserved ones first, then the preemptible ones by kind.
@@ -44,9 +44,9 @@ class Plan:
     """
 
     engines: Sequence[Engines]
-    jobs: Sequence[Job]
+    jobs: Sequence[ForecastJob]
     tokens: Sequence[float]
-    learner: Learner
+    learner: LearnerPace
     drag: float = 1.0  # of preemptible engines after the seeding window: times their seconds
     handed_over: float | None = None
     complete: Mapping[int, float] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Seconds from now."""
+    """Predicted moments of a step, in seconds from now."""
 
     window: float  # until the reserved engines hand over
     rollout: float  # until the last token
@@ -64,13 +64,13 @@ class Forecast:
 
 
 class _Course:
-    """A plan, carried out up to some moment."""
+    """Simulation of a plan up to some moment."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ForecastPlan) -> None:
         self.plan = plan
         jobs = plan.jobs
         self.groups = [job.group for job in jobs]
-        self.rows = Rows(
+        self.rows = ForecastRows(
             [job.context for job in jobs], [job.remaining for job in jobs], [False] * len(jobs)
         )
         grain = max(1.0, max(self.rows.remaining, default=1.0) / GRAINS)
@@ -99,7 +99,7 @@ class _Course:
         return [station for station in self.stations[1:] if station.count]
 
     def copy(self) -> "_Course":
-        """One that goes its own way from here on."""
+        """Copy to be continued independently."""
         other = _Course.__new__(_Course)
         other.plan, other.groups, other.rows = self.plan, self.groups, self.rows.copy()
         other.stations = [station.copy(other.rows) for station in self.stations]
@@ -108,8 +108,10 @@ class _Course:
         return other
 
     def end(self, window: float) -> Forecast:
-        """Go on to the end; the reserved engines hand over at that moment, or when they have
-        nothing left."""
+        """Simulate to the end of the step.
+
+        The reserved engines hand over after `window` seconds, or when they have no work left.
+        """
         self._go_on(window, hand_over=True)
         closed = self.now if self.closed is None else self.closed
         plan = self.plan
@@ -117,8 +119,10 @@ class _Course:
         return Forecast(window=closed, rollout=self.now, wait=wait, end=end)
 
     def approach(self, window: float) -> None:
-        """Go on through all that happens before reserved engines could hand over, at that moment
-        or later: to go on from here is to begin anew, for every such moment."""
+        """Simulate all events up to `window` that do not depend on the time of the handover.
+
+        To continue from here equals a simulation from the start, for every later handover.
+        """
         self._go_on(window, hand_over=False)
 
     def _go_on(self, window: float, *, hand_over: bool) -> None:
@@ -166,9 +170,8 @@ class _Course:
                         self.complete.append((self.now, group))
 
 
-def forecast(plan: Plan, window: float) -> Forecast:
-    """The step if the reserved engines hand over `window` seconds from now, or earlier, when
-    they have nothing left.
+def forecast(plan: ForecastPlan, window: float) -> Forecast:
+    """Predict the step if the reserved engines hand over `window` seconds from now, or when idle.
 
     Without preemptible engines they go on until all is done.
     """
@@ -179,8 +182,8 @@ def _share(station: Station) -> float:
     return station.held / station.slots
 
 
-def best_window(plan: Plan) -> Forecast:
-    """The shortest window after which the learner never waits, or as good as never.
+def best_window(plan: ForecastPlan) -> Forecast:
+    """The shortest window after which the learner never waits, or nearly never.
 
     A longer window ends a step later by as much, since the learner's work begins later; a
     shorter one makes the learner wait for what the reserved engines did not do. Where these do

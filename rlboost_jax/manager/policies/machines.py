@@ -1,15 +1,15 @@
-"""How many machines are to be used, and which one a nameless removal takes."""
+"""Number of machines to use, and the server that a removal without a name hits."""
 
 from collections.abc import Sequence
 
 
 def wanted(*, machines: int, max_instances: int, cap: int | None) -> int:
-    """Servers that should run. `cap`: what is worth having, None if all are."""
+    """Number of servers that should run. `cap`: the number worth having, None if all are."""
     return max(0, min(machines, max_instances, machines if cap is None else cap))
 
 
 def victim(working: Sequence[str], draw: float) -> str | None:
-    """Whom a nameless removal hits, None if nobody is at work.
+    """Server that a removal without a name hits; None if none is at work.
 
     Args:
         working: servers with tokens in the making.

@@ -28,7 +28,7 @@ def best_merge(
     overhead: float,
     prices: Prices,
 ) -> Merge | None:
-    """None if the tail cannot be predicted.
+    """The cheapest number of instances to finish the tail; None if it cannot be predicted.
 
     Args:
         predict: the tail if so many are kept.
@@ -42,7 +42,7 @@ def best_merge(
     found: dict[int, tuple[float, float]] = {}  # instances kept → dollars, seconds to go
 
     def rest(instances: int, idle: float, surplus: int) -> float:
-        """Dollars saved by letting so many go; `surplus` of them are not needed again."""
+        """Dollars saved by releasing `instances`; `surplus` of them are not needed again."""
         return min(surplus, instances) * idle * prices.instance + (
             max(0, instances - surplus) * prices.saved(idle)
         )

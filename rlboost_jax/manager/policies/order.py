@@ -1,4 +1,4 @@
-"""In which order rollouts are begun where the longest are to come first.
+"""Order in which rollouts are started if the longest are to come first.
 
 Nothing is known of a prompt until some of its group are in the making. So whole groups are begun
 first, for the learner to begin with, but only with the slots that one member of each other group
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlboost_jax.manager.policies.lengths import Floats, Indices
+from rlboost_jax.manager.policies.length_prediction import Floats, Indices
 
 WHOLE, PROBE, REST = 0.0, 1.0, 2.0  # ranks: the lower the sooner
 
 
 def first_wave(sizes: Sequence[int], slots: int) -> Floats:
-    """Ranks while no rollout of a step has ended, group by group.
+    """Ranks of the rollouts before any rollout of a step has ended, group by group.
 
     Args:
         sizes: of the groups.
@@ -32,11 +32,9 @@ def first_wave(sizes: Sequence[int], slots: int) -> Floats:
 
 
 def later_waves(ranks: Floats, begun: Sequence[Sequence[bool]]) -> Floats:
-    """Ranks once some have ended: as given, but one member first of groups that nothing is known
-    of.
+    """Ranks of the rollouts once some have ended.
 
-    Args:
-        begun: of each group's members, whether somebody has them or has had them.
+    They are as given, except that one member comes first of each group of which nothing is known.
     """
     first = np.cumsum([0, *(len(group) for group in begun)])[:-1]
     unknown = np.array([not any(group) for group in begun])
@@ -46,7 +44,7 @@ def later_waves(ranks: Floats, begun: Sequence[Sequence[bool]]) -> Floats:
 
 
 def predicted_order(group: Indices, lengths: Floats, slots: int) -> Indices:
-    """Rollouts as they will be begun, if each group's mean is known after the first wave.
+    """Predicted starting order, if each group's mean is known after the first wave.
 
     Args:
         group: of each rollout, in ascending order.

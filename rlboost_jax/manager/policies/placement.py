@@ -14,27 +14,27 @@ Key = tuple[float, float, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Of one instance, for rollouts like those of the step."""
+class InstancePace:
+    """Decode speed of one instance, for rollouts like those of the step."""
 
     base: float  # seconds of a decode step, whatever its batch
     row: float  # and for each rollout in it, its context read
     tokens: float  # that a rollout still has to come
 
     def seconds(self, running: int) -> float:
-        """Until so many that begin together have ended."""
+        """Seconds until `running` rollouts that start together have ended."""
         return (self.base + self.row * running) * self.tokens
 
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """What one instance holds. Everything beyond its slots is pending there."""
+    """Rollouts of one instance. Those beyond its slots are pending there."""
 
     slots: int
     held: int
     groups: Collection[int] = ()  # prompts that it holds a rollout of
     plateau: int = 0  # batch above which its throughput hardly grows; 0 if not known
-    pace: "Pace | None" = None  # None: it goes by how many are pending
+    pace: "InstancePace | None" = None  # None: it goes by how many are pending
 
     @property
     def pending(self) -> int:
@@ -46,7 +46,7 @@ class Load:
 
 
 def room(loads: Sequence[Load], max_pending: int) -> int:
-    """Rollouts that the instances take before one has `max_pending` pending (Θ)."""
+    """Number of rollouts the instances accept before one has `max_pending` pending (Θ)."""
     return sum(max(0, load.slots + max_pending - load.held) for load in loads)
 
 
@@ -180,8 +180,10 @@ def _key(load: Load, index: int) -> Key:
 
 
 def _end(load: Load, index: int) -> Key:
-    """Where one more would end, and before that how many would be pending: those are released
-    as soon as a slot is free anywhere."""
+    """Sort key of an instance: rollouts pending with one more, then when that one would end.
+
+    Pending rollouts come first, since they are released as soon as a slot is free anywhere.
+    """
     assert load.pace is not None
     pending = max(0, load.held + 1 - load.slots)
     return pending, load.pace.seconds(min(load.held + 1, load.slots)), index

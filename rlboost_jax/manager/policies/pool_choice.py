@@ -1,4 +1,4 @@
-"""Which pool to ask for a missing instance, and which instances cost more than they bring.
+"""Pool to request a missing instance from, and instances that cost more than they bring.
 
 An instance of a pool costs its price for the time that it works, starts and starts again, and
 brings its speed. What a second of work of the usual speed costs there is its *merit*: the lower the
@@ -27,7 +27,7 @@ EPSILON = 1e-9  # of dollars: prices are sums of binary fractions
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOffer:
-    """A pool at one moment.
+    """Offer of a pool at one moment.
 
     Attributes:
         price: dollars per hour of an instance.
@@ -53,15 +53,15 @@ class PoolOffer:
     held_back: bool = False
 
     def may_take(self, now: float) -> int:
-        """Instances that it may be asked for at this moment."""
+        """Number of instances that may be requested of the pool at this moment."""
         if now < self.retry_at:
             return 0
         return min(self.free, max(0, 1 - self.waiting)) if self.held_back else self.free
 
 
 @dataclass(frozen=True)
-class Run:
-    """So many instances of one pool, in the order in which they are worth having."""
+class PoolRun:
+    """Instances of one pool that are consecutive in the order of merit."""
 
     pool: str
     count: int
@@ -69,13 +69,13 @@ class Run:
 
 
 def usual_speed(offers: Iterable[PoolOffer]) -> float:
-    """Mean of the pools whose speed is known; 1 where none is."""
+    """Mean speed of the pools whose speed is known; 1 if none is."""
     known = [offer.speed for offer in offers if offer.speed > 0]
     return sum(known) / len(known) if known else 1.0
 
 
 def merit(offer: PoolOffer, usual: float, *, pull: float = 0.0, step_seconds: float = 0.0) -> float:
-    """Dollars per hour that work of the usual speed costs in a pool.
+    """Dollars per hour for work of the usual speed in a pool.
 
     Of the time that an instance is paid for, the share 1 / (1 + rate · start_seconds) is not spent
     on starting.
@@ -91,20 +91,20 @@ def merit(offer: PoolOffer, usual: float, *, pull: float = 0.0, step_seconds: fl
 
 def ranked(
     offers: Sequence[PoolOffer], now: float, *, pull: float = 0.0, step_seconds: float = 0.0
-) -> tuple[Run, ...]:
-    """All instances that there are or may be, those first that are worth most."""
+) -> tuple[PoolRun, ...]:
+    """All present and possible instances, by merit."""
     usual = usual_speed(offers)
     runs = []
     for place, offer in enumerate(offers):
         worth = merit(offer, usual, pull=pull, step_seconds=step_seconds)
         standing, more = worth * (1.0 - STICKY), worth
-        runs.append((standing, place, Run(offer.name, offer.standing, standing=True)))
-        runs.append((more, place, Run(offer.name, offer.may_take(now), standing=False)))
+        runs.append((standing, place, PoolRun(offer.name, offer.standing, standing=True)))
+        runs.append((more, place, PoolRun(offer.name, offer.may_take(now), standing=False)))
     return tuple(run for _, _, run in sorted(runs, key=lambda each: each[:2]) if run.count)
 
 
-def mix(runs: Iterable[Run], instances: int) -> dict[str, int]:
-    """The first so many of them, by pool."""
+def mix(runs: Iterable[PoolRun], instances: int) -> dict[str, int]:
+    """Number of instances of each pool among the first `instances`."""
     found: dict[str, int] = {}
     for run in runs:
         count = min(run.count, instances)
@@ -125,7 +125,7 @@ def chosen(
     pull: float = 0.0,
     step_seconds: float = 0.0,
 ) -> tuple[str, ...]:
-    """The pool that each new instance is to be asked from.
+    """Pool to request each new instance from.
 
     Args:
         missing: instances.
@@ -165,7 +165,7 @@ def chosen(
 
 
 def wake_at(offers: Iterable[PoolOffer], now: float) -> float:
-    """When a pool that is held back may be asked again; inf: none is."""
+    """When a pool on hold may be asked again; inf: none is on hold."""
     moments = (o.retry_at for o in offers if o.free and o.retry_at > now)
     return min(moments, default=math.inf)
 
@@ -173,7 +173,7 @@ def wake_at(offers: Iterable[PoolOffer], now: float) -> float:
 def surplus(
     offers: Sequence[PoolOffer], members: Mapping[str, int], wanted: Mapping[str, int]
 ) -> dict[str, int]:
-    """Instances to let go, by pool: those that are not wanted, where the wanted ones are at work.
+    """Instances to release, by pool: unwanted ones, as far as the wanted ones are at work.
 
     Args:
         members: at work, by pool.

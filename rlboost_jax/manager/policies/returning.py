@@ -43,12 +43,12 @@ class Home:
 
 
 def newer(known: float, found: float) -> float:
-    """A mean of the last values, with one more; the first is taken as it is."""
+    """Update a running mean with a new value; the first value is taken as it is."""
     return found if math.isinf(known) else known + NEWEST * (found - known)
 
 
 def still_there(tokens: int, *, free: float, taken: float) -> int:
-    """Tokens of a response whose pages its engine is likely to have.
+    """Number of a response's tokens whose pages its engine probably still has.
 
     Args:
         tokens: that it had there.
@@ -59,7 +59,7 @@ def still_there(tokens: int, *, free: float, taken: float) -> int:
 
 
 def goes_back(saved: int, home: Home, *, elsewhere: bool, prefill_seconds: float) -> bool:
-    """Whether a response goes where its pages are, now.
+    """Whether to place a response now where its pages are.
 
     Args:
         saved: tokens that need no prefill there.

@@ -1,4 +1,4 @@
-"""How fast engines are, estimated from the token batches they send.
+"""Speeds of engines, estimated from the token batches they send.
 
 A decode step of a batch takes what the weights cost, something for every row and something for
 every token of context that it reads; a rollout that comes with tokens is prefilled first. Over
@@ -32,7 +32,7 @@ SLOWEST, FASTEST = 20.0, 0.05  # times its kind's seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Seconds of one engine, for each decode step, row, token read and token prefilled."""
+    """Seconds of one engine for each decode step, row, token read and token prefilled."""
 
     step: float
     row: float
@@ -40,11 +40,11 @@ class Rates:
     prefill: float
 
     def step_seconds(self, batch: float, context: float) -> float:
-        """Of a decode step of `batch` rollouts that hold `context` tokens together."""
+        """Seconds of a decode step of `batch` rollouts that hold `context` tokens together."""
         return self.step + self.row * batch + self.context * context
 
     def times(self, factor: float) -> "Rates":
-        """Of an engine that takes so many times as long."""
+        """Rates of an engine that takes `factor` times as long for everything."""
         return Rates(
             step=self.step * factor,
             row=self.row * factor,
@@ -54,7 +54,7 @@ class Rates:
 
 
 class BusySpan:
-    """What an instance has done since a moment at which all its tokens were known."""
+    """Work of an instance since a moment at which all its tokens were known."""
 
     __slots__ = ("contexts", "prefilled", "since", "steps", "tokens")
 
@@ -66,7 +66,7 @@ class BusySpan:
     def sampled(
         self, request: int, before: int, count: int, *, first: bool, spared: int = 0
     ) -> None:
-        """`count` tokens of a rollout that was `before` tokens long, its prompt included.
+        """Add `count` tokens of a rollout that had `before` tokens, its prompt included.
 
         Args:
             first: of this placement; what was there before had to be prefilled,
@@ -88,7 +88,7 @@ class BusySpan:
 
 
 class Speeds:
-    """Of all kinds and instances that have worked."""
+    """Fitted speeds of all kinds of instances and factors of single instances."""
 
     def __init__(self) -> None:
         self._products: dict[Kind, NDArray[np.float64]] = {}  # kind → [5, 5] sums of products
@@ -98,7 +98,7 @@ class Speeds:
         self._own: dict[str, tuple[float, float]] = {}  # instance → seconds, its kind's for that
 
     def add(self, kind: Kind, name: str, span: BusySpan, now: float) -> None:
-        """An instance was busy from the span's beginning until now."""
+        """Add the work of an instance that was busy from the span's beginning until now."""
         seconds, sums = now - span.since, span.sums()
         if seconds <= 0 or not span.tokens:
             return
@@ -117,7 +117,7 @@ class Speeds:
         self._counts[kind] = self._counts.get(kind, 0.0) + 1.0
 
     def end_step(self, present: Collection[str]) -> None:
-        """Fit anew; what instances no longer present did is forgotten with them."""
+        """Fit again, and forget instances that are no longer present."""
         for kind, products in self._products.items():
             if self._counts[kind] >= MIN_SPANS:
                 self._rates[kind] = fit(products)
@@ -136,7 +136,7 @@ class Speeds:
         }
 
     def rates(self, kind: Kind) -> Rates | None:
-        """Of a kind; None while it is not known."""
+        """Rates of a kind; None while they are unknown."""
         return self._rates.get(kind)
 
     @property
@@ -145,7 +145,7 @@ class Speeds:
         return self._mixed
 
     def factor(self, name: str) -> float:
-        """How many times its kind's seconds an instance takes."""
+        """Seconds of an instance relative to its kind's."""
         own, kinds = self._own.get(name, (1.0, 1.0))
         return min(SLOWEST, max(FASTEST, own / kinds)) if kinds > 0 else 1.0
 

@@ -13,7 +13,7 @@ STEP_ROUNDING = 1e-6  # decode steps
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
-    """Of one kind and pace."""
+    """Engines of one kind and pace."""
 
     count: int
     slots: int  # of each
@@ -22,8 +22,8 @@ class Engines:
     gathered: bool = False  # as few of them work as have slots for all rows
 
 
-class Rows:
-    """The rollouts of a forecast; all lists have one entry for each."""
+class ForecastRows:
+    """State of the rollouts of a forecast; all lists have one entry for each."""
 
     __slots__ = ("context", "moves", "remaining")
 
@@ -31,8 +31,8 @@ class Rows:
         self.context, self.remaining = context, remaining
         self.moves = moves  # its context must be prefilled
 
-    def copy(self) -> "Rows":
-        return Rows(self.context.copy(), self.remaining.copy(), self.moves.copy())
+    def copy(self) -> "ForecastRows":
+        return ForecastRows(self.context.copy(), self.remaining.copy(), self.moves.copy())
 
 
 class Station:
@@ -42,7 +42,7 @@ class Station:
                  "gathered", "grain", "more", "queue", "rates", "rows", "slots",
                  "steps")  # fmt: skip
 
-    def __init__(self, engines: Engines, rows: Rows, grain: float) -> None:
+    def __init__(self, engines: Engines, rows: ForecastRows, grain: float) -> None:
         self.grain = grain  # decode steps: rollouts end at multiples of it, many together
         self.count, self.rates, self.rows = engines.count, engines.rates, rows
         self.each, self.gathered = engines.slots, engines.gathered
@@ -58,8 +58,8 @@ class Station:
         self.ahead = 0.0  # decode steps to it
         self.first = self.more = 0.0  # a decode step's seconds now, what each later one takes more
 
-    def copy(self, rows: Rows) -> "Station":
-        """One that goes its own way from here on."""
+    def copy(self, rows: ForecastRows) -> "Station":
+        """Copy to be continued independently, on `rows`."""
         other = Station.__new__(Station)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
@@ -71,7 +71,7 @@ class Station:
         return len(self.active) + len(self.queue)
 
     def fill(self) -> None:
-        """Let those that wait here into slots, as far as the cache has room for them."""
+        """Move queued rollouts into slots, as far as the cache has room for them."""
         active, queue, grain, rows = self.active, self.queue, self.grain, self.rows
         while queue and len(active) < self.slots:
             number = queue[0]
@@ -104,13 +104,13 @@ class Station:
         return self.at
 
     def _used(self, rows: int) -> int:
-        """Engines that work where there are so many rows."""
+        """Number of engines that work on this many rows."""
         if self.gathered:
             return min(self.count, -(-rows // self.each))
         return self.count if self.count < rows else rows
 
     def advance(self, seconds: float) -> None:
-        """By less than there is to the next event."""
+        """Advance by fewer seconds than remain to the next event."""
         if not self.active:
             return
         if self.debt:
@@ -130,8 +130,10 @@ class Station:
         self.contexts += steps * len(self.active)
 
     def arrive(self) -> list[int]:
-        """At the next event, by its steps and not its seconds, however few these are: rows that
-        have ended. Where none has, the cache was full, and one leaves its slot."""
+        """Advance exactly to the next event, by its steps; return the rows that have ended.
+
+        If none has, the cache was full, and one row leaves its slot.
+        """
         self.debt = 0.0
         self._step(self.ahead)
         active, rows, ended = self.active, self.rows, []
@@ -153,7 +155,7 @@ class Station:
         return ended
 
     def out(self, end: float, number: int) -> None:
-        """A row leaves its slot with what it has; it must be prefilled again."""
+        """Take a row out of its slot with its tokens; it must be prefilled again."""
         rows = self.rows
         done = rows.remaining[number] - (end - self.steps)
         rows.context[number] += done
@@ -162,7 +164,7 @@ class Station:
         self.contexts = max(0.0, self.contexts - rows.context[number])
 
     def leave(self) -> list[int]:
-        """All that is held here, no longer."""
+        """Remove and return all rollouts held here."""
         for end, number in self.active:
             self.out(end, number)
         left = [*(number for _, number in self.active), *self.queue]

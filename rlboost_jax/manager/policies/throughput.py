@@ -14,7 +14,7 @@ MAX_KINDS = 64  # a kind is what a server says it is: those learnt last are kept
 
 
 class ThroughputProfile:
-    """Two steps of samples: the running one is collected, the last one is asked."""
+    """Samples of two steps: the current one is collected, the last one is queried."""
 
     def __init__(self) -> None:
         self._sums: dict[Hashable, dict[int, list[float]]] = {}
@@ -23,7 +23,7 @@ class ThroughputProfile:
     def add(
         self, kind: Hashable, *, batch: int, tokens: int, seconds: float, context: float
     ) -> None:
-        """One dispatch: `batch` rollouts of `context` tokens on average gave `tokens`."""
+        """Record a dispatch: `batch` rollouts of `context` tokens on average yielded `tokens`."""
         if batch < 1 or tokens < 1 or seconds <= 0:
             return
         bucket = 1 << (batch - 1).bit_length()
@@ -34,7 +34,7 @@ class ThroughputProfile:
             sums[place] += value
 
     def end_step(self) -> None:
-        """The samples of the step just over become the profile."""
+        """Make the samples of the step just over the profile."""
         for kind, buckets in self._sums.items():
             known = {b: s for b, s in buckets.items() if s[0] >= MIN_SAMPLES}
             if len(known) < 2:

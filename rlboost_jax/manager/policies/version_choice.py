@@ -1,23 +1,23 @@
-"""Which policy version each instance is to hold: a pure function.
+"""Policy version that each instance is to hold: a pure function.
 
 With a lag several batches are open at once, each sampled from its own version, and an instance
 holds one version at a time. Seven rules, the first that applies:
 
 1. where newer versions want instances, the last rollouts of an older one are gathered at as few
    as have slots for them; the others go on to the newer one;
-2. who else holds rollouts of an open batch keeps its version; who is on its way to an older one
-   that needs it goes on;
-3. a free instance goes to the oldest version that has rollouts nobody samples, as many instances
-   as these have slots to fill;
-4. nobody is at a version that has such rollouts, and nobody is free: those who hold the least of
-   a newer one go back, for the learner waits for the oldest batch;
-5. who would idle goes to the oldest version with rollouts that wait for a slot elsewhere;
+2. any other instance that holds rollouts of an open batch keeps its version; one that is loading an
+   older version that needs it continues;
+3. a free instance goes to the oldest version with rollouts that no instance samples, as many
+   instances as these have slots to fill;
+4. if no instance has a version with such rollouts and none is free, those with the fewest rollouts
+   of a newer one go back, because the learner waits for the oldest batch;
+5. an instance that would idle goes to the oldest version with rollouts queued for a slot elsewhere;
 6. or that wait for instances which are all still on their way: one of these may never arrive (a
    device that hangs), and the batch would wait for it for ever;
 7. all others take the newest version: its batch is begun next.
 
 So a newer version takes an instance from the work of an older batch only where others stay that
-can take it over, and an older batch is never without anybody.
+can take it over, and an older batch always has an instance.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the open batches of one version have to give."""
+    """Work left in the open batches of one version."""
 
     unheld: int  # rollouts that nobody samples, now or as soon as they are given back
     queued: int = 0  # rollouts that wait at an instance for one of its slots
@@ -35,7 +35,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """One instance.
+    """Version and rollouts of one instance.
 
     Versions are named by their places among the demands, oldest first; None is any other.
     """
@@ -96,7 +96,7 @@ def choose_versions(demands: Sequence[Demand], holders: Sequence[Holder]) -> lis
 def _gathered(
     version: int, demands: Sequence[Demand], holders: Sequence[Holder], busy: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Who leaves a version's last rollouts to others that hold some, and for which version.
+    """Instances that hand a version's last rollouts to others, and the version each goes to.
 
     As few rollouts as an instance holds then cost it nearly the time of many.
     """

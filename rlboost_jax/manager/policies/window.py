@@ -1,4 +1,4 @@
-"""How long the reserved engines seed a step, and how many instances are worth having.
+"""Length of the seeding window of the reserved engines, and number of instances worth having.
 
 Source: RLBoost (NSDI '26), Algorithm 1. Times are float seconds.
 """
@@ -11,7 +11,7 @@ from rlboost_jax.messages import WindowState
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What a step showed."""
+    """Measurements of a finished step."""
 
     train_wait: float  # w_train: seconds the learner lacked finished groups
     remote_wait: float  # w_remote: seconds from the last token to the end of the step
@@ -51,7 +51,7 @@ def update(state: WindowState, seen: Observation, *, eta: float, memory: bool) -
 
 
 def recall(state: WindowState, instances: int) -> WindowState:
-    """The window remembered for that many instances, where there is one."""
+    """The window remembered for this number of instances; the state as it is if there is none."""
     seconds = state.memory.get(instances, state.seconds)
     return WindowState(seconds=seconds, memory=state.memory, instance_cap=state.instance_cap)
 
@@ -71,7 +71,7 @@ class Seeding:
         self.until = self.limit = now + seconds
 
     def ask_at(self, moment: float) -> None:
-        """Whether to end it is to be asked then."""
+        """Schedule the next check of whether to end the window."""
         self.until = moment
 
     def reopen(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Which version is announced to each instance, as versions are published and work comes and goes.
+"""Announcements of versions to instances, as versions are published and work comes and goes.
 
 Without a lag that is the newest, as it is published. With one, a newer version is announced to an
 instance once the older open batches have nothing left for it or can do without it, and of an older
@@ -13,7 +13,7 @@ from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord
-from rlboost_jax.messages import Manifest, Ready
+from rlboost_jax.messages import Manifest, Ready, WeightsRejected
 
 
 class Announcements:
@@ -21,11 +21,12 @@ class Announcements:
         self._ledger = owners.ledger
         self._roster = owners.roster
         self._versions = owners.versions
+        self._outbox = owners.outbox
         self._seeding = seeding
         self._announced_to_all: Manifest | None = None  # and nothing else to anybody
 
     def publish(self, manifest: Manifest) -> None:
-        """A version is there."""
+        """Announce a version that was published."""
         self._versions.publish(manifest)
         if not self._older():
             self._announce_newest(again=True)
@@ -34,17 +35,27 @@ class Announcements:
                 self._versions.prefetch(instance)
 
     def welcome(self, instance: Instance) -> None:
-        """It has joined. Where there is a choice, `settle` makes it."""
+        """Announce a version to an instance that joined.
+
+        With a choice of versions, `settle` does.
+        """
         newest = self._versions.newest
         if newest is not None and not self._older():
             self._versions.announce(instance, newest)
 
     def fetched(self, instance: Instance, message: Ready) -> None:
-        """It says what it has pulled."""
+        """Record the version that an instance has pulled."""
         self._versions.fetched(instance, message.version, message.fetched_bytes)
 
+    def rejected(self, instance: Instance, message: WeightsRejected, now: float) -> None:
+        """Record that a server could not have a version; it tries again."""
+        instance.parameters.rejected(now)
+        self._outbox.record(
+            "rejected", instance.name, version=message.version, reason=message.reason
+        )
+
     def settle(self) -> None:
-        """Announce their version to those who are to hold another from now on."""
+        """Announce new versions to the instances that should switch."""
         newest = self._versions.newest
         if newest is None:
             return
@@ -71,14 +82,14 @@ class Announcements:
 
     @property
     def _seeding_engines(self) -> Collection[Instance]:
-        """The trainer's own, while they work."""
+        """The reserved engines, while the seeding window is open."""
         return self._roster.index.reserved.values() if self._seeding.open else ()
 
     def _older(self) -> Mapping[int, list[BatchRecord]]:
-        """The open batches of each version that can be announced, the oldest first;
-        empty where that is the newest alone.
+        """Open batches of each version that can be announced, the oldest first.
 
-        A batch before the newest version is over: its update is in that version.
+        Empty if the newest version is the only one. A batch before the newest version is over: its
+        update is in that version.
         """
         newest, ledger = self._versions.newest, self._ledger
         if newest is None or not ledger.lagging:
@@ -93,8 +104,10 @@ class Announcements:
         return wanted if any(version != newest.version for version in wanted) else {}
 
     def _announce_newest(self, *, again: bool) -> None:
-        """Args:
-        again: also to those to whom it was announced before, unless they hold it.
+        """Announce the newest version to instances.
+
+        Args:
+            again: also to instances it was announced to before, unless they hold it.
         """
         self._announced_to_all = newest = self._versions.newest
         for instance in self._roster:
@@ -102,8 +115,11 @@ class Announcements:
                 self._versions.announce(instance, newest)
 
     def _all_at_work(self, wanted: Mapping[int, list[BatchRecord]]) -> bool:
-        """Whether nothing is to be announced: all have work, no older batch is without anybody
-        and none is to be gathered. Asked at every event, so it does not look at each instance."""
+        """Whether nothing has to be announced.
+
+        All instances have work, each older batch has an instance and none is to be gathered. Asked
+        at every event, so it does not look at each instance.
+        """
         index, at_work = self._roster.index, 0
         seeding = self._seeding_engines
         if any(not engine.held for engine in seeding):
@@ -123,7 +139,7 @@ class Announcements:
     def _demands(
         self, wanted: Mapping[int, list[BatchRecord]], places: Mapping[BatchRecord, int]
     ) -> list[Demand]:
-        """What there is to do, by version.
+        """Work left, by version.
 
         What the reserved engines hold is for others once their window is over.
         """
@@ -155,7 +171,7 @@ class Announcements:
 
 
 def _left(batches: Sequence[BatchRecord]) -> int:
-    """Rollouts of some batches that somebody has."""
+    """Number of rollouts of the batches that some instance holds."""
     return sum(len(b.rollouts) - b.num_dormant - b.num_waiting for b in batches)
 
 
@@ -173,6 +189,6 @@ def _holder(instance: Instance, places: Mapping[BatchRecord, int], versions: lis
 
 
 def _place(instance: Instance, places: Mapping[BatchRecord, int]) -> int | None:
-    """Of the oldest version that its rollouts are of: what it gives back may be of a newer one."""
+    """Place of the oldest version among an instance's rollouts; None if it holds none of these."""
     found = (places[r.batch] for r in instance.held.values() if r.batch in places)
     return min(found, default=None)

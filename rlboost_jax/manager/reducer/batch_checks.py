@@ -1,11 +1,11 @@
-"""What a trainer may ask of a batch. Anything else is refused before any of it is done."""
+"""Checks of a trainer's requests for a batch. A bad one is refused before any of it is done."""
 
 from collections.abc import Sequence
 
-from rlboost_jax.manager.limits import MAX_OPEN_BATCHES, MAX_TURNS
 from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import BeginBatch, ExtendBatch, PromptRequest, Sampling
 from rlboost_jax.sequences.identities import Batch
+from rlboost_jax.trust.peer_limits import MAX_OPEN_BATCHES, MAX_TURNS
 
 MAX_ROLLOUTS = 2**20  # of all open batches; each costs the manager about a kilobyte
 
@@ -41,7 +41,7 @@ def check_begin(begin: BeginBatch, others: Sequence[BatchRecord], *, slot_tokens
 def check_extension(
     batch: BatchRecord, extend: ExtendBatch, others: Sequence[BatchRecord], *, slot_tokens: int
 ) -> None:
-    """Raise ProtocolError where a batch has no room for more prompts, or others by their number.
+    """Raise ProtocolError if a batch has no room for the prompts or responses are too many.
 
     Args:
         others: that are open, too.
@@ -61,7 +61,7 @@ def check_extension(
             known = batch.rollout_of(sample)
             if known is None:
                 asked += 1
-            elif (known.first_prompt, known.sampling) != wanted:
+            elif (known.sequences.first_prompt, known.sequences.sampling) != wanted:
                 raise ProtocolError(
                     f"batch {extend.batch} has a prompt {prompt.prompt} already, and it is "
                     "another, or sampled in another way"
@@ -71,7 +71,7 @@ def check_extension(
 
 
 def _check_number(batch: Batch, asked: int, others: Sequence[BatchRecord]) -> None:
-    """Raise ProtocolError where a batch and the others that are open have too many responses."""
+    """Raise ProtocolError if a batch and the other open ones have too many responses."""
     whole = asked + sum(len(other.rollouts) for other in others)
     if whole > MAX_ROLLOUTS:
         beside = f" beside {whole - asked:,} of open batches" if others else ""

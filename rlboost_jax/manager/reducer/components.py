@@ -1,27 +1,27 @@
-"""The components of a manager, each made with those that it needs."""
+"""The components of a manager, each constructed with those that it needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.reducer.announcements import Announcements
-from rlboost_jax.manager.reducer.answers import Answers
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
-from rlboost_jax.manager.reducer.control import WindowControl
-from rlboost_jax.manager.reducer.dispatch import Dispatch
-from rlboost_jax.manager.reducer.intake import Intake
+from rlboost_jax.manager.reducer.environment_answers import EnvironmentAnswers
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.provisioning import Provisioning
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.recovery import Recovery
 from rlboost_jax.manager.reducer.replacements import Replacements
+from rlboost_jax.manager.reducer.rollout_dispatch import RolloutDispatch
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.servers import Servers
 from rlboost_jax.manager.reducer.sizing import Sizing
 from rlboost_jax.manager.reducer.step_feedback import StepFeedback
 from rlboost_jax.manager.reducer.step_plans import StepPlans
-from rlboost_jax.manager.reducer.tail import Tail
+from rlboost_jax.manager.reducer.tail_merging import TailMerging
+from rlboost_jax.manager.reducer.token_intake import TokenIntake
 from rlboost_jax.manager.reducer.trainer import Trainer
+from rlboost_jax.manager.reducer.window_control import WindowControl
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.roster import Roster
@@ -29,15 +29,15 @@ from rlboost_jax.manager.state.roster import Roster
 
 @dataclass(frozen=True)
 class Choices:
-    """What makes the parts that choose; a baseline puts its own in their place."""
+    """Factories of the components that choose; a baseline replaces them by its own."""
 
     placements: Callable[[Settings, Owners], Placements] = Placements
-    dispatch: Callable[..., Dispatch] = Dispatch
+    dispatch: Callable[..., RolloutDispatch] = RolloutDispatch
     control: Callable[[Settings, Roster], WindowControl] = WindowControl
 
 
 class Components:
-    """In the order in which one is made of others."""
+    """Components in the order of construction: each needs only earlier ones."""
 
     def __init__(self, settings: Settings, owners: Owners, choices: Choices, now: float) -> None:
         self.plans = plans = StepPlans(settings) if settings.models else None
@@ -49,7 +49,7 @@ class Components:
         self.dispatch = choices.dispatch(
             settings, owners, self.placements, self.seeding, self.profile, plans
         )
-        self.intake = Intake(settings, owners, self.profile, model)
+        self.intake = TokenIntake(settings, owners, self.profile, model)
         self.servers = Servers(
             settings, owners, self.placements, self.seeding, self.intake, self.announcements
         )
@@ -74,10 +74,10 @@ class Components:
             self.control,
             self.feedback,
             self.reports,
-            Answers(settings, owners, self.dispatch, model),
+            EnvironmentAnswers(settings, owners, self.dispatch, model),
             now,
         )
-        self.tail = Tail(
+        self.tail = TailMerging(
             settings,
             owners,
             plans,

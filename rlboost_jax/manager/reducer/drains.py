@@ -1,4 +1,4 @@
-"""Servers whose machines go at a known time: what becomes of their work until then.
+"""Draining of servers whose machines go at a known time.
 
 A notice is a hint about hurry and never about truth. With one, a server gets no new work and
 what waits there is released; rollouts in slots go on until so little time is left that their
@@ -31,11 +31,11 @@ class Drains:
         self._outbox = owners.outbox
 
     def hint(self, instance: Instance, message: Hint) -> None:
-        """For the events only: a machine that only may go is as good as any."""
+        """Record a hint; it changes nothing, since a machine that only may go is as good as any."""
         self._record(instance, message.reason, hint=True)
 
     def notice(self, instance: Instance, message: Notice, now: float) -> str:
-        """Note when a machine goes. Returns what is wrong with that, or ""."""
+        """Note when a machine goes. Returns the mistake in the notice, or ""."""
         if not 0 <= message.seconds <= MAX_NOTICE_SECONDS:
             return f"notice of {message.seconds} s; 0 to {MAX_NOTICE_SECONDS:g} is possible"
         goes_at = now + message.seconds
@@ -46,13 +46,13 @@ class Drains:
         return ""
 
     def dismiss(self, instance: Instance, now: float) -> None:
-        """Have it give back what it holds and go, as if its machine were to go then."""
+        """Have a server return its rollouts and leave, as if its machine went then."""
         goes_at = now + MARGIN_SECONDS + instance.activity.slowest
         instance.departure.dismiss(goes_at, "no work until the next step")
         self.advance(instance, now)
 
     def advance(self, instance: Instance, now: float) -> bool:
-        """Take the step of a drain whose time has come. True: its stream has to be ended."""
+        """Take the step of a drain that is due. True: the stream has to be ended."""
         departure = instance.departure
         if now < self.begins_at(instance):
             pass  # it works on as if nothing had been said
@@ -75,7 +75,7 @@ class Drains:
         return False
 
     def next_at(self, instance: Instance, now: float) -> float:
-        """When `advance` has something to do, if nothing happens before; inf: never."""
+        """When `advance` next has something to do, if nothing happens before; inf: never."""
         departure = instance.departure
         if departure.leave_by < math.inf or math.isinf(departure.goes_at):
             return departure.leave_by
@@ -83,7 +83,7 @@ class Drains:
         return min((moment for moment in moments if moment > now), default=departure.goes_at)
 
     def begins_at(self, instance: Instance) -> float:
-        """From when on a server gets no new work; inf: it gave no notice."""
+        """When a server stops getting new work; inf: it gave no notice."""
         return min(instance.departure.goes_at - self._early, _release_at(instance))
 
     def _record(self, instance: Instance, reason: str, **detail: float) -> None:

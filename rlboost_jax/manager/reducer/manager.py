@@ -27,13 +27,13 @@ from rlboost_jax.manager.events import (
     Tick,
     TrainerGone,
 )
-from rlboost_jax.manager.journal import Entry
+from rlboost_jax.manager.journal_entries import Entry
 from rlboost_jax.manager.reducer.batch_checks import ProtocolError
 from rlboost_jax.manager.reducer.components import Choices, Components
-from rlboost_jax.manager.reducer.view import View
+from rlboost_jax.manager.reducer.manager_view import View
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.messages import FleetStatus, Refused, TrainerMessage
+from rlboost_jax.messages import FleetStatus, RequestRefused, TrainerMessage
 from rlboost_jax.providers import base as providers
 
 ORPHANED = 3  # exit code: no trainer came, or came back
@@ -43,13 +43,13 @@ class Manager:
     """Every open request and its tokens, the fleet, the versions, the seeding window.
 
     Args:
-        life: unlike that of any other manager of the run; nonces of instances begin with it.
+        life: an id unique to this manager process; it prefixes the instance nonces it issues.
 
     Attributes:
-        owners: of all that it knows; written by their verbs alone.
-        view: the same, to be read.
-        components: who decides and does what.
-        over: it has nothing more to do.
+        owners: all records of the run; changed by their own methods alone.
+        view: a read-only view of the records.
+        components: the parts that decide and act.
+        over: whether the run has ended; no further event has an effect.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Manager:
         self.over = False
 
     def recover(self, entries: Iterable[Entry], now: float) -> list[Action]:
-        """Go on where the manager that wrote these left off; before any event."""
+        """Resume from the journal entries of an earlier manager; before any event."""
         for entry in entries:
             self.restore(entry, now)
         return self.restored(now)
 
     def restore(self, entry: Entry, now: float) -> None:
-        """Take in the next of these; `restored` ends it."""
+        """Apply the next journal entry; `restored` ends the recovery."""
         self.components.recovery.restore(entry, now)
 
     def restored(self, now: float) -> list[Action]:
-        """Go on from what was taken in so."""
+        """End the recovery, and return the first actions."""
         if self.components.recovery.restored():
             self.components.trainer.recover(now)
             batches = self.owners.ledger.batches.values()
@@ -87,12 +87,12 @@ class Manager:
                 "recovered",
                 batches=len(batches),
                 finished=sum(batch.num_finished for batch in batches),
-                tokens=sum(r.all_tokens for batch in batches for r in batch.rollouts),
+                tokens=sum(r.sequences.num_tokens for batch in batches for r in batch.rollouts),
             )
         return self._outbox.take()
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in an event and all deadlines that have come by `now`."""
+        """Process an event and all deadlines that have come by `now`."""
         if self.over:
             return []
         parts, owners, trainer = self.components, self.owners, self.components.trainer
@@ -106,6 +106,7 @@ class Manager:
             if batches:
                 parts.dispatch.settle(batches, now)
             parts.announcements.settle()
+            parts.servers.scores.settle(now)
             parts.tail.settle(batches, now)
             if not trainer.ended:
                 parts.replacements.settle(now)
@@ -132,18 +133,18 @@ class Manager:
         return None if math.isinf(first) else first
 
     def knows_start(self, seconds: float) -> None:
-        """Before any event: how long instances take from an order to work."""
+        """Set how long instances take from an order to work; before any event."""
         self.owners.roster.started(seconds)
 
     def was_there(self, name: str) -> None:
-        """A server of the provider's was started before this manager was."""
+        """Note that a server of the provider was started before this manager was."""
         self.owners.fleet.was_there(name)
 
     def status(self, now: float) -> FleetStatus:
         return self.view.status(now)
 
     def _take(self, event: Event, now: float) -> bool:
-        """Let who is concerned take an event in; whether anything may have changed by it."""
+        """Pass an event to the component it concerns; return whether anything may have changed."""
         parts, owners = self.components, self.owners
         match event:
             case FromServer(stream, message):
@@ -187,12 +188,12 @@ class Manager:
         try:
             self.components.trainer.hear(stream, message, now)
         except ProtocolError as error:
-            self._outbox.send(stream, Refused(reason=str(error)))
+            self._outbox.send(stream, RequestRefused(reason=str(error)))
             self._outbox.close(stream, str(error))
             self.components.trainer.gone(stream, now)
 
     def _wake_at(self) -> float:
-        """When work or the fleet is to be settled again though nothing has happened."""
+        """When work or the fleet has to be settled again though no event comes."""
         parts, batch = self.components, self.owners.ledger.active
         window = math.inf if batch is None else parts.dispatch.wake_at(batch)
         return min(

@@ -1,4 +1,4 @@
-"""Rollouts go to instances and come back: what is done once it is chosen which.
+"""Moving rollouts to instances and back, once the choice is made.
 
 A released rollout waits again as soon as its server has answered, with the tokens it
 has; one whose server is lost waits again at once.
@@ -10,7 +10,7 @@ from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
-from rlboost_jax.messages import GenerateRequest, Release, Withdrawn, pack_ids, saying_once
+from rlboost_jax.messages import GenerateRequest, Release, ResponsesWithdrawn, pack_ids, saying_once
 
 GENERATE_BYTES = 8 * 2**20  # of tokens in one frame; more is split
 
@@ -25,17 +25,18 @@ class Placements:
     def generate(
         self, batch: BatchRecord, instance: Instance, rollouts: Sequence[Rollout], now: float
     ) -> None:
-        """These go to an instance."""
+        """Place rollouts on an instance."""
         moved: dict[str, list[int]] = {}
         for rollout in rollouts:
-            if rollout.previous and rollout.previous != instance.name:
-                moved.setdefault(rollout.previous, []).append(rollout.num_tokens)
-            if rollout.newest_given:
-                batch.books.resume(returned=rollout.previous == instance.name)
-            given = rollout.newest_given
-            rollout.place(self._ledger.next_request(), instance.name, instance.pages)
-            if rollout.num_tokens:
-                batch.books.prefill_again(max(0, rollout.length - given - rollout.spared))
+            transcript, placement = rollout.transcript, rollout.placement
+            previous, given = placement.previous, transcript.newest_given
+            if previous and previous != instance.name:
+                moved.setdefault(previous, []).append(transcript.num_tokens)
+            if given:
+                batch.books.resume(returned=previous == instance.name)
+            placement.begin(self._ledger.next_request(), instance.name, instance.pages)
+            if transcript.num_tokens:
+                batch.books.prefill_again(max(0, transcript.length - given - placement.spared))
         instance.hold(rollouts, now)
         self._roster.watch(instance)
         for previous, tokens in moved.items():
@@ -53,36 +54,36 @@ class Placements:
         size = 0
         for rollout in rollouts:
             requests.append(rollout.request())
-            size += 4 * rollout.length
+            size += 4 * rollout.transcript.length
             if size >= GENERATE_BYTES or rollout is rollouts[-1]:
                 digest = batch.begin.params_digest
                 self._outbox.send(instance.stream, saying_once(digest, requests))
                 requests, size = [], 0
 
     def release(self, instance: Instance, rollouts: Iterable[Rollout], now: float) -> None:
-        """Ask rollouts back; they wait again once the server has answered."""
-        asked = [r for r in rollouts if not r.releasing]
+        """Ask an instance to release rollouts; they wait again once it has answered."""
+        asked = [r for r in rollouts if not r.placement.releasing]
         if asked:
             instance.release(asked, now)
-            ids = pack_ids([r.request_id for r in asked])
+            ids = pack_ids([r.placement.request_id for r in asked])
             self._outbox.send(instance.stream, Release(request_ids=ids))
             self._roster.watch(instance)
 
     def release_cancelled(self, now: float) -> None:
-        """Stop the work of batches that were abandoned, wherever it is."""
+        """Release the rollouts of abandoned batches from all instances."""
         for instance in self._roster:
             self.release(instance, [r for r in instance.held.values() if r.batch.cancelled], now)
 
     def put_back(self, instance: Instance, request_ids: Iterable[int]) -> int:
-        """Rollouts that an instance no longer holds wait again, with the tokens they have.
+        """Queue rollouts that an instance no longer holds, with the tokens they have.
 
         Without migration they begin anew: what most systems do, and worth comparing with.
         """
         back = [instance.let_go(request_id) for request_id in request_ids]
-        wait = [r for r in back if r is not None and r.result is None and not r.batch.cancelled]
+        wait = [r for r in back if r is not None and not r.finished and not r.batch.cancelled]
         if not self._migration:
             for batch in dict.fromkeys(r.batch for r in wait):
-                begun = (r for r in wait if r.batch is batch and r.begun)
+                begun = (r for r in wait if r.batch is batch and r.sequences.begun)
                 self._ledger.redo(batch, dict.fromkeys(begun, 0))
         for rollout in wait:
             rollout.batch.wait(rollout)
@@ -96,19 +97,22 @@ class Placements:
         Those that measure are withdrawn, and what stays of them is said again."""
         batches = self._ledger.open.values()
         rollouts = [rollout for batch in batches for rollout in batch.rollouts]
-        suspects = [r for r in rollouts if r.result is None or r.measures]
-        cuts = {r: min(r.first_of(name) for name in blamed) for r in (*disputed, *suspects)}
-        cuts = {r: length for r, length in cuts.items() if length < r.all_tokens}
-        withdrawn = [r for r in cuts if r.result is not None and r.measures]
+        suspects = [r for r in rollouts if not r.finished or r.measures]
+        cuts: dict[Rollout, int] = {}
+        for rollout in (*disputed, *suspects):
+            length = min(rollout.sequences.first_of(name) for name in blamed)
+            if length < rollout.sequences.num_tokens:
+                cuts[rollout] = length
+        withdrawn = [r for r in cuts if r.finished and r.measures]
         for batch in dict.fromkeys(r.batch for r in withdrawn):
             samples = pack_ids([r.sample for r in withdrawn if r.batch is batch])
-            self._outbox.of_batch(Withdrawn(batch=batch.begin.batch, samples=samples))
+            self._outbox.of_batch(ResponsesWithdrawn(batch=batch.begin.batch, samples=samples))
         taken: list[Rollout] = []
         for instance in self._roster:
             held = [r for r in instance.held.values() if r in cuts]
             self.release(instance, held, now)
             for rollout in held:  # at once: what comes of it now goes on from wrong tokens
-                instance.let_go(rollout.request_id)
+                instance.let_go(rollout.placement.request_id)
             taken += held
         for batch in dict.fromkeys(r.batch for r in cuts):
             self._ledger.redo(batch, {r: n for r, n in cuts.items() if r.batch is batch})
@@ -119,7 +123,7 @@ class Placements:
                 self._outbox.of_sample(result)
 
     def record_usage(self, instance: Instance) -> None:
-        """What it did since this was done last."""
+        """Record the work of an instance since the last record."""
         usage = instance.activity.take_usage()
         if usage.tokens:
             reserved = instance.reserved

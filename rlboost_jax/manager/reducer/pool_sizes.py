@@ -1,4 +1,4 @@
-"""Fleets of several pools, by their number of instances: what is in them, and what that costs.
+"""Composition and cost of fleets of several pools, by number of instances.
 
 Of so many instances those count that `policies.pool_choice` ranks first. How fast a pool is, is
 measured at the instances that it has; what they were like is remembered when they are gone.
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rlboost_jax.manager.policies.fleet_size import KnownRate, Prices
 from rlboost_jax.manager.policies.forecast import Forecast
-from rlboost_jax.manager.policies.pool_choice import Run, mix, usual_speed
+from rlboost_jax.manager.policies.pool_choice import PoolRun, mix, usual_speed
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.state.instances import Instance
@@ -20,7 +20,8 @@ LEAST_RATE = 1e-12  # per second: a rate is divided by
 
 
 class PoolSizes:
-    """
+    """Predicted fleets of several pools, by their number of instances.
+
     Attributes:
         most: instances of the largest fleet there can be now.
     """
@@ -31,13 +32,13 @@ class PoolSizes:
         self._purchases = purchases
         self._likes: dict[str, tuple[Instance, float]] = {}  # one of a pool, and its factor
         self._other: Instance | None = None  # in place of one of a pool that had none yet
-        self._runs: Sequence[Run] = ()
+        self._runs: Sequence[PoolRun] = ()
         self.most = 0
 
     def learn(
         self, plans: StepPlans, remote: Sequence[Instance], other: Instance, now: float
     ) -> None:
-        """After a step: how fast the pools' instances are.
+        """Update the speeds of the pools' instances after a step.
 
         Args:
             remote: preemptible instances that are there.
@@ -60,7 +61,7 @@ class PoolSizes:
         self.most = sum(run.count for run in self._runs)
 
     def engines(self, instances: int) -> list[tuple[Instance, float, int]]:
-        """Of the best fleet of that size: one of each pool, its factor, and how many there are."""
+        """An instance, its factor and the count for each pool of the best fleet of that size."""
         assert self._other is not None
         return [
             (*self._likes.get(name, (self._other, 1.0)), count)
@@ -70,7 +71,7 @@ class PoolSizes:
     def overlapping(
         self, plans: StepPlans, reserved: Sequence[Instance], instances: int
     ) -> tuple[Forecast, float] | None:
-        """A step of a run with a lag, and the tokens of its responses; None: it is unknown.
+        """Predict a step of a run with a lag, and its response tokens; None: not known.
 
         Batches overlap, so that engines are full and tails bind nobody: the learner has its work
         to do, and all engines together have theirs, the reserved ones while it does not train.
@@ -88,7 +89,7 @@ class PoolSizes:
         return Forecast(window=0.0, rollout=end, wait=end - learner, end=end), tokens
 
     def prices(self, prices: Prices, instances: int) -> Prices:
-        """The same, with what the instances of that fleet cost and how often they are lost."""
+        """The prices with the cost and the loss rate of that fleet's instances."""
         counts = mix(self._runs, instances)
         if not counts:
             return prices
@@ -108,7 +109,7 @@ class PoolSizes:
         )
 
     def record(self, wanted: int, step_seconds: float, now: float) -> None:
-        """Of each pool, what it was asked for and what came of it so far."""
+        """Record the requests to each pool and their outcomes so far."""
         self._purchases.learn(step_seconds)
         chosen = mix(self._runs, wanted)
         self._pools.account(now)

@@ -1,4 +1,4 @@
-"""What the market takes and lends, and the servers that are asked for, ended and forgotten."""
+"""Machines that the market lends and takes, and servers requested, ended and forgotten."""
 
 import math
 from typing import Any, assert_never
@@ -6,8 +6,8 @@ from typing import Any, assert_never
 from rlboost_jax.manager.events import MachineRemoved
 from rlboost_jax.manager.policies.budget import affordable, spent
 from rlboost_jax.manager.policies.machines import victim
-from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.purchases import Purchases
+from rlboost_jax.manager.reducer.window_control import WindowControl
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.messages import FAILED_EXIT_CODE
@@ -37,7 +37,7 @@ class Provisioning:
             self._fleet.granted(server)
 
     def ended(self, event: Refused | Exited, now: float) -> None:
-        """The provider's last word on a server."""
+        """Process the provider's final event of a server."""
         server = self._fleet.known(event.name, event.nonce)
         if server is None:
             return
@@ -59,7 +59,7 @@ class Provisioning:
             self._outbox.record("exited", event.name, reason=event.reason, **lines)
 
     def priced(self, pool: str, price_per_hour: float) -> None:
-        """What instances of a pool cost has changed."""
+        """Set the price of a pool's instances."""
         known = self._pools.get(pool)
         if known is None or not self._pools.several:
             return
@@ -72,18 +72,18 @@ class Provisioning:
 
     @property
     def starting_hourly(self) -> float:
-        """Dollars for servers that are paid for and have not joined."""
+        """Dollars per hour for servers that are paid for and have not joined."""
         return self._fleet.starting_hourly(self._budget.price_per_hour)
 
     def removed(self, event: MachineRemoved) -> None:
-        """The market takes a machine back."""
+        """Process a machine that the market takes back."""
         if not event.machine:
             self._fleet.owe(event)
         elif name := self._fleet.take(event.machine):
             self._terminate(name, event.notice)
 
     def carry_out_removal(self) -> bool:
-        """Let a waiting removal hit a server, if one is at work; whether it did."""
+        """Apply a waiting removal to a server at work, if any; return whether it was."""
         removal = self._fleet.removal
         if removal is None:
             return False
@@ -97,12 +97,12 @@ class Provisioning:
         return True
 
     def abandon_absent(self, now: float) -> None:
-        """End servers that keep a machine and do nothing."""
+        """End servers that occupy a machine and do not reconnect."""
         for name in self._fleet.abandon(now):
             self._outbox.terminate(name)
 
     def keep_to_budget(self, now: float) -> None:
-        """Let all servers go, once, when the run has cost what it may. None comes after them."""
+        """Release all servers, once, when the budget of the run is used up. No others follow."""
         most = self._budget.max_dollars
         if self._spent or not most:
             return
@@ -117,7 +117,7 @@ class Provisioning:
             self._fleet.dismiss(self._fleet.servers[name])
 
     def start(self, resting: int | None, now: float, *, anew: bool) -> None:
-        """Ask for what is missing, unless the last one failed just now.
+        """Request the missing servers, unless the last one failed just now.
 
         Args:
             resting: as many as there is work for until the next step; None: for all.
@@ -134,7 +134,7 @@ class Provisioning:
             self._outbox.request(server.name, server.nonce, ANY_POOL)
 
     def wake_at(self, resting: int | None) -> float:
-        """When `start` has something to do though nothing has happened; inf: never."""
+        """When `start` next has something to do though no event comes; inf: never."""
         if self._pools.several:
             return self._purchases.wake_at
         return self._fleet.retry_at if self._missing(resting) else math.inf
@@ -165,7 +165,7 @@ class Provisioning:
         )
 
     def _terminate(self, name: str, notice: bool) -> None:
-        """End a server. Under notice it gets no more work."""
+        """End a server, after a notice in which it gets no more work if `notice`."""
         self._outbox.terminate(name, self._grace if notice else 0.0)
         for instance in self._roster if notice else ():
             if self._fleet.server_of(instance.hello) is self._fleet.servers[name]:

@@ -1,11 +1,11 @@
-"""Instances asked of each of several pools, and let go: see `policies.pool_choice`."""
+"""Requests for and releases of instances in each of several pools, see `policies.pool_choice`."""
 
 import math
 from collections.abc import Mapping
 
 from rlboost_jax.manager.policies.pool_choice import (
     PoolOffer,
-    Run,
+    PoolRun,
     chosen,
     mix,
     ranked,
@@ -17,7 +17,8 @@ from rlboost_jax.manager.state.owners import Owners
 
 
 class Purchases:
-    """
+    """Choices among pools, by speed, price and holds.
+
     Attributes:
         wake_at: when a pool may be asked again that was not, since its pause was not over.
         step_seconds: of a step; 0: none was seen.
@@ -34,12 +35,12 @@ class Purchases:
         self.step_seconds = 0.0
 
     def learn(self, step_seconds: float) -> None:
-        """How long a step takes."""
+        """Set the duration of a step."""
         self.step_seconds = step_seconds
 
     @property
     def pull(self) -> float:
-        """Dollars, to send one instance the weights of a version."""
+        """Dollars to send one instance the weights of a version."""
         newest = self._versions.newest
         snapshot = 0 if newest is None else newest.num_bytes
         return self._settings.egress_dollars_per_gb * snapshot / 1e9
@@ -62,11 +63,11 @@ class Purchases:
             for pool in self._pools
         )
 
-    def ranked(self, now: float) -> tuple[Run, ...]:
+    def ranked(self, now: float) -> tuple[PoolRun, ...]:
         return ranked(self.offers, now, pull=self.pull, step_seconds=self.step_seconds)
 
     def missing(self, cap: int | None, now: float) -> tuple[str, ...]:
-        """The pool of each instance that is to be asked for.
+        """Pool of each instance to request now.
 
         Args:
             cap: instances worth having; None: all that there can be.
@@ -93,7 +94,7 @@ class Purchases:
         return found
 
     def surplus(self, cap: int, members: Mapping[str, int], now: float) -> dict[str, int]:
-        """Instances to let go, by pool.
+        """Instances to release, by pool.
 
         Args:
             members: at work, by pool.
@@ -101,11 +102,11 @@ class Purchases:
         return surplus(self.offers, members, mix(self.ranked(now), cap))
 
     def rest(self) -> None:
-        """Nothing can be asked for until something happens."""
+        """Wait for the next event: nothing can be requested before."""
         self.wake_at = math.inf
 
     def _room(self) -> float:
-        """Dollars per hour that are left of the budget."""
+        """Dollars per hour left of the budget."""
         most = self._settings.max_dollars_per_hour
         if not most:
             return math.inf

@@ -1,11 +1,11 @@
-"""What outlives a manager: noted in its journal as it changes, and restored to its owners.
+"""State that outlives a manager: written to its journal as it changes, and restored from it.
 
 Who is connected is not part of it: servers and the trainer dial again. Tokens, steps and
 versions are noted where they change (`Outbox.keep`); here are the counts and totals.
 """
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.manager.journal import (
+from rlboost_jax.manager.journal_entries import (
     Answered,
     BatchClosed,
     BatchExtended,
@@ -22,7 +22,7 @@ from rlboost_jax.manager.journal import (
     TurnBegun,
 )
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
-from rlboost_jax.manager.reducer.control import WindowControl
+from rlboost_jax.manager.reducer.window_control import WindowControl
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.sequences.identities import Batch
 
@@ -44,7 +44,7 @@ class Recovery:
         self._in_flight: Counted | None = None  # the last there
 
     def note(self, now: float) -> None:
-        """Note what the event just handled has changed."""
+        """Write the changes of the event just handled to the journal."""
         control, reports, roster, fleet = self._control, self._reports, self._roster, self._fleet
         marks = control.mark(), reports.mark(), roster.mark(), fleet.mark(), self._pools.mark()
         if marks != self._marks:
@@ -84,7 +84,7 @@ class Recovery:
             self._counted = {n: known for n, known in counted.items() if n in there}
 
     def restore(self, entry: Entry, now: float) -> None:
-        """Take in the next entry of a journal. Nobody is connected yet."""
+        """Apply the next entry of a journal. No peer is connected yet."""
         self._found = True
         if isinstance(entry, Counted):
             self._in_flight = entry
@@ -92,7 +92,7 @@ class Recovery:
         self._outbox.take()  # what was noted again by that
 
     def restored(self) -> bool:
-        """That was all of it. Whether there was anything."""
+        """End the recovery; return whether the journal had any entry."""
         if self._found:
             self._ledger.restored(self._in_flight)
         return self._found

@@ -1,13 +1,13 @@
-"""Instances that cost more than they bring are let go, once those that are worth more are there.
+"""Release of instances that cost more than they bring, once better ones have joined.
 
 With one pool no instance is let go for that: a size then limits what is started (`Tail` lets go
 for want of work). Looked at once for each step that was predicted.
 """
 
-from rlboost_jax.manager.reducer.control import WindowControl
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.servers import Servers
 from rlboost_jax.manager.reducer.sizing import Sizing
+from rlboost_jax.manager.reducer.window_control import WindowControl
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners

@@ -15,7 +15,8 @@ from rlboost_jax.messages import WindowClosed
 
 
 class SeedingWindow:
-    """
+    """The seeding window of the batch whose turn it is.
+
     Attributes:
         clock: whether it is open, and for how long it was.
     """
@@ -68,7 +69,7 @@ class SeedingWindow:
         *,
         others: bool,
     ) -> None:
-        """Close it, or open it again, if its time has come.
+        """Close the window, or open it again, if its time has come.
 
         Args:
             reserved: engines that can work on the step.
@@ -83,7 +84,7 @@ class SeedingWindow:
             self.clock.reopen(now)
 
     def close(self, batch: BatchRecord, reason: str, now: float) -> None:
-        """The reserved engines hand over, and the trainer hears why."""
+        """Have the reserved engines hand over, and tell the trainer why."""
         self.clock.close(now)
         self._outbox.record("window_closed", seconds=self.clock.total(now), reason=reason)
         self.announce_end(batch, reason, now)
@@ -95,27 +96,27 @@ class SeedingWindow:
         self._outbox.of_batch(WindowClosed(batch=batch.begin.batch, seconds=seconds, reason=reason))
 
     def hand_over(self, now: float) -> None:
-        """The reserved engines give back what they hold."""
+        """Release the rollouts of the reserved engines."""
         self.stop(now)
         for instance in self._roster.index.reserved.values():
             self._placements.release(instance, instance.held.values(), now)
 
     def stop(self, now: float) -> None:
-        """The step is over."""
+        """Stop the window's clock at the end of the step."""
         if self.clock.open:
             self.clock.close(now)
 
     def undisturbed(self, instance: Instance) -> bool:
-        """Whether its pace is an engine's own: the learner may need a reserved one's chips."""
+        """Whether the instance has its chips to itself: the learner may use a reserved one's."""
         return not instance.reserved or (self.clock.open and not self.clock.reopened)
 
     def take_planned_end(self) -> float | None:
-        """When the model has ended it, asked once; None: it has not."""
+        """When the model ended the window, returned once; None: it did not."""
         ended, self._planned_end = self._planned_end, None
         return ended
 
     def _over(self, batch: BatchRecord, reserved: Sequence[Instance], now: float) -> bool:
-        """Whether the window has lasted long enough; finds when to ask again.
+        """Whether the window has lasted long enough; schedules the next check.
 
         By the model, the rest of the step is predicted again half-way to the end that was
         predicted last, and when the fleet has changed.
@@ -141,7 +142,7 @@ class SeedingWindow:
         return False
 
     def _gathered(self, batch: BatchRecord) -> list[Instance]:
-        """With a lag: instances that go on with a batch, which are as many as have slots for it."""
+        """Instances that continue a batch in a run with a lag: as many as have slots for it."""
         left, fleet = len(batch.rollouts) - batch.num_finished, []
         members = [i for i in self._roster if i.member and i.parameters.awaits(batch.begin.version)]
         for instance in sorted(members, key=lambda i: (-len(i.held), i.order)):

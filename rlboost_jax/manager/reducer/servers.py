@@ -1,4 +1,4 @@
-"""The servers' side of the manager: who joins, what they send, how they go.
+"""The servers' side of the manager: joins, messages and departures.
 
 Every stream is heard of exactly once as it ends, whatever ends it: goodbye, kill, silence,
 a malformed frame, a rejection. What it held waits again before that event is over.
@@ -6,21 +6,21 @@ a malformed frame, a rejection. What it held waits again before that event is ov
 
 import math
 
-from rlboost_jax.manager.limits import REMARKS_PER_SECOND
 from rlboost_jax.manager.reducer.announcements import Announcements
 from rlboost_jax.manager.reducer.drains import Drains
-from rlboost_jax.manager.reducer.intake import Intake
+from rlboost_jax.manager.reducer.lease_renewals import LeaseRenewals
 from rlboost_jax.manager.reducer.placements import Placements
-from rlboost_jax.manager.reducer.renewals import Renewals
-from rlboost_jax.manager.reducer.returns import Returns
+from rlboost_jax.manager.reducer.released_work import ReleasedWork
+from rlboost_jax.manager.reducer.score_items import ScoreItems
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.sharing import Sharing
+from rlboost_jax.manager.reducer.token_intake import TokenIntake
 from rlboost_jax.manager.reducer.welcome import introduction, welcome
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.ended_streams import EndedStreams
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
-from rlboost_jax.manager.state.server import Server
+from rlboost_jax.manager.state.requested_server import Server
 from rlboost_jax.manager.state.token_rows import MalformedBatch
 from rlboost_jax.messages import (
     MAX_NOTICE_SECONDS,
@@ -36,10 +36,14 @@ from rlboost_jax.messages import (
     Said,
     ServerMessage,
     Spans,
+    Teaches,
     TokenBatch,
+    TokenScores,
     WeightsRejected,
 )
+from rlboost_jax.observe.departures import LOST, departure_of
 from rlboost_jax.providers.base import Withdrawn
+from rlboost_jax.trust.peer_limits import REMARKS_PER_SECOND
 
 
 class Servers:
@@ -49,7 +53,7 @@ class Servers:
         owners: Owners,
         placements: Placements,
         seeding: SeedingWindow,
-        intake: Intake,
+        intake: TokenIntake,
         announcements: Announcements,
     ) -> None:
         self._settings = settings
@@ -63,14 +67,15 @@ class Servers:
         self._intake = intake
         self._announcements = announcements
         self._drains = Drains(settings, owners, placements)
-        self._renewals = Renewals(owners)
-        self._returns = Returns(settings, placements)
+        self._renewals = LeaseRenewals(owners)
+        self._returns = ReleasedWork(settings, placements)
         self._sharing = Sharing(owners, placements)
-        self._quarantined: set[str] = set()
+        self.scores = ScoreItems(settings, owners, self.quarantine)
+        self.quarantined: set[str] = set()  # names
         self._ended = EndedStreams()
 
     def hear(self, stream: int, message: ServerMessage, now: float) -> bool:
-        """Take in a frame. True: there may be room, work or a ready instance now."""
+        """Process a message. True: there may be room, work or a ready instance now."""
         instance = self._roster.streams.get(stream)
         if instance is None:
             return self._unknown(stream, message, now)
@@ -103,21 +108,21 @@ class Servers:
             case Hint():
                 self._drains.hint(instance, message)
                 return False
-            case Ready() | WeightsRejected() if not instance.may_remark(now):
+            case Teaches() | Ready() | WeightsRejected() if not instance.may_remark(now):
                 kind = type(message).__name__
                 self.lose(instance, f"over {REMARKS_PER_SECOND:g} {kind} per second", now)
             case Ready():
                 self._ready(instance, message, now)
+            case Teaches() | TokenScores():
+                if mistake := self.scores.hear(instance, message, now):
+                    self.lose(instance, f"malformed: {mistake}", now)
             case Spans():
                 return False  # of interest to the driver only
             case Said(lines=lines):
                 instance.says(lines)
                 return False
             case WeightsRejected():
-                instance.parameters.rejected(now)
-                self._outbox.record(
-                    "rejected", instance.name, version=message.version, reason=message.reason
-                )
+                self._announcements.rejected(instance, message, now)
                 return False
             case Goodbye(failed=True):
                 if (server := self._fleet.server_of(instance.hello)) is not None:
@@ -131,8 +136,7 @@ class Servers:
         return True
 
     def gone(self, stream: int, reason: str, now: float) -> bool:
-        instance = self._roster.streams.get(stream)
-        if instance is None:
+        if (instance := self._roster.streams.get(stream)) is None:
             return False
         # Without a goodbye, what it held at the end was cut off, notice or not.
         polite = instance.departure.leaving and not instance.held
@@ -140,7 +144,7 @@ class Servers:
         return True
 
     def expire(self, now: float) -> bool:
-        """Lose those whose time is up, and go on with drains; finds when to look again."""
+        """End overdue servers, advance drains, and schedule the next check."""
         roster = self._roster
         if now < roster.check_at:
             return False
@@ -163,7 +167,7 @@ class Servers:
         return changed
 
     def dismiss(self, instance: Instance, now: float) -> None:
-        """A server of the provider's is not needed for a while."""
+        """Release a server of the provider that is not needed for a while."""
         if (server := self._fleet.server_of(instance.hello)) is not None:
             self._outbox.record("dismissed", instance.name, count=len(instance.held))
             self._fleet.dismiss(server)
@@ -175,13 +179,14 @@ class Servers:
             self._outbox.send(instance.stream, Leave(reason=reason))
 
     def lose(self, instance: Instance, reason: str, now: float, kind: str = "lost") -> None:
-        """The stream is over; the dispatch that was under way is charged as lost."""
+        """End a stream; its dispatch in flight is charged as lost."""
         in_flight = instance.activity.in_flight
         self._ledger.books.wasted(in_flight, reserved=instance.reserved)
         self._ended.remember(instance.stream, reserved=instance.reserved, charged=in_flight)
         self._roster.leave(instance)
         self._placements.record_usage(instance)
         count = self._placements.put_back(instance, list(instance.held))
+        self.scores.lost(instance)
         self._outbox.close(instance.stream, reason)
         detail = {
             "reason": reason,
@@ -195,41 +200,43 @@ class Servers:
         if server is not None and not self._roster.speaks(server.name, self._fleet.said_by(server)):
             # else it has dialled again before this stream was abandoned
             self._fleet.lost_sight_of(server, now)
-        excused = instance.reserved or kind == "rejected" or instance.departure.dismissed
-        by_market = not excused and kind != "quarantined"
-        self._pools.left(instance.stream, now, by_market=by_market)
-        if not excused:
-            self._roster.count_loss(by_market=by_market)
-            self._ledger.books.instance_gone()
+        departure = departure_of(
+            kind, reserved=instance.reserved, dismissed=instance.departure.dismissed
+        )
+        self._pools.left(instance.stream, now, by_market=departure in LOST)
+        self._roster.count_loss(departure)
 
     def quarantine(self, name: str, reason: str, now: float) -> None:
-        """Believe nothing more that a server says, whatever it is called by now."""
+        """Distrust a server from now on, under whatever name it joins."""
         self._roster.banish(name, reason)
+        self.scores.disbelieve(name)
         living = self._roster.same_process(name)
-        if not living and name not in self._quarantined:  # else it was said as it was sent away
+        if not living and name not in self.quarantined:  # else it was said as it was sent away
             self._outbox.record("quarantined", name, reason=reason, count=0, tokens_lost=0)
-        self._quarantined.add(name)
+        self.quarantined.add(name)
         for instance in living:
             self._outbox.send(instance.stream, Leave(reason=f"quarantined: {reason}"))
             self.lose(instance, reason, now, kind="quarantined")
             self._end(instance)
 
     def _stuck(self, instance: Instance, reason: str, now: float) -> None:
-        """It holds its lease and is of no use: it is to end, and another to take its place."""
+        """End and replace a server that holds its lease and makes no progress."""
         if not instance.reserved:
             self._roster.banish(instance.name, reason)
         self.lose(instance, reason, now)
         self._end(instance)
 
     def _end(self, instance: Instance) -> None:
-        """Have the provider end a server of its that may not heed what it is sent; the next one
-        on that machine begins after a pause."""
+        """Have the provider terminate its server, which may not heed messages.
+
+        The next server on that machine starts after a pause.
+        """
         if (server := self._fleet.server_of(instance.hello)) is not None:
             self._fleet.fail(server)
             self._outbox.terminate(server.name)
 
     def _unknown(self, stream: int, message: ServerMessage, now: float) -> bool:
-        """A frame of a stream that is new, or was abandoned."""
+        """Process a message of a stream that is new, or was abandoned."""
         if stream in self._ended:
             if isinstance(message, TokenBatch):
                 tokens, reserved = self._ended.late(stream, len(message.tokens) // 4)
@@ -238,12 +245,10 @@ class Servers:
         if not isinstance(message, Hello):
             self._refuse(stream, "", f"malformed: {type(message).__name__} before Hello")
             return False
-        objection = self._roster.objection(message)
-        if objection:
+        if objection := self._roster.objection(message):
             self._refuse(stream, message.instance, objection)
             return False
-        server = self._fleet.server_of(message)
-        if server is not None and server.dismissed:
+        if (server := self._fleet.server_of(message)) is not None and server.dismissed:
             self._refuse(stream, message.instance, "it was sent home for want of work")
             return False
         if self._fleet.ended(message):  # nobody counts it any more, or would end it
@@ -270,19 +275,18 @@ class Servers:
         self._outbox.send(stream, welcome(instance, self._settings, now))
         detail = introduction(hello) | self._pools.of_stream(stream)
         self._outbox.record("joined", instance.name, **detail)
-        if not hello.reserved:
-            self._ledger.books.instance_joined()
-        else:
+        if hello.reserved:
             for other in [i for i in self._roster if self._roster.mismatch(i.hello)]:
                 reason = self._roster.mismatch(other.hello)
                 self._outbox.send(other.stream, Leave(reason=reason))
                 self.lose(other, reason, now, kind="rejected")
         self._announcements.welcome(instance)
+        self.scores.welcome(instance)
         if server is not None and server.withdrawal is not None:
             self._withdraw(instance, *server.withdrawal, now)
 
     def withdraw(self, event: Withdrawn, now: float) -> None:
-        """The owner of a server's machine takes it back."""
+        """Process the owner's withdrawal of a server's machine."""
         server = self._fleet.known(event.name, event.nonce)
         if server is None:
             return
@@ -321,7 +325,10 @@ class Servers:
         return bool(reason)
 
     def _ready(self, instance: Instance, message: Ready, now: float) -> None:
-        """An engine loads only when it holds nothing, so what it held before is free."""
+        """Record the loaded version.
+
+        An engine loads only when empty, so its former rollouts are free.
+        """
         server = self._fleet.server_of(instance.hello)
         if instance.newcomer:
             if server is None or not server.anew:

@@ -1,4 +1,4 @@
-"""Servers that share their device with somebody else, who takes a part of it and gives it back.
+"""Servers that share their device with other programs, which take part of it and return it.
 
 Such a server says what is left of it and hands back what it has no room for, in one message: none
 of that is placed there again. It is no loss: rollouts that it handed back resume on other instances
@@ -21,7 +21,7 @@ class Sharing:
         self._placements = placements
 
     def resize(self, instance: Instance, message: Capacity, now: float) -> str:
-        """Go by what a server can take from now on. Returns what is wrong with that, or ""."""
+        """Apply a server's new capacity. Returns the mistake in its message, or ""."""
         if instance.reserved:
             return "the trainer's own engine shares its device with nobody"
         try:
@@ -35,7 +35,7 @@ class Sharing:
             self._roster.came()
         held = instance.held
         victims = [held[i] for i in dict.fromkeys(request_ids) if i in held]
-        tokens = sum([rollout.length for rollout in victims])
+        tokens = sum([rollout.transcript.length for rollout in victims])
         self._placements.put_back(instance, request_ids)
         self._ledger.books.hand_back(len(victims))
         if victims:

@@ -21,7 +21,8 @@ from rlboost_jax.manager.state.owners import Owners
 
 
 class Sizing:
-    """
+    """Choice of the fleet's size, from predictions of the next step.
+
     Attributes:
         wanted: preemptible instances; None: no step was predicted yet.
         kept: of several pools, as many as are not let go.
@@ -39,7 +40,7 @@ class Sizing:
         self.kept = self._kept = self.predicted = 0
 
     def predict(self, plans: StepPlans, known: int | None, now: float) -> None:
-        """After a step that the model has learnt of.
+        """Predict the next step for several sizes, after a step that the model has learnt.
 
         Args:
             known: the size wanted so far, to begin with; None: as many as are reserved.
@@ -105,7 +106,10 @@ class Sizing:
             pools.record(self.wanted, predicted(self.wanted).step_seconds, now)
 
     def prices(self, now: float) -> Prices:
-        """With the mean of what instances there are cost; the configured price without any."""
+        """Current prices.
+
+        An instance costs the mean of those present, or the configured price without any.
+        """
         index = self._roster.index
         mean = index.hourly / index.num_preemptible if index.num_preemptible else None
         start, fleet, newest = self._roster.start_seconds, self._fleet, self._versions.newest

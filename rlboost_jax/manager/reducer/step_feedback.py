@@ -1,7 +1,7 @@
-"""What a step teaches: paces of engines, lengths of responses, and what the next one will take."""
+"""Learning from finished steps: engine speeds, response lengths, the next step's prediction."""
 
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
-from rlboost_jax.manager.reducer.dispatch import Dispatch
+from rlboost_jax.manager.reducer.rollout_dispatch import RolloutDispatch
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.sizing import Sizing
 from rlboost_jax.manager.reducer.step_plans import StepPlans
@@ -15,7 +15,7 @@ class StepFeedback:
         self,
         roster: Roster,
         seeding: SeedingWindow,
-        dispatch: Dispatch,
+        dispatch: RolloutDispatch,
         profile: ThroughputProfile,
         plans: StepPlans | None,
         sizing: Sizing,
@@ -29,11 +29,11 @@ class StepFeedback:
 
     @property
     def wanted(self) -> int | None:
-        """Preemptible instances; None: no step was predicted yet."""
+        """Number of preemptible instances wanted; None: no step was predicted yet."""
         return self._sizing.wanted
 
     def learn(self, step: BatchRecord, message: BatchTrained, cap: int | None, now: float) -> None:
-        """Take in a step, before what is unfinished of it is dropped.
+        """Learn from a step, before its unfinished rollouts are dropped.
 
         Args:
             cap: the number of instances wanted so far; None: not known.
@@ -56,5 +56,5 @@ class StepFeedback:
         self._sizing.predict(plans, cap, now)
 
     def end_step(self) -> None:
-        """Of any step, half or whole."""
+        """End the throughput profile of a step, whole or interrupted."""
         self._profile.end_step()

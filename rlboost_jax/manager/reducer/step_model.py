@@ -1,4 +1,4 @@
-"""What the manager has learnt of its steps: lengths, speeds, and the learner's pace.
+"""The manager's model of its steps: lengths, speeds, and the learner's pace.
 
 All is measured as a run goes on, and read by plans (`step_plans`). Nothing is predicted before a
 whole step has been seen.
@@ -9,16 +9,16 @@ from collections.abc import Collection, Hashable, Iterable
 
 import numpy as np
 
-from rlboost_jax.manager.limits import MAX_OPEN_BATCHES
 from rlboost_jax.manager.policies.drag import Drag
-from rlboost_jax.manager.policies.forecast import WAITS, Job
-from rlboost_jax.manager.policies.lengths import Floats, Indices, Lengths, responses
-from rlboost_jax.manager.policies.micro_batches import Learner, micro_batches, without_waits
-from rlboost_jax.manager.policies.placement import Pace
+from rlboost_jax.manager.policies.forecast import WAITS, ForecastJob
+from rlboost_jax.manager.policies.learner_pace import LearnerPace, micro_batches, without_waits
+from rlboost_jax.manager.policies.length_prediction import Floats, Indices, Lengths, responses
+from rlboost_jax.manager.policies.placement import InstancePace
 from rlboost_jax.manager.policies.speeds import BusySpan, Rates, Speeds
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
+from rlboost_jax.trust.peer_limits import MAX_OPEN_BATCHES
 
 NEWEST = 0.5  # weight of the last step in the learner's pace
 
@@ -37,7 +37,9 @@ class StepModel:
         self._complete: dict[BatchRecord, dict[int, float]] = {}
         self._mean_tokens = 0.0  # of a response with its prompt
         self._prompts: list[tuple[int, int]] = []  # (prompt tokens, responses) of the last step
-        self._asked: tuple[Indices, Floats, list[Job], list[float]] | None = None  # from these
+        self._asked: tuple[Indices, Floats, list[ForecastJob], list[float]] | None = (
+            None  # from these
+        )
 
     @property
     def ready(self) -> bool:
@@ -45,12 +47,14 @@ class StepModel:
 
     @property
     def learnt_prompts(self) -> bool:
-        """Whether it is known what a step asks for."""
+        """Whether the prompts and group sizes of a step are known."""
         return bool(self._prompts)
 
     def measured(self, instance: Instance, span: BusySpan, now: float) -> None:
-        """A span of an instance is over, which had its chips to itself: all its tokens are
-        known."""
+        """Learn from a finished span of an instance that had its chips to itself.
+
+        All tokens that the instance sampled in it are known.
+        """
         self.speeds.add(kind_of(instance), instance.name, span, now)
 
     def learn(
@@ -61,7 +65,7 @@ class StepModel:
         other_seconds: float,
         present: Collection[str],
     ) -> None:
-        """Take in a step that is over.
+        """Learn from a finished step.
 
         Args:
             other_seconds: of the step besides the window, waits and training; less than none
@@ -69,10 +73,10 @@ class StepModel:
         """
         groups = groups_of(r for r in step.rollouts if not r.measures)
         self.lengths.learn(
-            responses([[(r.all_sampled, r.result is not None) for r in g] for g in groups])
+            responses([[(r.sequences.num_sampled, r.finished) for r in g] for g in groups])
         )
         self.speeds.end_step(present)
-        tokens = sum(r.all_length for group in groups for r in group)
+        tokens = sum(r.sequences.length for group in groups for r in group)
         if tokens and train_seconds > 0:
             known = self.seconds_per_token > 0
             weight = NEWEST if known else 1.0
@@ -80,18 +84,20 @@ class StepModel:
             self.overhead += weight * (max(0.0, other_seconds) - self.overhead)
         self._mean_tokens = tokens / max(1, sum(len(group) for group in groups))
         self.most_tokens = float(step.begin.sampling.max_tokens)
-        self._prompts = [(g[0].all_length - g[0].all_sampled, len(g)) for g in groups]
+        first = [group[0].sequences for group in groups]
+        given = [sequences.length - sequences.num_sampled for sequences in first]
+        self._prompts = [(tokens, len(g)) for tokens, g in zip(given, groups, strict=True)]
         self._asked = None
 
     def ended(self, rollout: Rollout, now: float) -> None:
-        """A response is finished."""
+        """Record that a response is finished."""
         if rollout.batch not in self._complete:
             recent = list(self._complete.items())[1 - MAX_OPEN_BATCHES :]
             self._complete = {**dict(recent), rollout.batch: {}}
         self._complete[rollout.batch][rollout.group] = now
 
     def complete(self, step: BatchRecord) -> dict[int, float]:
-        """By prompt, when the last response of a step's ended, so far."""
+        """For each prompt, when the last finished response of its group ended."""
         return self._complete.get(step, {})
 
     def compare(self, step: BatchRecord, closed: float, planned_drag: float) -> None:
@@ -104,15 +110,15 @@ class StepModel:
         """
         if step not in self._complete or not self.seconds_per_token:
             return
-        groups = groups_of(r for r in step.rollouts if r.result is not None and not r.measures)
-        tokens = [float(sum(r.all_length for r in group)) for group in groups]
+        groups = groups_of(r for r in step.rollouts if r.finished and not r.measures)
+        tokens = [float(sum(r.sequences.length for r in group)) for group in groups]
         complete = [(self.complete(step).get(g[0].group, closed), n) for n, g in enumerate(groups)]
         should, critical = without_waits(micro_batches(self.learner, tokens, complete))
         self.drag.learn(planned_drag, closed=closed, should=should, critical=critical)
 
     @property
-    def learner(self) -> Learner:
-        return Learner(
+    def learner(self) -> LearnerPace:
+        return LearnerPace(
             seconds_per_token=self.seconds_per_token,
             micro_batch_groups=self._groups,
             fixed=self._fixed,
@@ -123,24 +129,27 @@ class StepModel:
         """Whether some instances are known to be much slower than others."""
         return self.speeds.mixed
 
-    def pace(self, instance: Instance) -> Pace | None:
-        """For rollouts like those of the last step, half-way; None: it is not known."""
+    def pace(self, instance: Instance) -> InstancePace | None:
+        """Pace for rollouts like those of the last step, half-way; None: not known."""
         rates = self.rates(instance)
         if rates is None:
             return None
         rates = rates.times(self.speeds.factor(instance.name))
         row = rates.row + rates.context * self._mean_tokens / 2
-        return Pace(base=rates.step, row=row, tokens=self._mean_tokens)
+        return InstancePace(base=rates.step, row=row, tokens=self._mean_tokens)
 
-    def asked_for(self) -> tuple[Indices, Floats, list[Job], list[float]]:
-        """Of a step as the last one was asked for: groups and lengths of its responses, the
-        rollouts that they are, and the tokens of each group."""
+    def asked_for(self) -> tuple[Indices, Floats, list[ForecastJob], list[float]]:
+        """Requests of a step like the last one.
+
+        Returns groups and lengths of its responses, the rollouts they are, and the tokens of each
+        group.
+        """
         if self._asked is None:
             state = responses([[(0, False)] * size for _, size in self._prompts])
             lengths = np.minimum(self.lengths.scenario(state), self.most_tokens)
             prompts = np.array([tokens for tokens, _ in self._prompts], float)[state.group]
             jobs = [
-                Job(group=int(g), context=float(p), remaining=float(n), place=WAITS)
+                ForecastJob(group=int(g), context=float(p), remaining=float(n), place=WAITS)
                 for g, p, n in zip(state.group, prompts, lengths, strict=True)
             ]
             totals = np.bincount(state.group, lengths + prompts).tolist()
@@ -148,11 +157,11 @@ class StepModel:
         return self._asked
 
     def knows(self, instance: Instance) -> bool:
-        """Whether the pace of its very kind was measured."""
+        """Whether the pace of exactly this kind was measured."""
         return self.speeds.rates(kind_of(instance)) is not None
 
     def rates(self, instance: Instance) -> Rates | None:
-        """Of an instance's kind; of the kind's reserved or preemptible twin if that is all."""
+        """Rates of an instance's kind, or of its reserved or preemptible twin's."""
         kind, reserved = kind_of(instance)
         return self.speeds.rates((kind, reserved)) or self.speeds.rates((kind, not reserved))
 
@@ -162,7 +171,7 @@ def kind_of(instance: Instance) -> tuple[Hashable, bool]:
 
 
 def groups_of(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
-    """By prompt, in their order."""
+    """Group rollouts by prompt, in their order."""
     groups: dict[int, list[Rollout]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.group, []).append(rollout)

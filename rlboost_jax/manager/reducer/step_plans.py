@@ -1,4 +1,4 @@
-"""What a step will take, made of what was learnt and of where every rollout is now."""
+"""Plans of a step, from what was learnt and from the place of every rollout now."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,12 @@ from rlboost_jax.manager.policies.forecast import (
     WAITS,
     Engines,
     Forecast,
-    Job,
-    Plan,
+    ForecastJob,
+    ForecastPlan,
     best_window,
     forecast,
 )
-from rlboost_jax.manager.policies.lengths import Floats, Responses, responses
+from rlboost_jax.manager.policies.length_prediction import Floats, Responses, responses
 from rlboost_jax.manager.policies.order import first_wave, later_waves, predicted_order
 from rlboost_jax.manager.policies.speeds import Rates
 from rlboost_jax.manager.reducer.step_model import StepModel, groups_of
@@ -29,7 +29,8 @@ PACE_STEP = math.log(1.25)  # engines whose paces differ by less are planned as 
 
 
 class StepPlans:
-    """
+    """Predictions of a step for given fleets and windows.
+
     Attributes:
         by_length: whether a step's longest rollouts are to be begun first.
         planned_drag: the drag that a window was planned with last.
@@ -50,7 +51,7 @@ class StepPlans:
         *,
         ahead: bool,
     ) -> Forecast | None:
-        """The best window for what is left of a step, from now on; None: it cannot be predicted.
+        """The best window for the rest of a step; None: it cannot be predicted.
 
         Args:
             ahead: all engines have later batches to go on with.
@@ -63,9 +64,10 @@ class StepPlans:
         if not groups:  # all of the batch measures the policy
             return None
         rollouts = [rollout for group in groups for rollout in group]
-        since = [unheard.get(r.request_id, 0.0) if r.holder else 0.0 for r in rollouts]
-        so_far = [r.all_sampled + n for r, n in zip(rollouts, since, strict=True)]
-        ended = [r.result is not None for r in rollouts]
+        where = [r.placement for r in rollouts]
+        since = [unheard.get(p.request_id, 0.0) if p.holder else 0.0 for p in where]
+        so_far = [r.sequences.num_sampled + n for r, n in zip(rollouts, since, strict=True)]
+        ended = [r.finished for r in rollouts]
         state = Responses(
             group=np.repeat(np.arange(len(groups)), [len(g) for g in groups]),
             tokens=np.array(so_far, float),
@@ -75,15 +77,13 @@ class StepPlans:
         totals = np.bincount(state.group, lengths + _given(rollouts))
         order = sorted(
             (n for n, done in enumerate(ended) if not done),
-            key=lambda n: (not rollouts[n].begun, step.rank_of(rollouts[n]), n),
+            key=lambda n: (not rollouts[n].sequences.begun, step.rank_of(rollouts[n]), n),
         )
-        place = [
-            places.get(r.holder, WAITS) if r.request_id in unheard else WAITS for r in rollouts
-        ]
+        place = [places.get(p.holder, WAITS) if p.request_id in unheard else WAITS for p in where]
         jobs = [
-            Job(
+            ForecastJob(
                 group=int(state.group[n]),
-                context=rollouts[n].length + since[n],
+                context=rollouts[n].transcript.length + since[n],
                 remaining=max(1.0, float(lengths[n]) - so_far[n]),
                 place=place[n],
                 begun=so_far[n] > 0,
@@ -98,8 +98,7 @@ class StepPlans:
     def tail(
         self, step: BatchRecord, instances: Sequence[Instance], closed: float, now: float
     ) -> Forecast | None:
-        """What is left of a step after the window, if only these instances go on; None: it
-        cannot be predicted.
+        """Predict the rest of a step after the window on these instances; None: not possible.
 
         Args:
             closed: when the learner began.
@@ -117,15 +116,16 @@ class StepPlans:
         totals = np.bincount(state.group, lengths + _given(rollouts))
         jobs = []
         for n, rollout in enumerate(rollouts):
-            if rollout.result is None:
-                since = unheard.get(rollout.request_id, 0.0)
+            if not rollout.finished:
+                since = unheard.get(rollout.placement.request_id, 0.0)
+                known = rollout.sequences.num_sampled + since
                 jobs.append(
-                    Job(
+                    ForecastJob(
                         group=int(state.group[n]),
-                        context=rollout.length + since,
-                        remaining=max(1.0, float(lengths[n]) - rollout.all_sampled - since),
-                        place=places.get(rollout.holder, WAITS),
-                        begun=rollout.begun,
+                        context=rollout.transcript.length + since,
+                        remaining=max(1.0, float(lengths[n]) - known),
+                        place=places.get(rollout.placement.holder, WAITS),
+                        begun=rollout.sequences.begun,
                     )
                 )
         ended = self.model.complete(step)
@@ -136,15 +136,17 @@ class StepPlans:
         return forecast(replace(plan, handed_over=closed - now, complete=complete), 0.0)
 
     def choose_order(self, reserved: Sequence[Instance], remote: Sequence[Instance]) -> None:
-        """Whether the next step's longest rollouts are to be begun first: if it is predicted
-        to end sooner with these engines; as before if there are none."""
+        """Choose whether the next step's longest rollouts are started first.
+
+        They are if the step is predicted to end sooner so; without engines the choice stays.
+        """
         if self._longest_first and self.model.ready:
             engines, _ = self._engines([reserved, remote])
             if any(e.count for e in engines):
                 self.by_length = self._whole(engines)[2]
 
     def ranks(self, step: BatchRecord, slots: int) -> dict[int, float]:
-        """Of a step's rollouts, longest first after a first wave, by sample: the lower the sooner.
+        """Rank of each sample of a step, lowest first: after a first wave, the longest come first.
 
         Args:
             slots: of all engines that work on it.
@@ -157,21 +159,23 @@ class StepPlans:
             ranks = first_wave([len(group) for group in groups], slots)
         else:
             state = _so_far(groups)
-            begun = [[not r.waiting or r.begun for r in g] for g in groups]
+            begun = [[not r.waiting or r.sequences.begun for r in g] for g in groups]
             ranks = later_waves(state.tokens - self.model.lengths.expected(state), begun)
         return {r.sample: float(rank) for r, rank in zip(rollouts, ranks, strict=True)}
 
     def whole_step(
         self, reserved: Sequence[Instance], like: Instance, count: int
     ) -> tuple[Forecast, float] | None:
-        """A step as the last one was asked for, with so many preemptible instances of one kind,
-        and the tokens of its responses; None: it cannot be predicted."""
+        """Predict a step like the last with `count` instances of a kind, and its response tokens.
+
+        None if it cannot be predicted.
+        """
         return self.whole_step_of(reserved, [(like, 1.0, count)])
 
     def whole_step_of(
         self, reserved: Sequence[Instance], remote: Iterable[tuple[Instance, float, int]]
     ) -> tuple[Forecast, float] | None:
-        """The same with instances of several kinds.
+        """Predict a step like the last one with instances of several kinds.
 
         Args:
             remote: of each kind, one that is or was there, how many times as long as its kind
@@ -181,13 +185,13 @@ class StepPlans:
         return None if found is None else self._whole(found)[:2]
 
     def predicts(self, reserved: Sequence[Instance], like: Instance) -> bool:
-        """Whether `whole_step` can say anything of these."""
+        """Whether `whole_step` can predict a step with these instances."""
         return self._fleet_of(reserved, [(like, 1.0, 0)]) is not None
 
     def _fleet_of(
         self, reserved: Sequence[Instance], remote: Iterable[tuple[Instance, float, int]]
     ) -> list[Engines] | None:
-        """None: of some the pace is not known, or no step is."""
+        """Engines of a fleet; None if the pace of some, or any step, is unknown."""
         engines, _ = self._engines([reserved, ()])
         if not self.model.ready or not engines or not self.model.learnt_prompts:
             return None
@@ -206,8 +210,11 @@ class StepPlans:
         return found
 
     def _whole(self, engines: Sequence[Engines]) -> tuple[Forecast, float, bool]:
-        """A step as the last one was asked for, the tokens of its responses, and whether the
-        longest are best begun first."""
+        """Predict a step like the last one.
+
+        Returns the forecast, the tokens of its responses, and whether the longest are best started
+        first.
+        """
         group, lengths, jobs, totals = self.model.asked_for()
         plan = self._plan(engines, jobs, totals, self.model.drag.value)
         usual, tokens = best_window(plan), float(lengths.sum())
@@ -221,23 +228,27 @@ class StepPlans:
         return longest, tokens, True
 
     def _lengths(self, state: Responses, rollouts: Sequence[Rollout], most: float) -> Floats:
-        """Sampled tokens of responses in all, as they are expected.
+        """Expected number of sampled tokens of each response in all.
 
         Args:
             most: of a sequence.
         """
-        limits = [most - r.num_sampled + r.all_sampled for r in rollouts]
+        limits = [most - r.transcript.num_sampled + r.sequences.num_sampled for r in rollouts]
         return np.minimum(self.model.lengths.scenario(state), limits)
 
     def _plan(
-        self, engines: Sequence[Engines], jobs: Sequence[Job], tokens: Sequence[float], drag: float
-    ) -> Plan:
-        return Plan(
+        self,
+        engines: Sequence[Engines],
+        jobs: Sequence[ForecastJob],
+        tokens: Sequence[float],
+        drag: float,
+    ) -> ForecastPlan:
+        return ForecastPlan(
             engines=engines, jobs=jobs, tokens=tokens, learner=self.model.learner, drag=drag
         )
 
     def _engines(self, sides: Sequence[Sequence[Instance]]) -> tuple[list[Engines], dict[str, int]]:
-        """Engines by kind and pace, the reserved ones first; where each instance is there.
+        """Engines by kind and pace, reserved ones first, and each instance's place in them.
 
         Empty if a kind has no rates.
         """
@@ -269,29 +280,29 @@ class StepPlans:
         return engines, places
 
     def _unheard(self, instances: Iterable[Instance], now: float) -> dict[int, float]:
-        """By request: tokens that its holder must have sampled since its last report."""
+        """For each request, tokens its holder must have sampled since its last report."""
         unheard: dict[int, float] = {}
         for instance in instances:
             rates, span = self.model.rates(instance), instance.activity.span
             if rates is None or span is None:
                 continue
             running = list(instance.held.items())[: instance.slots]
-            context = sum(rollout.length for _, rollout in running)
+            context = sum(rollout.transcript.length for _, rollout in running)
             seconds = rates.step_seconds(len(running), context) * self.model.speeds.factor(
                 instance.name
             )
             steps = (now - span.since) / seconds if seconds > 0 else 0.0
             for request, rollout in running:
-                room = rollout.room - 1
+                room = rollout.transcript.room(rollout.sequences.sampling) - 1
                 unheard[request] = max(0.0, min(steps - span.steps.get(request, 0), room))
         return unheard
 
 
 def _so_far(groups: Sequence[Sequence[Rollout]]) -> Responses:
-    """What is sampled. One that is parked goes on: when, nobody can say, so as if it waited."""
-    return responses([[(r.all_sampled, r.result is not None) for r in g] for g in groups])
+    """Tokens sampled so far. When a parked response resumes is unknown, so it counts as waiting."""
+    return responses([[(r.sequences.num_sampled, r.finished) for r in g] for g in groups])
 
 
 def _given(rollouts: Sequence[Rollout]) -> Floats:
-    """Tokens of prompts and of what was given since."""
-    return np.array([r.all_length - r.all_sampled for r in rollouts], float)
+    """Number of prompt tokens and of tokens given since, for each rollout."""
+    return np.array([r.sequences.length - r.sequences.num_sampled for r in rollouts], float)

@@ -7,17 +7,17 @@ batch with the same parameters and prompts finds the tokens here.
 import math
 from collections.abc import Sequence
 
-from rlboost_jax.manager.journal import RunOver
+from rlboost_jax.manager.journal_entries import RunOver
 from rlboost_jax.manager.reducer.announcements import Announcements
-from rlboost_jax.manager.reducer.answers import Answers
 from rlboost_jax.manager.reducer.batch_checks import ProtocolError, check_begin, check_extension
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
-from rlboost_jax.manager.reducer.control import WindowControl
-from rlboost_jax.manager.reducer.doubts import Doubts
+from rlboost_jax.manager.reducer.environment_answers import EnvironmentAnswers
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.servers import Servers
 from rlboost_jax.manager.reducer.step_feedback import StepFeedback
+from rlboost_jax.manager.reducer.untrusted_servers import UntrustedServers
+from rlboost_jax.manager.reducer.window_control import WindowControl
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord
@@ -31,6 +31,8 @@ from rlboost_jax.messages import (
     ExtendBatch,
     PromptRequest,
     Publish,
+    ScoreTokens,
+    Teach,
     TrainerHello,
     TrainerMessage,
     TrainerWelcome,
@@ -51,7 +53,7 @@ class Trainer:
         control: WindowControl,
         feedback: StepFeedback,
         reports: BatchReports,
-        answers: Answers,
+        answers: EnvironmentAnswers,
         now: float,
     ) -> None:
         self._settings = settings
@@ -67,14 +69,14 @@ class Trainer:
         self._feedback = feedback
         self._reports = reports
         self._answers = answers
-        self._doubts = Doubts(owners, placements, servers)
+        self._doubts = UntrustedServers(owners, placements, servers)
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
         self.ended = False
         self._changes: tuple[str, ...] = ()  # that the trainer told of
 
     def hear(self, stream: int, message: TrainerMessage, now: float) -> None:
-        """Raises ProtocolError; nothing of the message has been done then."""
+        """Process a message. Raises ProtocolError, and then nothing of it has been done."""
         if isinstance(message, TrainerHello):
             self._hello(stream, message)
             return
@@ -83,6 +85,10 @@ class Trainer:
         match message:
             case Publish():
                 self._announcements.publish(message.manifest)
+            case Teach():
+                self._servers.scores.teach(message)
+            case ScoreTokens():
+                self._servers.scores.ask(message)
             case BeginBatch():
                 self._begin(message, now)
             case ExtendBatch():
@@ -101,7 +107,10 @@ class Trainer:
                 self.end(message.reason, 0)
 
     def gone(self, stream: int, now: float) -> bool:
-        """The fleet works on for `orphan_seconds`."""
+        """Detach the trainer; its fleet works on for `orphan_seconds`.
+
+        Returns whether it was attached.
+        """
         if stream != self._outbox.trainer:
             return False
         self._outbox.detach()
@@ -109,7 +118,7 @@ class Trainer:
         return True
 
     def recover(self, now: float) -> None:
-        """After the parts that a journal tells of were restored: a trainer is waited for."""
+        """Wait for a trainer, after the records were restored from a journal."""
         active = self._ledger.active
         if active is not None:
             self._outbox.file_under(active.begin.batch)
@@ -119,11 +128,11 @@ class Trainer:
         self._await(now)
 
     def forgive(self, seconds: float) -> None:
-        """Nobody could be heard for so long, by our own fault."""
+        """Extend deadlines by a time in which this manager could hear nobody."""
         self.orphan_at += seconds
 
     def end(self, reason: str, code: int) -> None:
-        """Send everyone home."""
+        """Have all servers leave and end the run."""
         self.ended = True
         self._outbox.record("ended", reason=reason, code=code)
         self._servers.send_home(reason)
@@ -146,6 +155,7 @@ class Trainer:
             self._outbox.close(old, "another trainer has taken over")
         self._outbox.attach(stream)
         self._versions.attached()
+        self._servers.scores.attached()
         self.orphan_at = math.inf
         self._control.offer(hello.window)
         if hello.changes and hello.changes != self._changes:  # it may dial again
@@ -154,7 +164,10 @@ class Trainer:
         self._outbox.send(stream, TrainerWelcome(window=self._control.window))
 
     def _begin(self, begin: BeginBatch, now: float) -> None:
-        """The first that is begun on a stream is the trainer's oldest: those before are over."""
+        """Open a batch.
+
+        The first begun on a stream is the trainer's oldest: earlier ones are over.
+        """
         ledger = self._ledger
         still_open = () if self._outbox.wanted is None else ledger.still_open(begin)
         others = [ledger.open[number] for number in still_open]
@@ -170,7 +183,7 @@ class Trainer:
                 "resumed",
                 finished=batch.num_finished,
                 total=len(batch.rollouts),
-                tokens=sum(r.all_tokens for r in batch.rollouts),
+                tokens=sum(r.sequences.num_tokens for r in batch.rollouts),
             )
         self._deliver(batch, begin.prompts)
         oldest = ledger.active
@@ -181,7 +194,7 @@ class Trainer:
             self._turn(oldest, now)
 
     def _turn(self, batch: BatchRecord, now: float) -> None:
-        """A batch is the oldest that is open: its window and its report begin."""
+        """Start the window and the report of a batch that is now the oldest open one."""
         begin = batch.begin
         self._outbox.file_under(begin.batch)
         self._outbox.record(
@@ -196,7 +209,7 @@ class Trainer:
         self._reports.begin(now)
 
     def _next_turn(self, before: BatchRecord | None, now: float) -> None:
-        """The batch before may be over: that after it has its turn."""
+        """Start the turn of the next batch if the one before is over."""
         oldest = self._ledger.active
         if oldest is not None and oldest is not before:
             self._ledger.turn(oldest, now)
@@ -227,8 +240,10 @@ class Trainer:
     def _deliver(
         self, batch: BatchRecord, prompts: Sequence[PromptRequest], samples: int = 0
     ) -> None:
-        """The trainer asks for these: say what is finished or parked of them, and later what
-        will be."""
+        """Deliver responses that the trainer asks for.
+
+        Those finished or parked are sent now, the others as they become so.
+        """
         asked = {sample for prompt in prompts for sample in batch.samples_of(prompt, samples)}
         new = self._outbox.want(batch.begin.batch, asked)
         for result in batch.results(new):

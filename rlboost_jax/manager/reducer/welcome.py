@@ -1,4 +1,4 @@
-"""The answer to a server that joins, and what of it goes into `events.jsonl`."""
+"""The answer to a server that joins, and the part of it that `events.jsonl` records."""
 
 from typing import Any
 

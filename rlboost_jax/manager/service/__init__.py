@@ -1,4 +1,5 @@
 """All I/O of the manager process: sockets, files, certificates, clocks.
 
-`driver.Driver` feeds the reducer and carries out its actions; `app` is what it serves over HTTP.
+`manager_driver.Driver` feeds the reducer and carries out its actions; `manager_app` is what it
+serves over HTTP.
 """

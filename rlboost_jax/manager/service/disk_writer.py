@@ -1,4 +1,4 @@
-"""Journal and events are written in a thread: a disk that stands still holds up no lease.
+"""Writer thread for journal and events: a stalled disk delays no lease.
 
 Invariants: entries are written in the order in which they came, and so are lines of events;
 `done` is called in the event loop, in that order, once its entries are in the journal or could not
@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rlboost_jax.closing import Closing
 from rlboost_jax.manager.events import Record
-from rlboost_jax.manager.journal import Entry
+from rlboost_jax.manager.journal_entries import Entry
+from rlboost_jax.platform.closing import Closing
 
 Done = Callable[[str], None]  # "" or why the entries could not be written
 
@@ -41,7 +41,7 @@ class _Line:
 
 
 class DiskWriter(Closing):
-    """To be made, used and closed in one event loop.
+    """Thread that writes the journal and the events. Made, used and closed in one event loop.
 
     Args:
         append: writes entries to the journal; returns "" or why that failed.
@@ -71,7 +71,7 @@ class DiskWriter(Closing):
         self._jobs.put(_Append(entries, done))
 
     def record(self, moment: float, record: Record) -> None:
-        """Write a line of events.jsonl; nobody waits for it, and the run goes on without it.
+        """Queue a line of events.jsonl; nothing waits for it, and losing it harms no run.
 
         Args:
             moment: seconds since the epoch.
@@ -84,7 +84,7 @@ class DiskWriter(Closing):
         self._jobs.put(_Line(moment, record))
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Wait until everything is written."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -101,7 +101,7 @@ class DiskWriter(Closing):
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _work(self, jobs: Sequence[_Append | _Line]) -> None:
-        """What has come meanwhile. Lines of events wait for the journal, which others wait for."""
+        """Write the queued jobs. Lines of events come after the journal, which others wait for."""
         appends = [job for job in jobs if isinstance(job, _Append)]
         if appends:
             began = self._loop.time()

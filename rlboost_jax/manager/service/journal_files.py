@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from rlboost_jax.manager.journal import (
+from rlboost_jax.manager.journal_entries import (
     FORMAT,
     BatchOpened,
     Entry,
@@ -32,9 +32,9 @@ from rlboost_jax.manager.journal import (
     frames,
 )
 from rlboost_jax.messages import BeginBatch
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.storage import durable
-from rlboost_jax.storage.bounded_files import named
+from rlboost_jax.platform import durable
+from rlboost_jax.platform.bounded_files import named
+from rlboost_jax.platform.mistakes import Mistake
 
 SUFFIX = ".journal"
 _BUFFER_BYTES: Final = 2**20
@@ -50,7 +50,7 @@ def _open_to_read(path: Path) -> IO[bytes]:
     return open(path, "rb", buffering=_BUFFER_BYTES)
 
 
-class Journal:
+class JournalFiles:
     """A run's journal: reads the segments that there are, and writes the newest.
 
     Args:
@@ -94,7 +94,7 @@ class Journal:
         self.damages: list[str] = []
 
     def check(self) -> None:
-        """Remove segments of other runs; before `entries`, which does so too.
+        """Remove segments of other runs. Called before `entries`, which does so too.
 
         Raises:
             OtherFormat: this run has a segment that another release wrote.
@@ -116,7 +116,7 @@ class Journal:
                 )
 
     def entries(self) -> Iterator[Entry]:
-        """All entries in order, to be gone through once and to the end, before `append`.
+        """Read all entries in order. To be iterated once, to the end, before `append`.
 
         One is in memory at a time, however long the journal is: the bytes of a full step are as
         many as all its tokens. `read_bytes` grows on the way, and `damages` says in the end what
@@ -158,15 +158,15 @@ class Journal:
             self._good = self._path.stat().st_size
 
     def read(self) -> tuple[list[Entry], list[str]]:
-        """All entries at once and what was damaged, of a journal that is known to be short."""
+        """Read all entries at once, and the damage found, of a journal known to be short."""
         return list(self.entries()), self.damages
 
     def size(self) -> int:
-        """Bytes that there are to read."""
+        """Bytes of all segments."""
         return sum(path.stat().st_size for path in self._segments())
 
     def append(self, entries: Sequence[Entry]) -> str:
-        """Write entries down; "" or why that failed. Never raises for the disk's sake."""
+        """Write entries; returns "" or why that failed. Never raises an error of the disk."""
         problems = [self._append(part) for part in _by_segment(entries)]
         return next(filter(None, problems), "")
 
@@ -176,7 +176,7 @@ class Journal:
             self._file = None
 
     def _append(self, part: Sequence[Entry]) -> str:
-        """Those of one segment."""
+        """Write the entries of one segment; returns "" or why that failed."""
         try:
             if isinstance(part[0], BatchOpened):
                 self._open(part[0].begin)
@@ -192,7 +192,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _reader(self, path: Path) -> Iterator[SegmentReader]:
-        """Raises OSError where the file cannot be read now."""
+        """Open a segment. Raises OSError if the file cannot be read now."""
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(self._opened(path))
@@ -205,12 +205,12 @@ class Journal:
                     yield SegmentReader(file.read, os.fstat(file.fileno()).st_size)
 
     def _segments(self) -> list[Path]:
-        """In the order in which they were begun."""
+        """Segment files in the order in which they were begun."""
         names = sorted(name for name in os.listdir(self._folder) if name.endswith(SUFFIX))
         return [self._folder / name for name in names]
 
     def _open(self, begin: BeginBatch) -> None:
-        """Begin a segment with all that those before it say and that still holds."""
+        """Begin a segment with everything from earlier ones that still holds."""
         self.close()
         if self._path is not None:
             self._steps[self._path], self._path = self._step, None
@@ -230,7 +230,7 @@ class Journal:
         self._path = path
 
     def _keep_published(self, begin: BeginBatch) -> None:
-        """The newest version, and those before it that batches beside this one are sampled from.
+        """Keep the newest version and those that open batches are sampled from.
 
         With a lag of k, the oldest batch beside it is k before it, and is k behind itself.
         """
@@ -252,7 +252,7 @@ class Journal:
         self._good += len(data)
 
     def _abandon(self) -> None:
-        """Write no more to this segment: what follows a gap could not be read."""
+        """Stop writing this segment: entries after a gap could not be read."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # else the reader finds the torn frame itself
                 os.ftruncate(self._file, self._good)
@@ -285,7 +285,7 @@ class Journal:
                     self._path = None
 
     def _remove(self, paths: Sequence[Path]) -> None:
-        """Segments that are not needed once the newest, which says what still holds, lasts."""
+        """Remove segments, once the newest one, which repeats what still holds, is durable."""
         newest = self._path or next(reversed(self._steps), None)
         paths = [path for path in paths if path != newest]
         if not paths or newest is None:
@@ -313,7 +313,7 @@ def _raising(error: OSError) -> Callable[[int], bytes]:
 
 
 def _by_segment(entries: Sequence[Entry]) -> Sequence[Sequence[Entry]]:
-    """Entries in runs that go to one segment: a `BatchOpened` begins one."""
+    """Split entries into runs for one segment each: a `BatchOpened` begins one."""
     if BatchOpened not in map(type, entries):  # nearly always, and asked at every event
         return [entries] if entries else []
     parts: list[list[Entry]] = []

@@ -5,13 +5,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rlboost_jax.manager.events import Action, Event
-from rlboost_jax.manager.service.driver import Watch
+from rlboost_jax.manager.service.manager_driver import Watch
 from rlboost_jax.manager.service.server_logs import RemoveOld, ServerLogs
 from rlboost_jax.manager.service.tracing import StepTracer
 
 
 def watches_of(stack: ExitStack, workdir: Path, *, step: int, remove_old: RemoveOld) -> Watch:
-    """The observers of a run; the stack closes them.
+    """Open the observers of a run; the stack closes them.
 
     Args:
         step: that is profiled; 0: none.

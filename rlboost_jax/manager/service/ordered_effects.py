@@ -1,4 +1,4 @@
-"""Effects in order: each waits until the journal has its entries, and for the effects before it."""
+"""Effects in order: each waits for its journal entries and for the effects before it."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,7 +7,8 @@ Effect = Callable[[], object]
 
 
 class OrderedEffects:
-    """
+    """Queue of effects, each released when its journal entries are durable.
+
     Args:
         now: seconds.
     """
@@ -20,28 +21,30 @@ class OrderedEffects:
         self.waiting: deque[tuple[int, Effect]] = deque()  # for so many of these
 
     def begin(self) -> None:
-        """Entries are on their way to the journal."""
+        """Note that entries are being written to the journal."""
         if self._begun == self._through:
             self._since = self._now()
         self._begun += 1
 
     def take(self, effect: Effect) -> None:
-        """Have it done in its turn; at once where nothing waits."""
+        """Run an effect in its turn; at once if nothing is pending."""
         if self._begun == self._through:
             effect()
         else:
             self.waiting.append((self._begun, effect))
 
     def through(self) -> None:
-        """The oldest entries that were begun are written, or could not be."""
+        """Note that the oldest pending entries are written, or failed."""
         self._through += 1
         self._since = self._now()
         while self.waiting and self.waiting[0][0] <= self._through:
             self.waiting.popleft()[1]()
 
     def kept_back(self, least: float) -> float:
-        """Seconds for which the disk has done nothing about what waits, since they were last asked
-        for; 0 while they are fewer than `least`."""
+        """Seconds that the disk has delayed pending effects since the last call.
+
+        0 while they are fewer than `least`.
+        """
         now = self._now()
         if self._begun == self._through or now - self._since <= least:
             return 0.0

@@ -12,20 +12,21 @@ CLOSE_SECONDS = 1.0  # for the last frames to leave and the other side to hang u
 CLOSE_REASON_BYTES = 120  # a close frame carries at most 123
 
 
-class Queue(Protocol):
-    """What waits for one peer."""
+class PeerQueue(Protocol):
+    """Unsent messages of one peer."""
 
     @property
     def queued(self) -> int:
-        """Bytes of it."""
+        """Bytes in the queue."""
 
     def drop(self, reason: str) -> None:
-        """Wait no longer: the peer is lost."""
+        """Give up on the peer: it counts as lost."""
 
 
 class Unsent:
-    """Bytes that wait for all peers of one kind. Where they are too many, the one that most of
-    them wait for is lost.
+    """Total of unsent bytes of all peers of one kind.
+
+    If they exceed `most`, the peer with the longest queue is dropped.
 
     Args:
         most: bytes.
@@ -33,25 +34,25 @@ class Unsent:
 
     def __init__(self, most: int) -> None:
         self._most, self.size = most, 0
-        self._queues: dict[Queue, None] = {}  # that are not empty
+        self._queues: dict[PeerQueue, None] = {}  # that are not empty
 
-    def add(self, queue: Queue, size: int) -> None:
-        """`queue` has grown by so much."""
+    def add(self, queue: PeerQueue, size: int) -> None:
+        """Record that `queue` has grown by `size` bytes."""
         self._queues[queue] = None
         self.size += size
         while self.size > self._most:
             longest = max(self._queues, key=lambda each: each.queued)
             longest.drop(f"reads too slowly: over {self._most} bytes wait for all like it")
 
-    def remove(self, queue: Queue, size: int) -> None:
-        """… has shrunk."""
+    def remove(self, queue: PeerQueue, size: int) -> None:
+        """Record that `queue` has shrunk by `size` bytes."""
         self.size -= size
         if not queue.queued:
             self._queues.pop(queue, None)
 
 
 class Peer:
-    """Whatever is sent leaves in order; nobody waits for it.
+    """Sender for one peer: messages leave in order, and no caller waits for them.
 
     Args:
         bound: bytes that may be queued. A peer that reads more slowly than that is lost:
@@ -95,7 +96,7 @@ class Peer:
         return self._queued
 
     def drop(self, reason: str) -> None:
-        """See `Queue`."""
+        """See `PeerQueue`."""
         self._dead = True
         self._clear()
         self._overflow(reason)
@@ -141,5 +142,5 @@ class Peer:
 
 
 def _cut(reason: str) -> bytes:
-    """As much as a close frame carries, in whole characters."""
+    """Cut a reason to what a close frame can carry, in whole characters."""
     return reason.encode()[:CLOSE_REASON_BYTES].decode(errors="ignore").encode()

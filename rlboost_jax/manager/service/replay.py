@@ -1,4 +1,4 @@
-"""A journal is read beside listening: in a thread, in parts, while the event loop answers.
+"""Reading of a journal in a thread, in parts, while the event loop serves requests.
 
 Only one part of it is in memory at a time, besides the state that the parts before made. Every few
 milliseconds, between two entries, the event loop does its other work, so that dialling servers are
@@ -9,17 +9,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from rlboost_jax.manager.journal import Entry
-from rlboost_jax.manager.service.journal_files import Journal
+from rlboost_jax.manager.journal_entries import Entry
+from rlboost_jax.manager.service.journal_files import JournalFiles
 
 PART_BYTES: Final = 2 * 2**20  # of entries that are read ahead
 SLICE_SECONDS: Final = 0.01  # that the event loop takes entries in without a pause
 
 
 async def parts_of(
-    journal: Journal, part_bytes: int = PART_BYTES
+    journal: JournalFiles, part_bytes: int = PART_BYTES
 ) -> AsyncIterator[Sequence[Entry]]:
-    """All entries in order, some at a time.
+    """Read all entries in order, in parts of about `part_bytes`.
 
     Raises:
         OtherFormat: this run has a segment that another release wrote.
@@ -46,7 +46,7 @@ async def replay(
     ends: Callable[[], bool],
     clock: Callable[[], float],
 ) -> None:
-    """Hand over entry by entry.
+    """Pass the entries to `restore` one by one.
 
     Args:
         ends: whether what is still to come is of no more use; asked between two parts.

@@ -1,4 +1,4 @@
-"""What servers have printed, as they send it: `<workdir>/logs/said/<instance>.log`.
+"""Output of the servers, as they send it: `<workdir>/logs/said/<instance>.log`.
 
 Bounded, whatever a server sends: a file that is full loses its older half, and of many files the
 newest stay. Written in a thread; where the disk does not keep up, lines are dropped.
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ServerLogs:
-    """To be shown all events with their actions, see `driver.Watch`.
+    """Observer that writes the servers' output, see `manager_driver.Watch`.
 
     Args:
         remove_old: takes the folder and the names whose files are in use; called as one is added.
@@ -58,7 +58,7 @@ class ServerLogs:
                 self._names.pop(stream, None)
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write what is still queued."""
         self._disk.shutdown()
 
     def _later(self, name: str, lines: Sequence[str]) -> None:

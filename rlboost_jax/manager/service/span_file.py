@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from rlboost_jax.messages import Span
-from rlboost_jax.observe.trace import Doubtful, spans_path
+from rlboost_jax.observe.chrome_trace import Doubtful, spans_path
 
 MAX_LINES: Final = 200_000  # some 30 MB; what comes beyond is counted only
 LINES_AT_ONCE: Final = 512
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class SpanFile:
-    """Appends, a few hundred lines at a time, and at each `flush`.
+    """Writer of spans: some hundred lines at a time, and at each `flush`.
 
     Args:
         max_lines: of spans, each time that the step begins.
@@ -36,8 +36,11 @@ class SpanFile:
         self.begin()
 
     def begin(self) -> None:
-        """The step begins. Where it does so again, what is not written yet is of the time before,
-        as was the file, which the trainer has taken away."""
+        """Start the file of the step.
+
+        If the step begins again, unwritten lines are of the time before and are dropped, as its
+        file was, which the trainer has removed.
+        """
         self._left = self._max_lines
         self._lines: list[str] = []
         self._doubts: dict[str, Doubtful] = {}  # of each process, since they were last written
@@ -66,7 +69,7 @@ class SpanFile:
         self._write()
 
     def _write(self) -> None:
-        """Each time into the file of that name, which may have been taken away."""
+        """Append to the file, opened anew each time because it may have been removed."""
         lines, self._lines = self._lines, []
         if not lines:
             return

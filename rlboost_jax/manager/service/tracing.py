@@ -1,4 +1,4 @@
-"""What a manager does in one chosen step, as spans, with those that servers say they did."""
+"""Spans of a manager in one chosen step, together with those that servers report."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,11 +17,11 @@ from rlboost_jax.messages import (
     TokenBatch,
     Welcome,
 )
-from rlboost_jax.observe.trace import Doubtful
+from rlboost_jax.observe.chrome_trace import Doubtful
 
 
 class StepTracer:
-    """To be shown all events with their actions, see `driver.Watch`.
+    """Observer that traces one step, see `manager_driver.Watch`.
 
     Args:
         step: whose events are of interest, from its begin to that of another; with a lag, while it
@@ -66,7 +66,7 @@ class StepTracer:
         self._file.flush()
 
     def _ahead(self, begin: BeginBatch) -> bool:
-        """Whether a batch is begun while one before it is still worked on."""
+        """Whether a batch is begun while an earlier one is still being worked on."""
         later = begin.version < begin.batch and begin.batch > self._newest
         return later and self._newest not in (-1, self._trained)
 
@@ -82,7 +82,7 @@ class StepTracer:
     def _spans(
         self, event: Event, actions: Sequence[Action], began: float, ended: float
     ) -> Iterable[Span]:
-        """Of an event of the step."""
+        """Spans of one event of the step."""
         assert self._begun is not None
         match event:
             case FromServer(stream, TokenBatch() as batch):
@@ -130,5 +130,5 @@ def _span(name: str, lane: str, start: float, end: float, **args: int | float | 
 
 
 def _counts(detail: dict[str, Any]) -> dict[str, int | float | str]:
-    """What of an event's detail belongs in a trace."""
+    """Part of an event's detail that belongs in a trace."""
     return {key: value for key, value in detail.items() if isinstance(value, int | float | str)}

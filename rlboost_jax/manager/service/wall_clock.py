@@ -1,4 +1,4 @@
-"""The date of what happens: right as the process began, and from then on by the steady clock.
+"""Dates of events: the wall clock at the start of the process, then the steady clock.
 
 A wall clock may be set while a run goes on, by years even. Between two events of a manager there
 is what passed between them all the same: reports and calibration count on it.
@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 
 class WallClock:
-    """
+    """Clock for dates, which never goes backwards.
+
     Args:
         steady: seconds on a clock that nobody sets.
         wall: seconds since the epoch.

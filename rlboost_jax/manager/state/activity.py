@@ -1,12 +1,13 @@
-"""What a server gives and how fast: the dispatch under way, and those before it."""
+"""Throughput and progress of a server: the dispatch in flight, and those before it."""
 
 import math
 from collections.abc import Iterable, Sequence
 
 from rlboost_jax.manager.policies.returning import newer
 from rlboost_jax.manager.policies.speeds import BusySpan
+from rlboost_jax.manager.state.engine_usage import Usage
 from rlboost_jax.manager.state.rollouts import Rollout
-from rlboost_jax.manager.state.usage import Usage
+from rlboost_jax.manager.state.score_work import ScoreWork
 from rlboost_jax.messages import TokenBatch
 
 Known = tuple[Rollout, int, bool]  # with its length and whether this placement had given tokens
@@ -14,7 +15,8 @@ SLOWER = 10  # times its slowest dispatch so far: what a server may take, overlo
 
 
 class Activity:
-    """
+    """Work of a server: what it runs, has sampled and is due to report.
+
     Attributes:
         next_sequence: of the token batch that is due.
         in_flight: the most tokens that the dispatch under way can yield.
@@ -28,12 +30,13 @@ class Activity:
         span: since all its tokens were known; None: it holds nothing.
         worked: it has been given work.
         slot_seconds: from one turn that ends to the next, of late; inf: not known.
+        scores: its part in scoring for teachers.
         token_seconds: of a token that it samples, of late, among all that it samples; inf.
     """
 
     __slots__ = ("_compiled", "_freed_at", "_usage", "batch_at", "bounced_at", "in_flight",
-                 "next_sequence", "progress_at", "running", "slot_seconds", "slowest", "span",
-                 "token_seconds", "tokens", "waiting", "worked")  # fmt: skip
+                 "next_sequence", "progress_at", "running", "scores", "slot_seconds", "slowest",
+                 "span", "token_seconds", "tokens", "waiting", "worked")  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self.next_sequence = 0
@@ -47,31 +50,32 @@ class Activity:
         self.bounced_at = math.inf
         self.span: BusySpan | None = None
         self.worked = False
+        self.scores = ScoreWork()
         self.slot_seconds = self.token_seconds = math.inf
         self._freed_at = now
         self._usage = Usage()  # since it was taken last
         self._compiled = 0  # programs
 
     def begin(self, now: float) -> None:
-        """It held nothing and holds something now."""
+        """Start a busy span: the server held nothing and holds a rollout now."""
         self.progress_at, self.span = now, BusySpan(now)
 
     def end(self) -> None:
-        """It holds nothing any more."""
+        """End the busy span: the server holds nothing any more."""
         self.span = None
 
     def given_work(self) -> bool:
-        """Note it; whether this was the first."""
+        """Note that the server was given work; return whether for the first time."""
         first = not self.worked
         self.worked = True
         return first
 
     def prefill(self, tokens: int) -> None:
-        """It is given a rollout with so many tokens to prefill."""
+        """Count a rollout that comes with `tokens` to prefill."""
         self._usage.prefill(tokens)
 
     def dispatched(self, counts: Sequence[int], context: float, now: float) -> float:
-        """The dispatch under way has given its tokens. Returns the seconds that it took.
+        """Count the dispatch that has just yielded its tokens; returns its seconds.
 
         Args:
             counts: tokens of each rollout.
@@ -85,13 +89,15 @@ class Activity:
         return seconds
 
     def turn_ended(self, now: float) -> None:
-        """A slot of it is free."""
+        """Record that a slot came free."""
         self.slot_seconds = newer(self.slot_seconds, now - self._freed_at)
         self._freed_at = now
 
     def received(self, batch: TokenBatch, num_tokens: int, now: float) -> int:
-        """A batch was taken in, and the next dispatch has begun. Returns by how many tokens more
-        can come of this one than of the last."""
+        """Record a token batch, with which the next dispatch has begun.
+
+        Returns by how many tokens more this dispatch can yield than the last.
+        """
         self.next_sequence += 1
         self.tokens += num_tokens
         self.running, self.waiting = batch.running, batch.waiting
@@ -99,30 +105,35 @@ class Activity:
         return self.charge(batch.in_flight)
 
     def charge(self, tokens: int) -> int:
-        """So many can come at most of the dispatch under way. Returns the difference."""
+        """Set the most tokens the dispatch in flight can yield; returns the difference."""
         more, self.in_flight = tokens - self.in_flight, tokens
         return more
 
     def progressed(self, now: float) -> None:
-        """It has given a token of use, or an answer."""
+        """Record progress: a useful token or an answer."""
         self.progress_at, self.bounced_at = now, math.inf
 
     def bounce(self, now: float) -> None:
-        """It has given back what it was not asked for."""
+        """Record that the server returned work it was not asked to release."""
         self.bounced_at = min(now, self.bounced_at)
 
     def changed(self) -> None:
-        """It has other parameters or room: what it could not do before it may now."""
+        """Forget returned work: with other parameters or room the server may accept it now."""
         self.bounced_at = math.inf
 
     def patience(self, least: float) -> float:
-        """Seconds that it may go without progress. What was slow before may be ten times as slow
-        under load, but nobody earns more than ten times the least by pretending to be."""
+        """Seconds for which the server may show no progress.
+
+        A slow server may be ten times as slow under load, but none gets more than ten times `least`
+        by pretending to be slow.
+        """
         return max(least, SLOWER * min(self.slowest, least))
 
     def measured(self, known: Iterable[Known], now: float) -> BusySpan | None:
-        """Take in what rollouts of a batch got. Where everything is known that it has sampled, a
-        span is over, and it is returned.
+        """Add the new tokens of a batch to the busy span.
+
+        Returns the span if it is complete, which is when all tokens that the server has sampled are
+        known.
 
         Args:
             known: rollouts of the batch as they were before it.
@@ -132,11 +143,15 @@ class Activity:
             return None
         going_on = 0
         for rollout, length, yielded in known:
-            count = rollout.length - length
+            count, placement = rollout.transcript.length - length, rollout.placement
             going_on += not rollout.dormant
             if count > 0:
                 span.sampled(
-                    rollout.request_id, length, count, first=not yielded, spared=rollout.spared
+                    placement.request_id,
+                    length,
+                    count,
+                    first=not yielded,
+                    spared=placement.spared,
                 )
         if going_on < self.running:
             return None
@@ -144,7 +159,7 @@ class Activity:
         return span
 
     def compiled(self, programs: int) -> None:
-        """So many programs, in all."""
+        """Set the number of programs compiled in all."""
         self._compiled = programs
 
     @property
@@ -152,13 +167,14 @@ class Activity:
         return self._compiled
 
     def take_usage(self) -> Usage:
-        """What it did since this was asked last."""
+        """Return the usage since the last call, and start anew."""
         usage, self._usage = self._usage, Usage()
         return usage
 
     def forgive(self, seconds: float, now: float) -> None:
-        """Nothing could be heard of it for so long, by our own fault."""
+        """Move timestamps forward by a time in which this manager could hear nobody."""
         self.progress_at = min(now, self.progress_at + seconds)
+        self.scores.forgive(seconds, now)
         if self.bounced_at < math.inf:
             self.bounced_at = min(now, self.bounced_at + seconds)
         if self.batch_at < math.inf:

@@ -1,11 +1,11 @@
-"""Tokens that one instance added to rollouts of a batch, as the journal keeps them."""
+"""Journal form of the tokens that one instance added to rollouts of a batch."""
 
 import itertools
 from typing import Any
 
 import numpy as np
 
-from rlboost_jax.manager.journal import Collected, CollectedRouted
+from rlboost_jax.manager.journal_entries import Collected, CollectedRouted
 from rlboost_jax.manager.state.token_rows import TokenRows
 from rlboost_jax.messages import pack_counts, pack_ids, unpack_ids
 
@@ -36,7 +36,7 @@ def collected(
 
 
 def routes_of(entry: Collected | CollectedRouted, counts: list[int]) -> list[bytes]:
-    """Of each row of an entry."""
+    """Routes of each row of an entry."""
     if not isinstance(entry, CollectedRouted):
         return [b""] * len(counts)
     ends = np.cumsum(unpack_ids(entry.leads).astype(np.int64) + counts)

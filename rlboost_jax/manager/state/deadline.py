@@ -1,4 +1,4 @@
-"""By when a server has to show that it is of use."""
+"""Deadline by which a server must show progress."""
 
 from typing import Final, NamedTuple
 
@@ -9,10 +9,10 @@ LOADING_TIMES: Final = 10  # `manager.progress_seconds`, if that is more
 
 
 class Deadline(NamedTuple):
-    """When a server counts as lost if nothing changes, and why.
+    """Time at which a server counts as lost if nothing changes, and the reason.
 
     Attributes:
-        stuck: it would be so again, if it dialled again.
+        stuck: whether it would be in the same state after reconnecting.
     """
 
     at: float
@@ -21,7 +21,7 @@ class Deadline(NamedTuple):
 
 
 def loaded_by(progress_at: float, progress_seconds: float, line: float) -> Deadline:
-    """Of one that is to load weights: the next byte of them.
+    """Deadline for the next byte of weights of a server that is to load some.
 
     Args:
         progress_at: see `Parameters`; inf: it owes none.

@@ -1,10 +1,11 @@
-"""How a server leaves: by its own notice, by ours, or for want of work."""
+"""Departure of a server: by its own notice, by the manager's, or for want of work."""
 
 import math
 
 
 class Departure:
-    """
+    """Whether, when and why a server leaves.
+
     Attributes:
         leaving: it gets no more work.
         goes_at: when its machine goes, by its own notice; inf: it gave none.
@@ -26,33 +27,33 @@ class Departure:
         self._remarks = 0
 
     def begin(self) -> None:
-        """No more work for it."""
+        """Stop giving the server work."""
         self.leaving = True
 
     def announced(self, goes_at: float, reason: str) -> None:
-        """Its machine goes then."""
+        """Record a notice: the machine goes at that time."""
         self.goes_at, self.reason = goes_at, reason
 
     def dismiss(self, goes_at: float, reason: str) -> None:
-        """It is to be gone then, for want of work."""
+        """Have the server leave by that time, for want of work."""
         self.dismissed = True
         self.announced(goes_at, reason)
 
     def drain(self) -> None:
-        """What waits there is being released."""
+        """Note that the rollouts waiting there are being released."""
         self.draining = True
 
     def asked_to_leave(self, leave_by: float) -> None:
-        """It was asked to leave."""
+        """Note that the server was asked to leave."""
         self.leave_by = leave_by
 
     def remark(self, most: int) -> bool:
-        """Whether what it says of its leaving is still to be recorded: of one stream, `most`."""
+        """Whether a remark on its leaving is still recorded: at most `most` per stream."""
         if self._remarks >= most:
             return False
         self._remarks += 1
         return True
 
     def forgive(self, seconds: float) -> None:
-        """It may stay for longer. Its machine goes when it goes, though."""
+        """Extend the time to leave; the time its machine goes is unchanged."""
         self.leave_by += seconds

@@ -4,8 +4,7 @@ REMEMBERED_STREAMS = 1024  # that ended last
 
 
 class EndedStreams:
-    """By stream, whether it was a reserved one's, and how many tokens that may still come are
-    counted already."""
+    """For each ended stream: whether it was reserved, and its tokens that are already charged."""
 
     def __init__(self) -> None:
         self._streams: dict[int, tuple[bool, int]] = {}
@@ -19,7 +18,7 @@ class EndedStreams:
             del self._streams[next(iter(self._streams))]
 
     def late(self, stream: int, tokens: int) -> tuple[int, bool]:
-        """So many tokens have come of it: those that are not counted yet, and whose they are."""
+        """Number of late tokens not charged yet, and whether the stream was a reserved one."""
         reserved, charged = self._streams[stream]
         self.remember(stream, reserved=reserved, charged=max(0, charged - tokens))
         return max(0, tokens - charged), reserved

@@ -1,11 +1,11 @@
-"""Machines on loan that no server is on."""
+"""Machines on loan without a server."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 
 class FreeMachines:
-    """In any order; how many there are is known for each pool.
+    """Unordered set of free machines, with a count for each pool.
 
     Args:
         pool_of: the pool that a machine is lent for; "" for any.
@@ -31,7 +31,7 @@ class FreeMachines:
             self._counts[self._pool_of(machine)] += 1
 
     def remove(self, machine: str) -> None:
-        """What is not there any more is no mistake."""
+        """Remove a machine, if it is there."""
         if machine in self._machines:
             del self._machines[machine]
             self._counts[self._pool_of(machine)] -= 1
@@ -41,5 +41,5 @@ class FreeMachines:
         return machine in self._machines and self._pool_of(machine) in ("", pool)
 
     def of(self, pool: str) -> int:
-        """How many are free for servers of a pool."""
+        """Number of machines free for servers of a pool."""
         return self._counts[pool] + self._counts[""]

@@ -1,4 +1,4 @@
-"""A rollout server as the manager knows it: one stream, and what is known of its server.
+"""A rollout server as the manager knows it: one stream, and the records of its server.
 
 Each subject is a record with its own verbs; what concerns two of them, or what the roster's index
 has to hear of, goes through the instance.
@@ -9,22 +9,22 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from rlboost_jax.manager.limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
 from rlboost_jax.manager.state.activity import Activity
 from rlboost_jax.manager.state.departure import Departure
 from rlboost_jax.manager.state.held_rollouts import HeldRollouts
+from rlboost_jax.manager.state.kept_pages import Pages
 from rlboost_jax.manager.state.lease import Lease
-from rlboost_jax.manager.state.pages import Pages
-from rlboost_jax.manager.state.parameters import Parameters
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
+from rlboost_jax.manager.state.server_parameters import Parameters
 from rlboost_jax.messages import Capacity, Hello, InstanceStatus, Manifest, TokenBatch
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.trust.peer_limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
 
 LAST_LINES: Final = 12  # of a server's log, that stand with its loss
 
 
 class Watcher(Protocol):
-    """Hears when what it keeps up to date about instances has changed."""
+    """Callback interface for changes of an instance that an index depends on."""
 
     def held_changed(self, instance: "Instance") -> None: ...
 
@@ -99,55 +99,54 @@ class Instance:
         return "ready" if parameters.are(parameters.announced) else "pulling"
 
     def says(self, lines: Iterable[str]) -> None:
-        """It has printed these."""
+        """Keep lines that the server has printed."""
         self._said.extend(lines)
 
     @property
     def last_words(self) -> dict[str, list[str]]:
-        """The last lines that it has printed, for the record of its loss."""
+        """The last lines that the server has printed, for the record of its loss."""
         return {"log": list(self._said)} if self._said else {}
 
     @property
     def groups(self) -> Mapping[int, int]:
-        """Rollouts held, per group."""
+        """Number of rollouts held, by group."""
         return self._held_rollouts.groups
 
     @property
     def num_releasing(self) -> int:
-        """Rollouts that are being released."""
+        """Number of rollouts that are being released."""
         return self._held_rollouts.num_releasing
 
     @property
     def asked_at(self) -> float:
-        """Since when it owes an answer to a release; inf: it owes none."""
+        """Since when an answer to a release is overdue; inf: none is."""
         return self._held_rollouts.asked_at
 
     @property
     def kind(self) -> tuple[str, str, int]:
-        """Instances of one kind share a throughput profile."""
+        """Kind of the instance; instances of one kind share a throughput profile."""
         return self.hello.device, self.hello.fingerprint, self.hello.slots
 
     @property
     def cache_tokens(self) -> float:
-        """Of context that its memory has pages for; inf: it has not said."""
+        """Tokens of context that its memory has pages for; inf: not reported."""
         return self._cache_tokens or math.inf
 
     @property
     def last_room(self) -> int:
-        """Of a batch's last rollouts, which are the long ones: as if these had any length up to
-        the longest."""
+        """Room for a batch's last rollouts, whose mean context is taken as half of the longest."""
         room = _room(self.cache_tokens, self.hello.slot_tokens / 2)
         return min(self.room, room) if self.slots else 0
 
     @property
     def member(self) -> bool:
-        """Whether Algorithm 1 counts it: a new version's pull is no absence, no slot is one."""
+        """Whether Algorithm 1 counts it: pulling a new version is no absence, having no slot is."""
         present = not self.reserved and not self.departure.leaving and self.slots > 0
         return present and self.parameters.version is not None
 
     @property
     def newcomer(self) -> bool:
-        """Whether it becomes a member with its first parameters."""
+        """Whether it becomes a member once it has its first parameters."""
         there = not self.reserved and not self.departure.leaving
         return there and self.parameters.version is None
 
@@ -155,10 +154,10 @@ class Instance:
     def context(self) -> float:
         """Mean length of the rollouts held, in tokens."""
         held = self.held.values()
-        return sum([r.length for r in held]) / len(held) if held else 0.0
+        return sum([r.transcript.length for r in held]) / len(held) if held else 0.0
 
     def contradiction(self, batch: TokenBatch, slot_tokens: int) -> str:
-        """What a batch says that no engine with these slots can mean; "" if nothing.
+        """Claim of a batch that no engine with these slots can make; "" if there is none.
 
         What is in flight is charged when the server vanishes, so it must be possible.
         """
@@ -177,11 +176,11 @@ class Instance:
         return self.state == "ready" and self.parameters.are(batch.begin)
 
     def may_remark(self, now: float) -> bool:
-        """Whether what it says is worth a line, as long as it does not say too much."""
+        """Whether a remark of the server is still worth a line; floods of them are not."""
         return self._remarks.take(1, now)
 
     def fit(self, row_tokens: float) -> None:
-        """Note its room, for rollouts that hold so many tokens on average while they are sampled.
+        """Update its room for rollouts that hold `row_tokens` on average while they are sampled.
 
         The average is of all rollouts, not of those that this instance holds: otherwise a long one
         would be moved for being long, and fit nowhere.
@@ -192,7 +191,7 @@ class Instance:
             self._held_changed()
 
     def resize(self, capacity: Capacity, row_tokens: float) -> str:
-        """Somebody else takes a part of its device, or gives it back.
+        """Change its slots and pages as another program takes part of its device, or returns it.
 
         Its pages are other ones then: what was left there counts as gone. Returns what is wrong
         with what it says, or "".
@@ -219,15 +218,15 @@ class Instance:
         return ""
 
     def enter(self, order: int, watcher: Watcher) -> None:
-        """It is in the roster, and `watcher` hears of it."""
+        """Add it to the roster; `watcher` is told of its changes."""
         self.order, self._watcher = order, watcher
 
     def quit(self) -> None:
-        """It is in the roster no longer."""
+        """Remove it from the roster."""
         self._watcher = None
 
     def prefetch(self, manifest: Manifest) -> bool:
-        """A version is to be fetched beforehand; whether a message has to say so."""
+        """Note a version to be fetched in advance; returns whether to tell the server."""
         parameters = self.parameters
         if manifest in (parameters.prefetched, parameters.announced):
             return False
@@ -243,59 +242,59 @@ class Instance:
         return not held
 
     def loaded(self, version: Version, digest: str) -> None:
-        """Its engine has these parameters now."""
+        """Record the parameters that its engine has loaded."""
         self.parameters.loaded(version, digest)
         self.activity.changed()
         self.pages = self._empty_pages()
         self._state_changed()
 
     def retire(self) -> None:
-        """No more work for it."""
+        """Stop giving it work."""
         self.departure.begin()
         self._state_changed()
 
     def hold(self, rollouts: Sequence[Rollout], now: float) -> None:
-        """These were placed here."""
+        """Add rollouts that were placed here."""
         if not self.held:
             self.activity.begin(now)
         for rollout in rollouts:
-            if rollout.begun or rollout.group not in self.groups:
-                self.activity.prefill(rollout.length - rollout.spared)
-            self.pages.take(rollout.length)
+            if rollout.sequences.begun or rollout.group not in self.groups:
+                self.activity.prefill(rollout.transcript.length - rollout.placement.spared)
+            self.pages.take(rollout.transcript.length)
             self._held_rollouts.hold(rollout)
         self._held_changed()
 
     def release(self, rollouts: Sequence[Rollout], now: float) -> None:
-        """These of its rollouts are to be given back; none of them was before."""
+        """Mark some of its rollouts as being released; none of them was before."""
         self._held_rollouts.release(rollouts, now)
         self._held_changed()
 
     def let_go(self, request_id: int) -> Rollout | None:
-        """No longer held here, whatever the reason; None if it never was."""
+        """Remove a rollout, whatever the reason; None if it was not held."""
         rollout = self._held_rollouts.let_go(request_id)
         if rollout is not None:
             if rollout.parked:
-                others = sum([r.length for r in self.held.values()])
-                rollout.leave(self.pages.left(rollout.length, others))
+                others = sum([r.transcript.length for r in self.held.values()])
+                rollout.placement.leave(self.pages.left(rollout.transcript.length, others))
             if not self.held:
                 self.activity.end()
             self._held_changed()
         return rollout
 
     def forgive(self, seconds: float, now: float) -> None:
-        """It could not be heard for so long, by our own fault."""
+        """Move timestamps forward by a time in which this manager could not hear it."""
         self.lease.forgive(seconds, now)
         self.excuse(seconds, now)
         self.departure.forgive(seconds)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """It owes no progress for so long, by our own fault."""
+        """Extend its time for progress by a delay that is this manager's fault."""
         self._held_rollouts.forgive(seconds, now)
         self.activity.forgive(seconds, now)
         self.parameters.forgive(seconds, now)
 
     def newest_pending(self, count: int, batch: BatchRecord | None = None) -> list[Rollout]:
-        """The last placed that have shown no token here: a server begins with the oldest.
+        """The last placed rollouts without a token here: a server begins with the oldest.
 
         Args:
             batch: whose; None: of any.
@@ -303,14 +302,19 @@ class Instance:
         return self._held_rollouts.newest_pending(count, batch)
 
     def pending_of_others(self, batch: BatchRecord) -> int:
-        """Rollouts that wait here for a slot, or may, and are not of this batch."""
+        """Number of other batches' rollouts that wait here for a slot, or may."""
         return self._held_rollouts.pending_of_others(batch)
 
     def shortest(self, batch: BatchRecord, count: int) -> list[Rollout]:
-        """Those that cost the least prefill elsewhere."""
+        """The `count` rollouts of a batch that cost the least prefill elsewhere."""
         return self._held_rollouts.shortest(batch, count)
 
-    def status(self, lease_seconds: float, now: float) -> InstanceStatus:
+    def status(self, lease_seconds: float, now: float, *, price: float) -> InstanceStatus:
+        """Return the server's status for the trainer's live view.
+
+        Args:
+            price: dollars per hour.
+        """
         version, activity, line = self.parameters.version, self.activity, self.lease.line
         return InstanceStatus(
             instance=self.name,
@@ -320,7 +324,7 @@ class Instance:
             running=activity.running,
             waiting=activity.waiting,
             tokens=activity.tokens,
-            price_per_hour=self.hello.price_per_hour,
+            price_per_hour=price,
             seconds=now - self.joined_at,
             round_trip=line.round_trip,
             deviation=line.deviation,
@@ -329,7 +333,7 @@ class Instance:
         )
 
     def _empty_pages(self) -> Pages:
-        """Of a pool of no stated size, which holds every slot."""
+        """Account of an empty page pool; without a reported size it has room for all slots."""
         return Pages(self._cache_tokens or self.slots * self.hello.slot_tokens)
 
     def _held_changed(self) -> None:
@@ -342,5 +346,5 @@ class Instance:
 
 
 def _room(cache_tokens: float, row_tokens: float) -> int:
-    """Rollouts of so many tokens each that a cache has room for: one always has."""
+    """Number of rollouts of `row_tokens` each that a cache has room for, at least 1."""
     return max(1, int(min(cache_tokens / row_tokens, 2**31)))

@@ -1,16 +1,17 @@
-"""When a server was last heard, when it last heard us, and what is known of the line to it."""
+"""Last contact with a server in both directions, and measurements of the connection."""
 
 import math
 from collections import deque
 
-from rlboost_jax.manager.policies.lines import Line
+from rlboost_jax.manager.policies.connection_quality import ConnectionQuality
 
 REMEMBERED_STALLS = 8
 NEWS = 2.0  # times as long, or as short
 
 
 class Lease:
-    """
+    """Lease of a server, and the times of its frames.
+
     Attributes:
         heard_at: when its last frame came in.
         hears_at: the newest of our stamps that it echoed; inf: none.
@@ -33,7 +34,7 @@ class Lease:
         self.heard_at = now
         self.hears_at = math.inf
         self.echo_age = 0.0
-        self.line = Line()
+        self.line = ConnectionQuality()
         self._said = 0.0
         self._began = now  # what was said before lay here unread
         self._stalled_at = -math.inf  # when we last had stood still
@@ -41,11 +42,11 @@ class Lease:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_STALLS)
 
     def heard(self, now: float) -> None:
-        """A frame of it came in."""
+        """Record that a frame of the server came in."""
         self.heard_at = now
 
     def echoed(self, stamp: float, now: float) -> None:
-        """It has heard an answer that was given at `stamp`. What cannot be one is passed over.
+        """Record that the server received an answer sent at `stamp`. Impossible stamps are ignored.
 
         No answer was given while we stood still, so an older one is younger by that.
         """
@@ -58,7 +59,7 @@ class Lease:
             self.echo_age = now - self.hears_at
 
     def measured(self, round_trip: float, now: float, renew: float) -> None:
-        """It was answered after so many seconds by its own clock, it says; 0: it has no news.
+        """Record a round trip, in seconds by the server's clock; 0: nothing new.
 
         What we stood still for is no fault of the line. It says so with its next renewal, which is
         on its way for no longer than there and back.
@@ -71,8 +72,10 @@ class Lease:
             self.line.took(round_trip)
 
     def tell(self, lease: float, usual: float) -> bool:
-        """Whether a lease of so many seconds is news: twice what was said before, or half of it,
-        or, where nothing was, of what is usual. Then it is said."""
+        """Whether a lease has changed enough to be reported; if so it counts as reported.
+
+        The factor is two, either way, from the last report or, without one, from the usual lease.
+        """
         before = self._said or usual
         if not self.line.known or before / NEWS < lease < before * NEWS:
             return False
@@ -80,7 +83,7 @@ class Lease:
         return True
 
     def forgive(self, seconds: float, now: float) -> None:
-        """Nobody could be heard for so long, by our own fault."""
+        """Move timestamps forward by a time in which this manager could hear nobody."""
         self.heard_at = min(now, self.heard_at + seconds)
         if self.hears_at < math.inf:
             self.hears_at = min(now, self.hears_at + seconds)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.manager.journal import (
+from rlboost_jax.manager.journal_entries import (
     Answered,
     BatchClosed,
     BatchExtended,
@@ -30,9 +30,9 @@ from rlboost_jax.manager.journal import (
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.state.collected import Piece, collected
 from rlboost_jax.manager.state.instances import Instance
-from rlboost_jax.manager.state.names import identity
 from rlboost_jax.manager.state.restored import restore_answer, restore_cuts, restore_tokens
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
+from rlboost_jax.manager.state.server_names import identity
 from rlboost_jax.manager.state.token_rows import TokenRows
 from rlboost_jax.messages import BeginBatch, ExtendBatch, pack_ids
 from rlboost_jax.sequences.endings import kept, stop_positions
@@ -85,7 +85,7 @@ class Ledger:
 
     @property
     def books(self) -> Books:
-        """For what belongs to no batch: counted with the oldest."""
+        """Counts of the oldest open batch, which also takes what belongs to no batch."""
         active = self.active
         return self.gap if active is None else active.books
 
@@ -94,7 +94,7 @@ class Ledger:
         return tuple(sorted(self.batches))
 
     def still_open(self, begin: BeginBatch) -> tuple[Batch, ...]:
-        """The earlier batches that stay open when this one is begun.
+        """Earlier batches that stay open when this one is begun.
 
         Its version counts the updates that were made, so all batches before that are over. With
         a lag, that of the last of them may still have to be reported.
@@ -139,18 +139,19 @@ class Ledger:
         return batch, resumed
 
     def turn(self, batch: BatchRecord, now: float) -> None:
-        """An open batch is the oldest now: its clock starts."""
+        """Start the clock of an open batch that is now the oldest."""
         batch.begin_at(now)
         self._outbox.keep(TurnBegun(batch=batch.begin.batch, at=now))
 
     def extend(self, batch: BatchRecord, extend: ExtendBatch) -> None:
-        """Add what is not there yet."""
+        """Add the prompts that a batch does not have yet."""
         if batch.ask_for(extend.prompts, extend.samples, extend.sampling):
             self._outbox.keep(BatchExtended(extend=extend))
 
     def cancel(self, numbers: Iterable[Batch]) -> list[BatchRecord]:
         """Forget batches; all their tokens are lost. Held rollouts stay with their holders,
-        whose answers to `Release` are still to come."""
+        whose answers to `Release` are still to come.
+        """
         cancelled = [self.batches.pop(number) for number in tuple(numbers)]
         for batch in cancelled:
             self._close(batch.begin.batch)
@@ -158,13 +159,13 @@ class Ledger:
         return cancelled
 
     def close(self, batch: BatchRecord) -> None:
-        """The update of a batch was applied: what is unfinished is lost, the rest is kept."""
+        """Close a batch whose update was applied: unfinished responses are lost, others kept."""
         batch.drop_unfinished()
         self._close(batch.begin.batch)
         self._outbox.keep(BatchClosed(batch=batch.begin.batch))
 
     def forget(self, committed: Batch) -> list[BatchRecord]:
-        """Drop the batches up to `committed`; the unfinished of them count as cancelled."""
+        """Drop the batches up to `committed`; the unfinished ones among them count as cancelled."""
         done = [s for s in self.kept if s <= committed]
         unfinished = self.cancel(s for s in done if not self.batches[s].finished)
         for number in done:
@@ -174,12 +175,11 @@ class Ledger:
         return unfinished
 
     def redo(self, batch: BatchRecord, cuts: dict[Rollout, int]) -> None:
-        """Give up all but the first tokens of some rollouts, counted over all their sequences.
-        Dormant ones wait again."""
+        """Cut rollouts to their first tokens, over all their sequences; dormant ones wait again."""
         if not cuts:
             return
         for rollout, length in cuts.items():
-            batch.books.lose(rollout.sampled_from(length))
+            batch.books.lose(rollout.sequences.sampled_from(length))
             dormant = rollout.dormant
             batch.cut(rollout, length)
             if dormant:
@@ -201,17 +201,18 @@ class Ledger:
         over: bool,
         prompt: bytes = b"",
     ) -> None:
-        """The environment says something to a parked rollout: it goes on, or its sequence is over,
-        and another begins with a prompt, or it is finished."""
+        """Apply the environment's answer to a parked rollout: it continues; or its sequence ends,
+        and another begins with `prompt`, or it is finished.
+        """
         self._outbox.keep(
             Answered(
                 batch=batch.begin.batch,
                 sample=rollout.sample,
-                attempt=rollout.attempt,
-                turn=rollout.turn,
+                attempt=rollout.sequences.attempt,
+                turn=rollout.transcript.turn,
                 tokens=tokens,
                 over=over,
-                sequence=rollout.work.sequence,
+                sequence=rollout.sequences.work.sequence,
                 prompt=prompt,
             )
         )
@@ -225,8 +226,9 @@ class Ledger:
         return counts
 
     def restore(self, entry: LedgerEntry, now: float) -> None:
-        """Do again what a journal tells. Nothing is held yet; what does not fit is left out:
-        the tokens before it were lost with a part of the journal."""
+        """Apply a journal entry again. Nothing is held yet; what does not fit is left out: the
+        tokens before it were lost with a part of the journal.
+        """
         match entry:
             case BatchOpened(begin=begin, at=at, still_open=still_open):
                 # Nothing was known of it then: that it had been forgotten was lost on a full disk.
@@ -259,11 +261,10 @@ class Ledger:
                 self.forget(committed)
 
     def restored(self, in_flight: Counted | None) -> None:
-        """All that a journal tells has been restored: nobody holds anything, and what was under
-        way is lost.
+        """End the recovery: no instance holds anything, and tokens in flight are lost.
 
         Args:
-            in_flight: says how much that was; None: nothing is known of it.
+            in_flight: says how many those were; None: nothing is known of it.
         """
         for batch in self.batches.values():
             batch.requeue()
@@ -274,13 +275,13 @@ class Ledger:
             self.books.wasted(in_flight.in_flight_preemptible, reserved=False)
 
     def _open(self, batches: dict[Batch, BatchRecord]) -> None:
-        """These are open now. What every event asks of them is found here, once."""
+        """Set the open batches, and aggregates over them that every event needs."""
         self.open = batches
         self.active = next(iter(batches.values()), None)
         self.lagging = any(batch.begin.version < number for number, batch in batches.items())
 
     def _close(self, number: Batch) -> None:
-        """A batch is not open, or no longer."""
+        """Make sure that a batch is not open."""
         if number in self.open:
             self._open({n: batch for n, batch in self.open.items() if n != number})
 
@@ -312,13 +313,14 @@ class Ledger:
             if rollout is None or rollout.dormant or rollout.batch.begin.version != version:
                 self.books.wasted(count, reserved=reserved)
                 continue
-            batch, sampling = rollout.batch, rollout.sampling
+            batch, sequences = rollout.batch, rollout.sequences
+            transcript, sampling = sequences.newest, sequences.sampling
             number = batch.begin.batch
             if sampling.stop_ids not in stops:
                 stops[sampling.stop_ids] = stop_positions(rows.tokens, sampling.stop_ids)
-            own = kept(start, count, room=rollout.room, stops=stops[sampling.stop_ids])
+            own = kept(start, count, room=transcript.room(sampling), stops=stops[sampling.stop_ids])
             if sampling.stops:
-                own = rollout.own(rows.raw[4 * start : 4 * (start + own)])
+                own = transcript.own(rows.raw[4 * start : 4 * (start + own)], sampling)
             books = self.books if batch.cancelled else batch.books
             books.sampled(count, reserved=reserved)
             if batch.cancelled:
@@ -328,14 +330,14 @@ class Ledger:
             if own:
                 part, lead, routes = slice(4 * start, 4 * (start + own)), 0, b""
                 if rows.routes:
-                    lead = rollout.lead
+                    lead = transcript.lead
                     route_bytes = len(rows.routes[row]) // (rows.leads[row] + count)
                     routes = rows.routes[row][: route_bytes * (rows.leads[row] + own)]
                 if not batch.cancelled:
-                    piece = (rollout.sample, rollout.all_tokens, part, lead, routes)
+                    piece = (rollout.sample, sequences.num_tokens, part, lead, routes)
                     taken.setdefault(number, []).append(piece)
                 rollout.take_in(rows.raw[part], rows.logprobs[part], name, routes)
-            if rollout.turn_over:
+            if transcript.turn_over(sampling):
                 batch.end_turn(rollout)
                 batch.token_at(now)
                 ended.append(rollout)

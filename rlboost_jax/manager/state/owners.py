@@ -1,19 +1,19 @@
-"""The owners of all that a manager knows, and where it leaves what it wants done."""
+"""All records of the manager, and the outbox of its actions."""
 
 from dataclasses import dataclass
 
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.settings import Settings
-from rlboost_jax.manager.state.fleet import Fleet
+from rlboost_jax.manager.state.fleet_machines import Fleet
+from rlboost_jax.manager.state.instance_pools import Pools
 from rlboost_jax.manager.state.ledger import Ledger
-from rlboost_jax.manager.state.pools import Pools
 from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.manager.state.versions import Versions
 
 
 @dataclass(frozen=True)
 class Owners:
-    """A holder of one reads its records, and changes them by its verbs alone."""
+    """The records of the manager. Other parts read them, and change them by their methods alone."""
 
     outbox: Outbox
     ledger: Ledger
@@ -24,7 +24,11 @@ class Owners:
 
     @staticmethod
     def of(settings: Settings, now: float, life: str) -> "Owners":
-        """Args: life: unlike that of any other manager of the run."""
+        """Create the records of a new manager.
+
+        Args:
+            life: an id unique to this manager process.
+        """
         outbox, roster, fleet = Outbox(), Roster(settings, now), settings.fleet
         ledger = Ledger(outbox)
         pools = Pools(fleet.pools, most=fleet.most_instances, now=now)

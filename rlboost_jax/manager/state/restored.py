@@ -4,7 +4,7 @@ Whatever does not fit the tokens that are here is left out: those before it were
 of the journal, and are made again.
 """
 
-from rlboost_jax.manager.journal import Answered, Collected, CollectedRouted, Redone
+from rlboost_jax.manager.journal_entries import Answered, Collected, CollectedRouted, Redone
 from rlboost_jax.manager.state.collected import routes_of
 from rlboost_jax.manager.state.rollouts import BatchRecord
 from rlboost_jax.messages import unpack_counts, unpack_ids
@@ -24,7 +24,7 @@ def restore_tokens(batch: BatchRecord, entry: Collected | CollectedRouted, now: 
         part = slice(4 * end, 4 * (end + count))
         end += count
         rollout = batch.rollout_of(sample)
-        if rollout is None or rollout.dormant or rollout.all_tokens != start:
+        if rollout is None or rollout.dormant or rollout.sequences.num_tokens != start:
             continue
         rollout.take_in(entry.tokens[part], entry.logprobs[part], entry.instance, routes)
         if rollout.turn_over:
@@ -35,7 +35,7 @@ def restore_cuts(batch: BatchRecord, entry: Redone) -> None:
     ids, lengths = unpack_ids(entry.samples).tolist(), unpack_ids(entry.lengths).tolist()
     for sample, length in zip(ids, lengths, strict=True):
         rollout = batch.rollout_of(sample)
-        if rollout is not None and length < rollout.all_tokens:
+        if rollout is not None and length < rollout.sequences.num_tokens:
             batch.cut(rollout, length)
 
 

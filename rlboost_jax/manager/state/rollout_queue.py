@@ -1,4 +1,4 @@
-"""The queue of what waits for an instance, of one step."""
+"""Queue of one step's rollouts that wait for an instance."""
 
 import heapq
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class _Entry(Generic[T]):
-    """Of one item, in the order of the queue. It may be in two heaps, and is taken once."""
+    """Entry for one item, ordered as in the queue. It may be in two heaps, and is taken once."""
 
     __slots__ = ("item", "key", "taken")
 
@@ -29,7 +29,7 @@ class _Entry(Generic[T]):
 
 
 class RolloutQueue(Generic[T]):
-    """Those with tokens first, as they are nearest to the tail; then by rank, then by sample."""
+    """Rollouts with tokens first, being nearest to the tail; then by rank, then by sample."""
 
     def __init__(self) -> None:
         self._queue: list[_Entry[T]] = []
@@ -37,13 +37,15 @@ class RolloutQueue(Generic[T]):
         self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
 
     def __iter__(self) -> Iterator[T]:
-        """In queue order, without taking them."""
+        """Iterate in queue order, without taking the items."""
         return (entry.item for entry in sorted(self._queue) if not entry.taken)
 
     def put(self, item: T, sample: int, *, fresh: bool, home: str = "") -> None:
-        """Args:
-        fresh: it has no tokens yet.
-        home: instance that it would rather go to; "": to any.
+        """Queue an item.
+
+        Args:
+            fresh: it has no tokens yet.
+            home: instance that it would rather go to; "": to any.
         """
         entry = _Entry((fresh, self.rank_of(sample), sample), item)
         heapq.heappush(self._queue, entry)
@@ -51,7 +53,7 @@ class RolloutQueue(Generic[T]):
             heapq.heappush(self._homes.setdefault(home, []), entry)
 
     def take(self, count: int) -> list[T]:
-        """The next `count`, no longer in it."""
+        """Remove and return the next `count` items."""
         found: list[T] = []
         while len(found) < count:
             entry = heapq.heappop(self._queue)
@@ -60,7 +62,7 @@ class RolloutQueue(Generic[T]):
         return found
 
     def first_of(self, home: str) -> T | None:
-        """The next that would rather go to an instance."""
+        """The next item that prefers an instance."""
         queue = self._homes.get(home, [])
         while queue and queue[0].taken:
             heapq.heappop(queue)
@@ -70,14 +72,14 @@ class RolloutQueue(Generic[T]):
         return queue[0].item
 
     def take_first_of(self, home: str) -> T:
-        """That one, no longer in it."""
+        """Remove and return the item that `first_of` names."""
         return heapq.heappop(self._homes[home]).take()
 
     def clear(self) -> None:
         self._queue, self._homes = [], {}
 
     def rank(self, ranks: dict[int, float]) -> None:
-        """Queue by these from now on, lowest first; without one a sample counts as 0."""
+        """Order samples by these ranks from now on, lowest first; samples without one have 0."""
         self._ranks = ranks
         self._queue = [entry for entry in self._queue if not entry.taken]
         self._homes = {
@@ -90,5 +92,5 @@ class RolloutQueue(Generic[T]):
             heapq.heapify(queue)
 
     def rank_of(self, sample: int) -> float:
-        """Among those with tokens and among those without; the lower the sooner."""
+        """Rank of a sample among those with tokens and among those without; lowest first."""
         return self._ranks.get(sample, 0.0)

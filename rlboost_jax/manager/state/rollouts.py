@@ -1,11 +1,12 @@
-"""Responses in the making, and the batches that they belong to."""
+"""Unfinished and finished responses, and their batches."""
 
 from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
 from rlboost_jax.manager.accounts import Books
-from rlboost_jax.manager.state.placed_episode import PlacedEpisode
+from rlboost_jax.manager.state.episode_sequences import EpisodeSequences
+from rlboost_jax.manager.state.rollout_placement import RolloutPlacement
 from rlboost_jax.manager.state.rollout_queue import RolloutQueue
 from rlboost_jax.messages import (
     BeginBatch,
@@ -16,127 +17,127 @@ from rlboost_jax.messages import (
     Sampling,
 )
 from rlboost_jax.sequences.identities import Batch, Work, sample_number
+from rlboost_jax.sequences.sequence import common_tokens
+from rlboost_jax.sequences.transcript import Transcript
 
 
-class Rollout(PlacedEpisode):
-    """A response in the making: waiting, held by an instance, parked or finished.
+class Rollout:
+    """One response: waiting, held by an instance, parked or finished.
 
     *Parked* is one whose turn has ended and that goes on once it is answered. Nothing else says
     so: it follows from the tokens.
+
+    Attributes:
+        sequences: its tokens.
+        placement: where it is.
+        group: one number for all responses to a prompt.
     """
 
-    __slots__ = ("attempt", "batch", "group", "measures", "parked", "result", "sample", "work")
+    __slots__ = ("batch", "finished", "group", "measures", "parked", "placement", "sample",
+                 "sequences")  # fmt: skip
 
     def __init__(
         self, batch: "BatchRecord", prompt: PromptRequest, sample: int, sampling: Sampling | None
     ) -> None:
-        """A response to be made, without a token yet.
+        """Create a response without tokens.
 
         Args:
             sample: its number in the batch.
             sampling: None: as the batch says.
         """
         begin = batch.begin
-        super().__init__(prompt.tokens, sampling or begin.sampling)
-        self.batch = batch
-        self.work = Work(
+        work = Work(
             seed=begin.seed,
             batch=Batch(begin.batch),
             purpose=prompt.purpose,
             prompt=prompt.prompt,
             sample=sample,
         )
+        self.batch = batch
         self.sample = sample
-        self.group = sample // begin.group_size  # one number for all responses to the prompt
+        self.group = sample // begin.group_size
         self.measures = prompt.purpose == "evaluate"
-        self.parked = False
-        self.result: FinishedRollout | None = None
-        self.attempt = 0  # how often tokens were discarded
+        self.sequences = EpisodeSequences(work, prompt.tokens, sampling or begin.sampling)
+        self.placement = RolloutPlacement()
+        self.parked = self.finished = False
+
+    @property
+    def transcript(self) -> Transcript:
+        """Its newest sequence."""
+        return self.sequences.newest
 
     @property
     def waiting(self) -> bool:
-        return not self.holder and not self.dormant
+        return not self.placement.holder and not self.dormant
 
     @property
     def dormant(self) -> bool:
-        """Nobody has anything to sample of it: it is finished or parked."""
-        return self.result is not None or self.parked
+        """Whether it is finished or parked, so that no instance has anything to sample."""
+        return self.finished or self.parked
 
     @property
-    def last_turn(self) -> bool:
-        """Whether no other turn can follow this one."""
-        turns = self.batch.begin.turns
-        if self.turn + 1 >= turns or (self.ended and self.all_turns >= turns):
-            return True
-        return self.num_sampled >= self.sampling.max_tokens
+    def turn_over(self) -> bool:
+        """Whether its last token ends its turn."""
+        return self.sequences.newest.turn_over(self.sequences.sampling)
+
+    @property
+    def result(self) -> FinishedRollout | None:
+        """Its last sequence, for the trainer; None: it is not finished."""
+        return self.results[-1] if self.finished else None
 
     @property
     def results(self) -> tuple[FinishedRollout, ...]:
-        """Its sequences that are over, in order."""
-        ended = tuple([one.result for one in self.ended])
-        return ended if self.result is None else (*ended, self.result)
+        """Its completed sequences, for the trainer, in order."""
+        count, version = len(self.sequences.ended) + self.finished, self.batch.begin.version
+        return tuple([self.sequences.completed(number, version) for number in range(count)])
 
     def awaits(self, sequence: int, attempt: int, turn: int) -> bool:
-        """Whether it is parked, and just this is to be answered."""
-        asked = len(self.ended), self.attempt, self.turn
+        """Whether it is parked and waits for exactly this answer."""
+        asked = len(self.sequences.ended), self.sequences.attempt, self.transcript.turn
         return self.parked and asked == (sequence, attempt, turn)
 
     def request(self) -> GenerateRequest:
-        return GenerateRequest(
-            request_id=self.request_id,
-            work=self.work,
-            version=self.batch.begin.version,
-            prompt_tokens=self.prompt_tokens,
-            response_tokens=bytes(self.tokens),
-            sampling=self.sampling,
-            runs=self.runs,
-        )
-
-    def question(self) -> Parked:
-        """What the trainer is asked while it is parked."""
-        return Parked(
-            work=self.work,
-            attempt=self.attempt,
-            turn=self.turn,
-            tokens=bytes(self.tokens),
-            runs=self.runs,
-            logprobs=bytes(self.logprobs),
-        )
+        return self.sequences.request(self.placement.request_id, self.batch.begin.version)
 
     def set_aside(self, batch: "BatchRecord") -> None:
-        """It belongs to another batch from now on."""
+        """Move it to another batch."""
         self.batch = batch
 
+    def take_in(self, tokens: bytes, logprobs: bytes, name: str, routes: bytes = b"") -> None:
+        """Append what instance `name` sampled."""
+        self.sequences.append(tokens, logprobs, name, routes)
+        self.placement.yields()
+
     def park(self) -> None:
-        """Its turn is over, and another may follow; to be called by its batch."""
+        """Park it after a turn that another may follow; to be called by its batch."""
         self.parked = True
 
     def answer(self, tokens: bytes) -> None:
-        """It goes on after what the environment says; to be called by its batch."""
-        self._append_given(tokens)
+        """Continue it after the environment's answer; to be called by its batch."""
+        self.transcript.give(tokens)
         self.parked = False
 
-    def follow(self, prompt_tokens: bytes) -> None:
-        """Its sequence is over, and another begins; to be called by its batch."""
-        self._follow(self.work, self.batch.begin.version, self.attempt, prompt_tokens)
-        self.work = msgspec.structs.replace(self.work, sequence=len(self.ended))
+    def follow(self, prompt: bytes) -> None:
+        """Complete its sequence and begin another; to be called by its batch.
+
+        Pages left behind serve that as far as both begin with equal tokens.
+        """
+        before = self.transcript
+        self.sequences.follow(prompt)
+        self.placement.keep(common_tokens(before.prompt + before.tokens, prompt))
         self.parked = False
 
     def finish(self) -> None:
-        """Make the result; to be called by its batch."""
-        self.result = self._closed(self.work, self.batch.begin.version, self.attempt)
-        self.parked = False
+        """Mark it as finished; to be called by its batch."""
+        self.finished, self.parked = True, False
 
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens, no longer finished; to be called by its batch."""
-        self.attempt += 1
-        if self.result is not None:
-            self._reopen(self.result)
-            self.result = None
-        self.parked = False
-        self._go_back(length)
-        self.work = msgspec.structs.replace(self.work, sequence=len(self.ended))
-        self._truncate(length - self.tokens_before)
+        before = self.transcript
+        self.sequences.cut(length)
+        # Pages left behind are of the newest sequence before.
+        self.placement.keep(self.transcript.length if self.transcript is before else 0)
+        self.finished = self.parked = False
 
 
 class BatchRecord:
@@ -167,7 +168,7 @@ class BatchRecord:
 
     @property
     def num_dormant(self) -> int:
-        """Rollouts that nobody has anything to sample of: finished or parked."""
+        """Number of rollouts with nothing to sample: finished or parked ones."""
         return self.num_finished + self.num_parked
 
     @property
@@ -176,41 +177,40 @@ class BatchRecord:
 
     @property
     def rollout_seconds(self) -> float:
-        """From the beginning of its turn to its last token."""
+        """Seconds from the beginning of its turn to its last token."""
         return max(0.0, self.last_token_at - self.begun_at)
 
     @property
     def measures(self) -> bool:
-        """Whether it was extended by anything that measures the policy."""
+        """Whether it was extended by prompts that measure the policy."""
         return any(rollout.measures for rollout in self.rollouts)
 
     def delivered(self, *, measuring: bool) -> list[Rollout]:
         """Finished responses that are trained on, or those that measure the policy."""
-        return [r for r in self.rollouts if r.result is not None and r.measures == measuring]
+        return [r for r in self.rollouts if r.finished and r.measures == measuring]
 
     def resume(self, resumed: bool) -> None:
-        """It is begun, anew or with what is here of it."""
+        """Mark it as begun, anew or with its earlier tokens."""
         self.resumed = resumed
 
     def begin_at(self, at: float) -> None:
-        """Its turn has come: start the clock."""
+        """Begin its turn: start the clock."""
         self.begun_at = at
 
     def token_at(self, at: float) -> None:
-        """Tokens that count came then."""
+        """Record the time of tokens that count."""
         self.last_token_at = max(self.last_token_at, at)
 
     def end_turn(self, rollout: Rollout) -> None:
-        """The turn of a response of this batch is over: it is finished, unless the environment
-        may answer."""
-        if rollout.last_turn:
+        """End the turn of a response: it is finished, unless the environment may answer."""
+        if rollout.sequences.last_turn(self.begin.turns):
             self.finish(rollout)
         else:
             rollout.park()
             self.num_parked += 1
 
     def answer(self, rollout: Rollout, tokens: bytes, *, over: bool, prompt: bytes = b"") -> None:
-        """What the environment says to a parked response of this batch.
+        """Apply the environment's answer to a parked response of this batch.
 
         Args:
             over: its sequence is, whether or not anything was said.
@@ -226,31 +226,31 @@ class BatchRecord:
             self.finish(rollout)
 
     def finish(self, rollout: Rollout) -> None:
-        """A response of this batch is complete."""
+        """Finish a response of this batch."""
         self.num_parked -= rollout.parked
         rollout.finish()
         self.num_finished += 1
 
     def cut(self, rollout: Rollout, length: int) -> None:
         """Keep the first `length` tokens of a response of this batch."""
-        self.num_finished -= rollout.result is not None
+        self.num_finished -= rollout.finished
         self.num_parked -= rollout.parked
         rollout.cut(length)
 
     def cancel(self) -> Books:
-        """It is abandoned. Returns its counts; all that was sampled is lost."""
+        """Abandon the batch. Returns its counts; all its tokens are lost."""
         self.cancelled = True
         books, self.books = self.books, Books()
         books.write_off()
         return books
 
     def recount(self, books: Books) -> None:
-        """These are its counts so far."""
+        """Replace its counts."""
         self.books = books
 
     def settle(self) -> None:
-        """Make the counts agree with the tokens that are there."""
-        self.books.settle(sum(rollout.all_sampled for rollout in self.rollouts))
+        """Correct the counts to the tokens that are present."""
+        self.books.settle(sum(rollout.sequences.num_sampled for rollout in self.rollouts))
 
     def ask_for(
         self,
@@ -258,8 +258,7 @@ class BatchRecord:
         samples: int = 0,
         sampling: Sampling | None = None,
     ) -> bool:
-        """Let the first `samples` of each group (0: all) wait, where they are not here yet;
-        whether any was not.
+        """Queue the first `samples` of each group (0: all) that are missing; whether any was.
 
         Args:
             sampling: None: as the batch says.
@@ -275,50 +274,51 @@ class BatchRecord:
         return len(self.rollouts) > before
 
     def samples_of(self, prompt: PromptRequest, count: int = 0) -> range:
-        """The first `count` of a prompt's group (0: all)."""
+        """Numbers of the first `count` samples of a prompt's group (0: all)."""
         size = self.begin.group_size
         first = sample_number(prompt.prompt, 0, group_size=size, purpose=prompt.purpose)
         return range(first, first + (count or size))
 
     def drop_unfinished(self) -> None:
-        """Give up what is not finished; it belongs to a cancelled batch from now on."""
-        dropped = [rollout for rollout in self.rollouts if rollout.result is None]
+        """Drop unfinished responses; they belong to a cancelled batch from now on."""
+        dropped = [rollout for rollout in self.rollouts if not rollout.finished]
         if dropped:
             aside = BatchRecord(msgspec.structs.replace(self.begin, prompts=()), self.begun_at)
             aside.cancel()
             for rollout in dropped:
-                self.books.lose(rollout.all_sampled)
+                self.books.lose(rollout.sequences.num_sampled)
                 rollout.set_aside(aside)
                 del self._by_sample[rollout.sample]
-            self.rollouts = [rollout for rollout in self.rollouts if rollout.result is not None]
+            self.rollouts = [rollout for rollout in self.rollouts if rollout.finished]
             self.num_parked = 0
             self.requeue()
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout."""
-        self._waiting.put(rollout, rollout.sample, fresh=not rollout.begun, home=rollout.home)
+        begun, home = rollout.sequences.begun, rollout.placement.home
+        self._waiting.put(rollout, rollout.sample, fresh=not begun, home=home)
         self.num_waiting += 1
 
     def take(self, count: int) -> list[Rollout]:
-        """The next `count` of the queue, no longer in it."""
+        """Remove and return the next `count` rollouts of the queue."""
         self.num_waiting -= count
         return self._waiting.take(count)
 
     def first_of(self, home: str) -> Rollout | None:
-        """The next that has left pages there, still in the queue."""
+        """The next rollout that has left pages at an instance, still in the queue."""
         return self._waiting.first_of(home)
 
     def take_first_of(self, home: str) -> Rollout:
-        """That one, no longer in it."""
+        """Remove and return the rollout that `first_of` names."""
         self.num_waiting -= 1
         return self._waiting.take_first_of(home)
 
     def waiting(self) -> Iterator[Rollout]:
-        """In queue order, without taking them."""
+        """Iterate over the queue in order, without taking rollouts."""
         return iter(self._waiting)
 
     def rank(self, ranks: dict[int, float]) -> None:
-        """Queue samples by these from now on; see `RolloutQueue.rank`."""
+        """Order the queue by these ranks from now on; see `RolloutQueue.rank`."""
         self._waiting.rank(ranks)
 
     def rank_of(self, rollout: Rollout) -> float:
@@ -328,7 +328,7 @@ class BatchRecord:
         return self._by_sample.get(sample)
 
     def requeue(self) -> None:
-        """Let all that is not finished wait, for nobody holds anything."""
+        """Queue all unfinished rollouts; no instance holds any."""
         self._waiting.clear()
         self.num_waiting = 0
         for rollout in self.rollouts:
@@ -336,13 +336,13 @@ class BatchRecord:
                 self.wait(rollout)
 
     def results(self, samples: Collection[int]) -> Iterator[FinishedRollout]:
-        """What is over of some responses, sequence by sequence."""
+        """Completed sequences of some responses."""
         return (one for r in self.rollouts if r.sample in samples for one in r.results)
 
     def questions(self, samples: Collection[int]) -> Iterator[Parked]:
-        """Those of some responses that are parked."""
-        return (r.question() for r in self.rollouts if r.parked and r.sample in samples)
+        """Questions of those responses among `samples` that are parked."""
+        return (r.sequences.question() for r in self.rollouts if r.parked and r.sample in samples)
 
     def same_work(self, begin: BeginBatch) -> bool:
-        """Whether the tokens kept here are tokens of `begin` too."""
+        """Whether the tokens kept here are also valid for `begin`."""
         return self.begin == begin

@@ -1,4 +1,4 @@
-"""All rollout servers with a living stream: leases, who may join, time and money.
+"""All rollout servers with an open stream: leases, admission, time and money.
 
 A server is alive as long as it says so (its lease), hears us (what it echoes of our answers)
 and gets on with the work it holds (its progress).
@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rlboost_jax.manager.accounts import Integral
-from rlboost_jax.manager.journal import RunState
+from rlboost_jax.manager.journal_entries import RunState
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.deadline import Deadline, loaded_by
-from rlboost_jax.manager.state.index import Index, Pool
 from rlboost_jax.manager.state.instances import Instance
-from rlboost_jax.manager.state.names import Names, identity
 from rlboost_jax.manager.state.rollouts import BatchRecord
+from rlboost_jax.manager.state.roster_index import Index, Pool
+from rlboost_jax.manager.state.server_names import ServerNames, identity
 from rlboost_jax.messages import Hello, Renew, TokenBatch
+from rlboost_jax.observe.departures import LOST, Departure
 from rlboost_jax.settings.fingerprints import difference
 
 MAX_PRICE = 100_000.0  # dollars per hour; more is a mistake, or meant to spoil the accounts
@@ -27,7 +28,7 @@ RECEIVES_NOTHING = "it receives nothing from us"
 
 
 class Roster:
-    """All instances with a living stream, in the order in which they joined."""
+    """All instances with an open stream, in the order in which they joined."""
 
     def __init__(self, settings: Settings, now: float) -> None:
         self._settings = settings
@@ -37,6 +38,7 @@ class Roster:
         self.changed = False  # a member came or went since a step began
         self.joined = 0
         self.lost = 0
+        self.left = 0  # of the lost, with notice
         self.losses = 0.0  # lost ones that the market took
         self.alive = Integral(now)  # instance-seconds of preemptible ones
         self.start_seconds = math.inf  # from an order to readiness, lately; inf: not known
@@ -44,7 +46,7 @@ class Roster:
         self.cost = Integral(now)  # dollars
         self.ready = Integral(now)  # instance-seconds of preemptible ones with work to give
         self.own: set[str] = set()  # names that the trainer's engines have had
-        self.names = Names()
+        self.names = ServerNames()
         self.banished: dict[str, str] = {}  # who may not join again (`identity`), and why
         self.check_at = math.inf  # no server is due for anything before
         # That a rollout holds while it is sampled, on average. Before a step is known: as if
@@ -55,7 +57,7 @@ class Roster:
         return iter(self.streams.values())
 
     def objection(self, hello: Hello) -> str:
-        """Why a server cannot take part; "" if it can."""
+        """Reason why a server cannot take part; "" if it can."""
         needed = self._settings.slot_tokens
         if not 0 < hello.slots <= self._settings.slots:
             return (
@@ -98,8 +100,9 @@ class Roster:
 
     @property
     def trusting(self) -> bool:
-        """Deterministic runs wait for the reserved engine's fingerprint. Once that is known,
-        nobody with another one is here."""
+        """Whether instances may be given work. Deterministic runs wait for the reserved engine's
+        fingerprint; from then on no instance with another one is here.
+        """
         return not self._settings.deterministic or self.fingerprint is not None
 
     def pool(self, batch: BatchRecord) -> Pool:
@@ -119,70 +122,67 @@ class Roster:
         return instance
 
     def banish(self, name: str, reason: str) -> None:
-        """Let the server that had that name not join again: its next work would go the same way."""
+        """Never admit the server of that name again: its next work would go the same way."""
         if (who := self.names.owner(name)) is not None:
             self.banished.setdefault(who, reason)
             if len(self.banished) > MAX_BANISHED:
                 del self.banished[next(iter(self.banished))]
 
     def speaks(self, name: str, by_server: Callable[[Hello], bool]) -> bool:
-        """Whether a living stream is that of the provider's server of that name."""
+        """Whether an open stream is that of the provider's server of that name."""
         return name in self.index.claims and any(by_server(i.hello) for i in self)
 
     def same_process(self, name: str) -> list[Instance]:
-        """The living streams of the server that had that name, whatever they are called now."""
+        """Open streams of the server that had that name, under whatever names now."""
         who = self.names.owner(name)
         return [i for i in self if not i.reserved and identity(i.hello) == who]
 
     def retire(self, instance: Instance) -> None:
-        """It goes soon: no more work for it."""
+        """Stop giving work to an instance that leaves soon."""
         self.changed |= instance.member and not instance.departure.dismissed
         instance.retire()
 
     def received(self, instance: Instance, batch: TokenBatch, num_tokens: int, now: float) -> None:
-        """An instance's batch was taken in, and it has begun its next dispatch."""
+        """Record a token batch of an instance, which has begun its next dispatch."""
         more = instance.activity.received(batch, num_tokens, now)
         self.in_flight[instance.reserved] += more
 
     def learn(self, batch: BatchRecord) -> None:
-        """Take in how long the responses of a batch that is over were.
+        """Learn the mean context of rollouts from a finished batch, and refit the instances' room.
 
         One of n tokens holds its prompt and half of them on average, and is sampled for n steps.
         """
-        ended = [size for r in batch.rollouts if r.result is not None for size in r.sizes]
-        if steps := sum([sampled for _, sampled in ended]):
-            held = sum([sampled * (length - sampled / 2) for length, sampled in ended])
+        ended = [one for r in batch.rollouts if r.finished for one in r.sequences.transcripts]
+        if steps := sum([one.num_sampled for one in ended]):
+            held = sum([one.num_sampled * (one.length - one.num_sampled / 2) for one in ended])
             self.row_tokens = held / steps
             for instance in self:
                 instance.fit(self.row_tokens)
 
     def idle(self, instance: Instance) -> None:
-        """Nothing more comes of the dispatch that an instance had begun."""
+        """Record that the dispatch of an instance will yield nothing more."""
         self.in_flight[instance.reserved] += instance.activity.charge(0)
 
     def under_way(self) -> tuple[int, int]:
-        """Most tokens that may still come: of reserved instances, of preemptible ones."""
+        """Most tokens that may still arrive: from reserved and from preemptible instances."""
         return self.in_flight[True], self.in_flight[False]
 
     def begin_batch(self) -> None:
-        """Whether the fleet changes is asked anew."""
+        """Reset the flag that the fleet has changed."""
         self.changed = False
 
     def came(self) -> None:
-        """A member is there that was not when the step began, or one that was is none."""
+        """Note that the set of members has changed since the step began."""
         self.changed = True
 
-    def count_loss(self, *, by_market: bool) -> None:
-        """A preemptible instance was lost.
-
-        Args:
-            by_market: and by no fault of its own.
-        """
-        self.lost += 1
-        self.losses += by_market
+    def count_loss(self, departure: Departure) -> None:
+        """Count a preemptible instance that is gone."""
+        self.lost += departure in LOST
+        self.left += departure == "notice"
+        self.losses += departure in LOST
 
     def started(self, seconds: float) -> None:
-        """An instance was ready so long after it was ordered."""
+        """Record the time from an order to a ready instance."""
         known = self.start_seconds if self.start_seconds < math.inf else seconds
         self.start_seconds = known + NEWEST_START * (seconds - known)
 
@@ -193,7 +193,7 @@ class Roster:
         self.changed |= instance.member
 
     def deadline(self, instance: Instance) -> Deadline:
-        """Of a server, the first one.
+        """The earliest deadline of a server.
 
         Tokens and answers come over its line, so what its lease has beyond the shortest is added
         to its patience.
@@ -205,9 +205,10 @@ class Roster:
             line = lease - manager.lease_seconds
             since = instance.parameters.progress_at
             gone = min(gone, loaded_by(since, manager.progress_seconds, line))
+        patience = activity.patience(manager.progress_seconds) + line
+        gone = min(gone, activity.scores.deadline(patience))
         if not instance.held:
             return gone
-        patience = activity.patience(manager.progress_seconds) + line
         silent, owing = (
             f"no progress for {patience:.3g} s",
             f"gave nothing back for {patience:.3g} s",
@@ -219,7 +220,7 @@ class Roster:
         )
 
     def _loss_of_line(self, instance: Instance, lease: float) -> Deadline:
-        """When it counts as lost for its line.
+        """Deadline after which its connection counts as lost.
 
         A server that receives nothing is found by `unreachable` at its next message, unless its
         messages are held up by then for want of our acknowledgements. Then the last of them shows
@@ -237,7 +238,7 @@ class Roster:
 
     @property
     def shortest_lease(self) -> float:
-        """Seconds, on a good line."""
+        """Lease on a good connection, in seconds."""
         return self._settings.manager.lease_seconds
 
     def lease(self, instance: Instance) -> float:
@@ -254,22 +255,22 @@ class Roster:
         )
 
     def watch(self, instance: Instance) -> None:
-        """It holds work from now on, or its lease is another: look at it in time."""
+        """Schedule a check of an instance that holds new work or has another lease."""
         self.look_at(self.deadline(instance).at)
 
     def look_at(self, moment: float) -> None:
-        """Some server may be due for something then."""
+        """Schedule a check of all servers for that moment."""
         self.check_at = min(self.check_at, moment)
 
     def looked(self, again: float) -> None:
-        """All were looked at; no server is due for anything before `again`."""
+        """Note that all servers were checked; none is due before `again`."""
         self.check_at = again
 
     def unreachable(self, instance: Instance, renewal: Renew, now: float) -> str:
-        """Take in what a renewal says of its line. Returns why its server counts as lost, or "".
+        """Process a renewal's news of the connection; returns why the server is lost, or "".
 
-        A server that is merely silent is judged by its lease. So this one is judged as it speaks:
-        by the next renewal it would be too late.
+        A server that is merely silent is judged by its lease. This one is judged as its message
+        arrives: by the next renewal it would be too late.
         """
         instance.lease.echoed(renewal.echo, now)
         renew = self._settings.manager.renew_seconds
@@ -280,34 +281,36 @@ class Roster:
         return f"unreachable for {silence:.2g} s: {RECEIVES_NOTHING}" if silence >= patience else ""
 
     def forgive(self, seconds: float, now: float) -> None:
-        """We heard nobody for so long, by our own fault. Machines go when they go, though."""
+        """Extend deadlines by a time in which this manager could hear nobody."""
         for instance in self:
             instance.forgive(seconds, now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Nobody heard what we have to say for so long, by our own fault."""
+        """Excuse servers from progress for a time in which messages to them were delayed here."""
         for instance in self:
             instance.excuse(seconds, now)
 
     def mark(self) -> tuple[object, ...]:
-        """Another whenever `snapshot` has changed by more than time going by."""
+        """A value that changes whenever `snapshot` does by more than passing time."""
         cost, banished = self.cost, len(self.banished)
-        return self.joined, self.lost, self.names.numbers, banished, cost.level, cost.lumps
+        counts = self.joined, self.lost, self.left
+        return *counts, self.names.numbers, banished, cost.level, cost.lumps
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """What of a `RunState` is known here."""
+        """Fields of `RunState` that are kept here."""
         return {
             "banished": dict(self.banished),
             "joined": self.joined,
             "lost": self.lost,
+            "left": self.left,
             "numbers": self.names.numbers,
             "dollars": self.cost.total(now),
             "dollars_per_second": self.cost.level,
         }
 
     def restore(self, entry: RunState, now: float) -> None:
-        """Nobody is connected yet."""
-        self.joined, self.lost = entry.joined, entry.lost
+        """Restore from the journal. No server is connected yet."""
+        self.joined, self.lost, self.left = entry.joined, entry.lost, entry.left
         self.names.resume(entry.numbers)
         self.banished = dict(entry.banished)
         since = max(0.0, now - entry.at)  # a clock that was set back says nothing
@@ -321,8 +324,14 @@ class Roster:
     def num_reserved(self) -> int:
         return len(self.index.reserved)
 
+    def price_of(self, instance: Instance) -> float:
+        """Dollars per hour; the trainer's own engines share one price equally."""
+        if instance.reserved:
+            return self._settings.fleet.reserved_price_per_hour / max(1, self.num_reserved)
+        return self.index.price_of(instance.stream)
+
     def account(self, batches: Iterable[BatchRecord], starting: float, now: float) -> None:
-        """Bring the integrals up to date after something changed.
+        """Bring the time integrals up to date after something changed.
 
         Args:
             batches: that are open.
@@ -337,5 +346,5 @@ class Roster:
         self.ready.set(sum([len(pool.instances) for pool in pools]), now)
 
     def pay_egress(self, num_bytes: int) -> None:
-        """Weights have left the learner's site."""
+        """Charge for weights that left the learner's site."""
         self.cost.add(num_bytes / 1e9 * self._settings.fleet.egress_dollars_per_gb)

@@ -1,4 +1,4 @@
-"""A token batch taken apart and checked, before any of it is believed."""
+"""Decoding and checking of a token batch, before any of it is believed."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ class MalformedBatch(ValueError):
 
 
 class TokenRows:
-    """A token batch taken apart and checked.
+    """A decoded and checked token batch.
 
     Raises `MalformedBatch` if lengths disagree, a token is outside the vocabulary, a
     log-probability is not one or a route leads nowhere.
@@ -67,13 +67,14 @@ class TokenRows:
             raise MalformedBatch("tokens without routes")
 
     def route_error(self, held: Mapping[int, Rollout]) -> str:
-        """What routes are missing, or too many, for the rollouts that they go with; "" if none."""
+        """Missing or superfluous routes for the rollouts they belong to; "" if none."""
         for request_id, lead in zip(self.ids, self.leads, strict=False):
             rollout = held.get(request_id)
-            if rollout is not None and not rollout.dormant and lead != rollout.lead:
-                return (
-                    f"{lead} routes before the tokens of request {request_id}, not {rollout.lead}"
-                )
+            if rollout is None or rollout.dormant:
+                continue
+            due = rollout.transcript.lead
+            if lead != due:
+                return f"{lead} routes before the tokens of request {request_id}, not {due}"
         return ""
 
     def _take_routes(self, batch: RoutedTokenBatch, routing: Routing) -> None:
@@ -95,7 +96,7 @@ class TokenRows:
 
 
 def _check_experts(ids: NDArray[Any], routing: Routing) -> None:
-    """Raise unless all are experts, and those of one layer's choice different ones."""
+    """Raise unless all ids are experts, and those chosen in one layer are distinct."""
     if len(ids) and int(ids.max()) >= routing.num_experts:
         raise MalformedBatch(f"expert {ids.max()} of 0..{routing.num_experts - 1}")
     columns = np.ascontiguousarray(ids.reshape(-1, routing.experts_per_token).T)

@@ -1,6 +1,6 @@
-"""Policy versions: which is the newest, and who holds or fetches which."""
+"""Policy versions: the newest, and the instances that hold or fetch each."""
 
-from rlboost_jax.manager.journal import Published
+from rlboost_jax.manager.journal_entries import Published
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.ledger import Ledger
@@ -10,7 +10,8 @@ from rlboost_jax.sequences.identities import Version
 
 
 class Versions:
-    """
+    """Record of published versions, and of the instances that need them.
+
     Attributes:
         newest: None before the first.
         manifests: by version, of the newest and of older ones that are being fetched, or that open
@@ -18,7 +19,11 @@ class Versions:
     """
 
     def __init__(self, roster: Roster, ledger: Ledger, outbox: Outbox, *, lag: int) -> None:
-        """Args: lag: of the run."""
+        """Start without a version.
+
+        Args:
+            lag: of the run.
+        """
         self._lag = lag
         self._roster = roster
         self._ledger = ledger
@@ -28,11 +33,11 @@ class Versions:
         self._before: set[int] = set()  # published before the trainer that is here came
 
     def restore(self, entry: Published) -> None:
-        """A journal tells of it."""
+        """Restore a published version from the journal."""
         self._take(entry.manifest)
 
     def publish(self, manifest: Manifest) -> None:
-        """A version is complete, and can be fetched."""
+        """Record a version that is complete and can be fetched."""
         needed = self._fetched()
         if self._outbox.wanted is None:  # a trainer that is back begins its batches after this
             needed |= {Version(version) for version in self.manifests}
@@ -44,12 +49,15 @@ class Versions:
         self._outbox.record("published", version=manifest.version)
 
     def attached(self) -> None:
-        """A trainer is here, or here again."""
+        """Note that a trainer has connected, perhaps again."""
         self._before = set(self.manifests)
 
     def begun(self, begin: BeginBatch) -> None:
-        """With a lag, a trainer that begins a batch has gone back on later versions that it has not
-        published since it is here: it publishes them anew."""
+        """Drop later versions that a trainer with a lag has gone back on.
+
+        A trainer that begins a batch after a restart publishes the later versions anew; those it
+        has not published since it connected no longer count.
+        """
         gone = {v for v in self._before if v > begin.batch}
         if self._lag and gone:
             self._before -= gone
@@ -59,8 +67,8 @@ class Versions:
     def announce(self, instance: Instance, manifest: Manifest) -> None:
         """Announce a version to an instance that does not hold it.
 
-        Who leaves needs none. Without a lag there is no choice, and reserved engines are handed
-        their weights by the trainer before they are needed.
+        A leaving instance needs none. Without a lag there is no choice, and the trainer hands its
+        reserved engines their weights before they are needed.
         """
         if instance.departure.leaving or (instance.reserved and not self._lag):
             return
@@ -68,8 +76,11 @@ class Versions:
             self._outbox.send(instance.stream, Announce(manifest=manifest))
 
     def prefetch(self, instance: Instance) -> None:
-        """Have an instance fetch what it is to hold next, most likely: the oldest version after
-        that which was announced to it. The trainer's engines have all of them at hand."""
+        """Have an instance fetch in advance the version it will most likely hold next.
+
+        That is the oldest version after the one announced to it. The trainer's engines have all of
+        them at hand.
+        """
         announced = instance.parameters.announced
         if announced is None or instance.reserved or instance.departure.leaving:
             return
@@ -78,7 +89,7 @@ class Versions:
             self._outbox.send(instance.stream, Prefetch(manifest=manifest))
 
     def _take(self, manifest: Manifest) -> None:
-        """With a lag, a trainer says older versions, too, that its open batches need."""
+        """Add a manifest. With a lag it may be of an older version, which open batches need."""
         newest = self.newest
         if not (self._lag and newest is not None and manifest.version < newest.version):
             self.newest = manifest
@@ -86,14 +97,16 @@ class Versions:
         self._before.discard(manifest.version)
 
     def fetched(self, instance: Instance, version: Version, num_bytes: int) -> None:
-        """Pay for what an instance says it pulled of a version: once, and at most for all of it.
-        Of abandoned pulls nothing is known here."""
+        """Charge for the reported bytes of a version: once, and at most for all of it.
+
+        Abandoned pulls are not known here.
+        """
         manifest = self.manifests.get(version)
         if manifest is not None and instance.parameters.pay(version):
             self._roster.pay_egress(min(num_bytes, manifest.num_bytes))
 
     def in_use(self) -> set[Version]:
-        """Held, being fetched, or the newest: their snapshots must not be deleted."""
+        """Versions held, being fetched, or newest: their snapshots must not be deleted."""
         held = (i.parameters.version for i in self._roster)
         versions = self._fetched().union(version for version in held if version is not None)
         return versions | ({self.newest.version} if self.newest is not None else set())

@@ -1,5 +1,6 @@
-"""A run in a browser: what the live page and the report draw, as data.
+"""Data of the live page and the report of a run in a browser.
 
-`view`: `RunView` follows the files of a run, by `tail`. `panels`: which charts there are; `stream`:
-what a page is sent. `prometheus`: the route /metrics. `assets` reads the scripts in static/.
+`run_view`: `RunView` follows the files of a run, by `file_tail`. `chart_panels`: which charts there
+are; `page_stream`: what a page is sent. `prometheus`: the route /metrics. `assets` reads the
+scripts in static/.
 """

@@ -1,9 +1,11 @@
-"""The files of the page, as they lie in this package: no build, nothing from elsewhere."""
+"""Files of the page, as they are in this package: no build step, nothing from elsewhere."""
 
 import base64
 import hashlib
+import json
+from collections.abc import Mapping
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 SHARED: Final = ("elements.js", "charts.js", "fleet.js", "differences.js", "samples.js")
 SERVED: Final = {
@@ -19,17 +21,28 @@ POLICY: Final = (
 
 
 def asset(name: str) -> str:
-    """The text of a file."""
+    """Text of a file."""
     return resources.files(__package__).joinpath("static", name).read_text("utf-8")
 
 
 def report_script() -> str:
-    """All that a report needs, in one."""
+    """Script of a report, in one file."""
     return "\n".join(asset(name) for name in (*SHARED, "report.js"))
 
 
+def comparison_script() -> str:
+    """Script of a comparison of runs, in one file."""
+    return "\n".join(asset(name) for name in ("elements.js", "charts.js", "comparison.js"))
+
+
+def inert(values: Mapping[str, Any]) -> str:
+    """Encode JSON for embedding: no text in it ends the element, or begins another."""
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
 def report_policy(script: str, style: str) -> str:
-    """What a report may do: run this script, look like this, and ask nobody for anything."""
+    """Content security policy of a report: its own script and style, and no requests."""
     return (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"

@@ -1,4 +1,4 @@
-"""Rows of `metrics.jsonl` as columns of numbers to draw, of a run that may have any length."""
+"""Columns of numbers to draw, from rows of `metrics.jsonl` of a run of any length."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -19,7 +19,7 @@ SHOWN: Final = (
     *("instances_lost", "requests_migrated", "tokens_generated", "tokens_lost"),
     *("tokens_reserved", "tokens_preemptible", "cost_dollars", "cost_forecast_dollars"),
     *("max_logprob_gap", "turns_mean", "sequences_mean", "parked_share", "tool_calls"),
-    *("tool_failures", "environment_seconds", "episodes_left_out", "durable_step"),
+    *("tool_failures", "environment_seconds", "episodes_left_out", "durable_step", "final"),
 )
 # What follows from the rows.
 RESERVED_RATE, PREEMPTIBLE_RATE = "reserved_per_second", "preemptible_per_second"
@@ -42,11 +42,13 @@ class Points:
         self._most = most
         self.all: list[dict[str, Any]] = []
         self.count = 0  # rows seen
+        self.steps = 0  # of these, rows of steps
         self.thinned = 0  # how often points were left out
         self._spent = self._seconds = 0.0
 
     def add(self, row: Row) -> None:
         self.count += 1
+        self.steps += not row.get("final")
         self._spent += row.get("cost_dollars") or 0.0
         self._seconds += row.get("step_seconds") or 0.0
         point = {key: row.get(key) for key in SHOWN}
@@ -65,8 +67,10 @@ class Points:
 
 
 def thinned(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With every second one of the older half: of two neighbours the one with an accuracy, else
-    the first."""
+    """Drop every second point of the older half.
+
+    Of two neighbours the one with an accuracy stays, else the first.
+    """
     half = len(points) // 4 * 2
     pairs = zip(points[:half:2], points[1:half:2], strict=True)
     older = [b if a.get(ACCURACY) is None is not b.get(ACCURACY) else a for a, b in pairs]
@@ -74,7 +78,7 @@ def thinned(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def columns(points: Sequence[Mapping[str, Any]]) -> Columns:
-    """A list for each key that any point knows; None where one does not."""
+    """List of values for each key that any point has; None where a point lacks it."""
     keys = dict.fromkeys(key for point in points for key, v in point.items() if v is not None)
     return {key: [point.get(key) for point in points] for key in keys}
 

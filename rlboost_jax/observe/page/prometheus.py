@@ -1,4 +1,4 @@
-"""`/metrics`: what is known of a run, in the text format of Prometheus.
+"""Metrics of a run at `/metrics`, in the text format of Prometheus.
 
 Source: Prometheus, "Exposition formats", text format 0.0.4.
 """
@@ -8,7 +8,7 @@ from typing import Final
 
 from rlboost_jax.observe.metrics import MEANINGS, SUMMED
 from rlboost_jax.observe.page.points import REWARD_PREFIX
-from rlboost_jax.observe.page.view import RunView
+from rlboost_jax.observe.page.run_view import NEWS, RunView
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX: Final = "rlboost_"
@@ -17,7 +17,7 @@ Sample = tuple[Mapping[str, str], float]  # labels, value
 
 
 def metrics_text(view: RunView, *, name: str) -> str:
-    """All numbers of a run.
+    """Format all numbers of a run.
 
     A number of the newest step is a gauge `rlboost_<key>`, as docs/reference/metrics.md names it;
     one that is null there is left out. Sums over all steps are counters `rlboost_run_<key>_total`:
@@ -33,7 +33,7 @@ def _families(view: RunView, name: str) -> Iterator[list[str]]:
     yield _family("run_info", "gauge", "of the run; always 1", [({"run": name}, 1)])
     if view.config is not None:
         yield _family("num_steps", "gauge", "steps of the whole run", [({}, view.config.num_steps)])
-    yield _family("run_steps_total", "counter", "steps that are done", [({}, view.points.count)])
+    yield _family("run_steps_total", "counter", "steps that are done", [({}, view.points.steps)])
     for key, meaning in MEANINGS.items():
         value = view.last.get(key)
         if isinstance(value, int | float):
@@ -52,9 +52,9 @@ def _families(view: RunView, name: str) -> Iterator[list[str]]:
     ready = sum(life.ready is not None for life in lives)
     states = [({"state": "ready"}, ready), ({"state": "starting"}, len(lives) - ready)]
     yield _family("servers", "gauge", "preemptible servers by state", states)
-    if view.kinds:
-        kinds = [({"kind": kind}, count) for kind, count in sorted(view.kinds.items())]
-        yield _family("events_total", "counter", "lines of events.jsonl by kind", kinds)
+    counts = {**dict.fromkeys(NEWS, 0), **view.kinds}  # `increase` misses a first value above 0
+    kinds = [({"kind": kind}, count) for kind, count in sorted(counts.items())]
+    yield _family("events_total", "counter", "lines of events.jsonl by kind", kinds)
     signs = len(view.warnings)
     yield _family("warnings_total", "counter", "signs of trouble in the rows", [({}, signs)])
 

@@ -1,4 +1,4 @@
-"""Where in `samples.jsonl` each group is, so that a page reads those that somebody looks at."""
+"""Index of the groups in `samples.jsonl`, so that a page reads only those it shows."""
 
 import hashlib
 from collections import OrderedDict
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.observe.lines import decoded
-from rlboost_jax.observe.page.tail import Tail
+from rlboost_jax.observe.json_lines import decoded
+from rlboost_jax.observe.page.file_tail import FileTail
 from rlboost_jax.observe.samples import parts_read, shortened
 
 MOST_GROUPS: Final = 2_000  # known; of more the oldest are left out
@@ -21,8 +21,8 @@ SEARCHED_BYTES: Final = 2**26  # of the newest
 
 
 @dataclass
-class Group:
-    """The responses to a prompt of a step: what the list shows, and where they are."""
+class SampleGroup:
+    """Responses to a prompt of a step: their list entry, and where they are in the file."""
 
     step: int
     prompt: int
@@ -39,7 +39,7 @@ class Group:
         return f"{self.step}-{self.prompt}"
 
     def entry(self) -> dict[str, Any]:
-        """As the list has it."""
+        """Entry of the list."""
         return {
             "id": self.id,
             "step": self.step,
@@ -63,12 +63,12 @@ class Group:
 
 
 class SampleIndex:
-    """To be used by one thread at a time."""
+    """Index of one file. To be used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._tail = Tail(path)
-        self._groups: OrderedDict[str, Group] = OrderedDict()
+        self._tail = FileTail(path)
+        self._groups: OrderedDict[str, SampleGroup] = OrderedDict()
 
     def poll(self) -> None:
         """Read what is new."""
@@ -110,7 +110,7 @@ class SampleIndex:
         if len(group.places) < MOST_ROWS:
             group.take(row, (offset, len(line)))
 
-    def _with(self, groups: Sequence[Group], words: str) -> list[Group]:
+    def _with(self, groups: Sequence[SampleGroup], words: str) -> list[SampleGroup]:
         found, left = [], SEARCHED_BYTES
         for group in groups:
             left -= sum(length for _, length in group.places)
@@ -122,7 +122,7 @@ class SampleIndex:
                 found.append(group)
         return found
 
-    def _read(self, group: Group) -> list[dict[str, Any]]:
+    def _read(self, group: SampleGroup) -> list[dict[str, Any]]:
         rows = []
         try:
             with open(self._path, "rb") as file:
@@ -135,9 +135,9 @@ class SampleIndex:
         return rows
 
 
-def group_of(row: Mapping[str, Any], prompt: str) -> Group:
-    """An empty one, for the rows that are like this one."""
-    return Group(
+def group_of(row: Mapping[str, Any], prompt: str) -> SampleGroup:
+    """Empty group for rows like this one."""
+    return SampleGroup(
         step=row["step"],
         prompt=int(row.get("prompt", 0)),
         head=" ".join(prompt.split())[:HEAD_LETTERS],

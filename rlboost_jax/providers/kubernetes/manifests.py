@@ -1,4 +1,4 @@
-"""What a server is to its cluster: the manifests of its pod and of the Secret with credentials.
+"""Manifests of a server's pod and of the Secret with its credentials.
 
 The Secret is owned by its pod, so that whatever ends the pod, the cluster removes it as well. Both
 keep to the restricted Pod Security Standard. No manifest has a credential in it: the pod names the
@@ -13,10 +13,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlboost_jax.credentials import JOIN_VARIABLE
 from rlboost_jax.providers.base import ANY_POOL, NONCE_VARIABLE
-from rlboost_jax.settings.fleet import FleetConfig
-from rlboost_jax.settings.kubernetes import (
+from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.settings.kubernetes_config import (
     KubernetesConfig,
     Spot,
     labels_of,
@@ -25,6 +24,7 @@ from rlboost_jax.settings.kubernetes import (
     tolerations_of,
     variables_of,
 )
+from rlboost_jax.trust.credentials import JOIN_VARIABLE
 
 Manifest = dict[str, Any]
 
@@ -45,7 +45,7 @@ SPOT: Final[Mapping[Spot, tuple[str, str, bool]]] = {
 
 
 def pod_name(run: str, name: str, nonce: str) -> str:
-    """The same for the same tag: a start that is sent twice makes one pod."""
+    """Name of a pod, the same for the same tag: a start that is sent twice makes one pod."""
     digest = hashlib.sha256(f"{run}/{name}/{nonce}".encode()).hexdigest()[:10]
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-")
     return f"rlboost-{readable}-{digest}"
@@ -54,7 +54,7 @@ def pod_name(run: str, name: str, nonce: str) -> str:
 def pod(
     fleet: FleetConfig, *, run: str, name: str, nonce: str, pool: str, address: str
 ) -> Manifest:
-    """Of one server.
+    """Manifest of one server's pod.
 
     Args:
         address: HOST:PORT of the manager.
@@ -99,7 +99,7 @@ def pod(
 
 
 def secret(of_pod: Manifest, *, uid: str, join: str) -> Manifest:
-    """With the credentials of a pod that there is.
+    """Manifest of the Secret with the credentials of an existing pod.
 
     Args:
         uid: of the pod.
@@ -165,7 +165,7 @@ def _container(
 
 
 def _place(kubernetes: KubernetesConfig, pool: str) -> Manifest:
-    """Which nodes a pod may go to."""
+    """Node selection of a pod."""
     labels = dict(labels_of(kubernetes.node_labels))
     tolerations = [
         {

@@ -1,4 +1,4 @@
-"""What a pod's status says of its server. Pure; of the API's JSON, whichever release wrote it."""
+"""State of a server from its pod's status. Pure; reads the API's JSON of any release."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ BEGINNING: Final = ("ContainerCreating", "PodInitializing", "")
 
 @dataclass(frozen=True, kw_only=True)
 class PodState:
-    """
+    """State of a server's pod.
+
     Attributes:
         name: of the pod.
         tag: run, name and nonce.
@@ -40,7 +41,7 @@ class PodState:
 
 
 def pod_state(pod: Pod) -> PodState | None:
-    """None of a pod without our tag."""
+    """State of a pod; None if it lacks our tag."""
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
     labels = meta.get("labels") or {}
     if not all(key in labels for key in (RUN, NAME, NONCE)):
@@ -85,7 +86,7 @@ def _state(
 
 
 def _container(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state of the server's container."""
+    """State of the server's container."""
     for each in status.get("containerStatuses") or ():
         if each.get("name") == CONTAINER:
             return each.get("state") or {}
@@ -93,7 +94,10 @@ def _container(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """One that is in the way of the pod; empty where it is not. PodScheduled is so while False."""
+    """Condition of a kind that blocks the pod; empty if none does.
+
+    PodScheduled blocks while it is False.
+    """
     holds = "False" if kind == "PodScheduled" else "True"
     for each in status.get("conditions") or ():
         if each.get("type") == kind and each.get("status") == holds:

@@ -1,5 +1,5 @@
 """Preemption notices, as clouds give them to a machine.
 
-`watch`: `watch_machine`, for the life of a server. `aws`, `gcp` and `azure` read what their
-`metadata` servers answer.
+`notice_watch`: `watch_machine`, for the life of a server. `aws_notices`, `gcp_notices` and
+`azure_notices` read what their `metadata_server` servers answer.
 """

@@ -1,1 +1,1 @@
-"""A server that shares its device: how much of it the server may use, and when it may run."""
+"""Sharing of a device with other programs: how much of it the server may use, and when."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
 from rlboost_jax.engine.costs import Costs
-from rlboost_jax.engine.scheduler import Allowance
+from rlboost_jax.engine.scheduler import ProgramAllowance
 from rlboost_jax.engine.shared import Wants
 from rlboost_jax.rollout.sharing.slack import Due, Latencies, Shape, allowance, most_idle, slack
 from rlboost_jax.rollout.sharing.turns import AGAIN_SECONDS
@@ -21,15 +21,16 @@ STARVED_SECONDS: Final = 5.0  # without room for any program: what is held is ha
 
 
 class PacedEngine(Protocol):
-    """What is needed of `rlboost_jax.engine.shared.SharedEngine`."""
+    """Part of `rlboost_jax.engine.shared.SharedEngine` that is needed here."""
 
     @property
     def wants(self) -> Wants: ...
-    def allow(self, allowance: Allowance | None) -> None: ...
+    def allow(self, allowance: ProgramAllowance | None) -> None: ...
 
 
 class Pace:
-    """
+    """Permission for a shared engine's programs, by what other tenants need.
+
     Args:
         starved: called once where nothing was allowed for too long, in the engine's thread.
         clock: seconds; the tenant's dues are on it.
@@ -54,7 +55,7 @@ class Pace:
         self.denied = 0
 
     def said(self, tenant: int, latencies: Latencies, dues: tuple[Due, ...]) -> None:
-        """All that a tenant has to do."""
+        """Replace a tenant's queue of work."""
         with self._lock:
             self._tenants[tenant] = latencies, dues
 
@@ -63,7 +64,7 @@ class Pace:
             self._tenants.pop(tenant, None)
 
     def wait_seconds(self, engine: PacedEngine) -> float:
-        """0: a program may run, and the engine knows which; else when to ask again."""
+        """Seconds until to ask again; 0: a program may run, and the engine is told which."""
         with self._lock:
             tenants = list(self._tenants.values())
         if not tenants:
@@ -86,15 +87,16 @@ class Pace:
         return AGAIN_SECONDS
 
     def asked(self, ask: Callable[[], T]) -> tuple[T, int]:
-        """What `ask` returns, and the dispatches that had ended: none ends in between.
+        """Call `ask`; return its result and the number of dispatches ended by then.
 
-        So at most one more ends before the engine's thread does what it is asked for here.
+        None ends in between, so at most one more ends before the engine's thread does what is asked
+        here.
         """
         with self._lock:
             return ask(), self.dispatches
 
     def ended(self, *, mixed: bool, rows: int, steps: int, seconds: float) -> None:
-        """A program has, after so many seconds.
+        """Record a program that ran for `seconds`.
 
         Args:
             rows: rollouts in it.

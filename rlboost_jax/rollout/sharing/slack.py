@@ -1,14 +1,14 @@
-"""How long the device may be ours before somebody else's token would be late. Decisions only.
+"""Time the server may use the device before a tenant's token would be late. Decisions only.
 
 A program that is launched runs to its end. So before each one it is asked: if the device is ours
 for so long and the tenant's from then on, is any of its tokens late? The tenant says when the next
 token of each of its requests is due, and how long it needs the device until it has it, all that
 comes before included; that is the whole of what is known of its engine.
 
-Requests that are yet to come are nobody's knowledge. They find the tenant's queue as we leave it:
-so first tokens are taken to be due when a part of their time is still left (`RESERVE`), which is
-what a burst of arrivals has. Later tokens are left a little for what a clock, a wake-up and a
-program that takes longer than usual need (`MARGIN`).
+Future requests are unknown. They find the tenant's queue as we leave it: so first tokens are taken
+to be due when a part of their time is still left (`RESERVE`), which a burst of arrivals then has.
+Later tokens keep a small reserve for a clock, a wake-up and a program that takes longer than usual
+(`MARGIN`).
 """
 
 import math
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlboost_jax.engine.costs import Costs
-from rlboost_jax.engine.scheduler import Allowance
+from rlboost_jax.engine.scheduler import ProgramAllowance
 from rlboost_jax.engine.shared import Wants
 
 RESERVE: Final = 0.5  # of the time to a first token
@@ -26,7 +26,7 @@ MARGIN: Final = 0.1  # of the time to a later one
 
 @dataclass(frozen=True, kw_only=True)
 class Latencies:
-    """What a tenant promises those it serves."""
+    """Latencies that a tenant promises to its clients."""
 
     first_token_seconds: float
     token_seconds: float  # from one token to the next
@@ -45,7 +45,7 @@ class Due:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes that our programs have."""
+    """Sizes of the server's programs."""
 
     max_steps: int
     decode_rows: tuple[int, ...]  # ascending
@@ -53,8 +53,10 @@ class Shape:
 
 
 def slack(latencies: Latencies, dues: Sequence[Due], now: float) -> float:
-    """Seconds that the device may be ours from now on; inf: the tenant has nothing to do; below
-    0: something is late already."""
+    """Seconds for which the server may use the device from now on.
+
+    inf: the tenant has nothing to do; below 0: something is late already.
+    """
     first = RESERVE * latencies.first_token_seconds
     later = MARGIN * latencies.token_seconds
     return min(
@@ -64,13 +66,15 @@ def slack(latencies: Latencies, dues: Sequence[Due], now: float) -> float:
 
 
 def most_idle(latencies: Latencies) -> float:
-    """Seconds that a program of ours may take where the tenant has nothing to do: what comes the
-    moment after waits for its end."""
+    """Seconds a program may take while the tenant has nothing to do.
+
+    A request that arrives the moment after waits for its end.
+    """
     return RESERVE * latencies.first_token_seconds
 
 
-def allowance(seconds: float, wants: Wants, costs: Costs, shape: Shape) -> Allowance | None:
-    """The program that gets most done in so many seconds; None: none is so short.
+def allowance(seconds: float, wants: Wants, costs: Costs, shape: Shape) -> ProgramAllowance | None:
+    """The program that gets most done in `seconds`; None: none is that short.
 
     Prefill if there is time for it, as the engine would have it; as many decode steps of all as
     there is time for, else one of the oldest.
@@ -84,6 +88,6 @@ def allowance(seconds: float, wants: Wants, costs: Costs, shape: Shape) -> Allow
         size = next((size for size in fitting if size >= wants.ready), fitting[-1])
     step = costs.step(size)
     steps = shape.max_steps if step * shape.max_steps <= seconds else math.floor(seconds / step)
-    return Allowance(
+    return ProgramAllowance(
         steps=max(1, steps), rows=size, prefill_tokens=shape.token_rows if prefills else 0
     )

@@ -1,6 +1,6 @@
-"""The Unix socket at which other processes of the same user say what they need of a device.
+"""Unix socket for the tenants of a device: other processes of the same user.
 
-Invariants: nobody else's process is listened to (SO_PEERCRED, and a folder that is its owner's
+Invariants: processes of other users are refused (SO_PEERCRED, and a folder that is its owner's
 alone); a line has at most `MAX_LINE_BYTES`; a tenant that says anything else gets an error and
 is disconnected; its orders end with its connection.
 """
@@ -18,21 +18,21 @@ from typing import Final, assert_never
 
 import msgspec
 
-from rlboost_jax.manager.service.listener_limits import ListenerLimits
-from rlboost_jax.rollout.sharing.control import Sharing
-from rlboost_jax.rollout.sharing.protocol import (
+from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.rollout.sharing.shared_server import SharedServer
+from rlboost_jax.rollout.sharing.slack import Due, Latencies
+from rlboost_jax.rollout.sharing.tenant_protocol import (
     MAX_LINE_BYTES,
     Answer,
     BudgetOrder,
     OrderRefused,
     Promise,
-    Queue,
     StateAsked,
+    TenantQueue,
     decode_order,
     encode_line,
 )
-from rlboost_jax.rollout.sharing.slack import Due, Latencies
-from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.trust.listener_limits import ListenerLimits
 
 MAX_TENANTS: Final = 16
 LIMITS: Final = ListenerLimits(
@@ -53,11 +53,11 @@ _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 class SocketUnusable(Mistake, ValueError):
-    """`--budget_socket` names a place where nobody can listen safely."""
+    """`--budget_socket` names a place where listening is not safe."""
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """User of the process at the other end, as the kernel says."""
+    """User id of the process at the other end, as the kernel reports it."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(raw)[1]
     return uid
@@ -65,7 +65,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 @contextlib.asynccontextmanager
 async def tenants_heard(
-    path: Path, sharing: Sharing, *, user_of: Callable[[socket.socket], int] = peer_uid
+    path: Path, sharing: SharedServer, *, user_of: Callable[[socket.socket], int] = peer_uid
 ) -> AsyncIterator[None]:
     """Listen at `path` while the context lasts.
 
@@ -110,7 +110,7 @@ async def tenants_heard(
 
 
 def check_place(path: Path) -> None:
-    """Make the socket's folder, private to this user, and take an old socket away.
+    """Make the socket's folder, private to this user, and remove an old socket.
 
     Raises:
         SocketUnusable.
@@ -152,12 +152,12 @@ def _answers(path: Path) -> bool:
 async def _serve(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    sharing: Sharing,
+    sharing: SharedServer,
     tenant: int,
     *,
     refusal: str,
 ) -> None:
-    """Hear one tenant out.
+    """Serve one tenant.
 
     Args:
         refusal: why it is not listened to; "": it is.
@@ -175,7 +175,7 @@ async def _serve(
                     latencies = Latencies(first_token_seconds=first, token_seconds=each)
                     sharing.queue(tenant, latencies, ())
                     await _say(writer, sharing.state)
-                case Queue(dues=dues):
+                case TenantQueue(dues=dues):
                     if latencies is None:
                         await _say(writer, OrderRefused(reason="a queue before a promise"))
                         return

@@ -1,4 +1,4 @@
-"""When an engine on a shared device may run."""
+"""Interface that decides when an engine on a shared device may run."""
 
 from typing import Any, Final, Protocol
 
@@ -6,16 +6,16 @@ AGAIN_SECONDS: Final = 0.05  # until it is asked again whatever was said
 
 
 class Turns(Protocol):
-    """Called in the engine's thread."""
+    """Scheduler of a shared device. Called in the engine's thread."""
 
     def wait_seconds(self, engine: Any) -> float:
-        """0: now, and the engine knows what; else when to ask again, if nothing comes before."""
+        """Seconds until to ask again; 0: run now, and the engine is told what."""
         ...
 
     def ended(self, engine: Any, dispatch: Any, seconds: float) -> None:
-        """A dispatch has."""
+        """Record a finished dispatch."""
         ...
 
     def loaded(self, version: int) -> None:
-        """The engine has other parameters: a step of the run begins with that."""
+        """Record that the engine has loaded a version: a step of the run begins with that."""
         ...

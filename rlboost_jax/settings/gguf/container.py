@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlboost_jax.settings.errors import Mistake
-from rlboost_jax.storage.bounded_files import Unreadable, open_regular
+from rlboost_jax.platform.bounded_files import Unreadable, open_regular
+from rlboost_jax.platform.mistakes import Mistake
 
 SUFFIX: Final = ".gguf"
 FILE: Final = ".stands-for.gguf"  # a link, in a folder that stands for a GGUF file
@@ -30,6 +30,7 @@ MOST_TENSORS: Final = 2**20
 MOST_AXES: Final = 4
 MOST_NAME: Final = 256  # characters of a tensor's name; ggml keeps 64
 MOST_PARTS: Final = 1024  # files of one model
+ARCHITECTURE: Final = "general.architecture"
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _TEXT, _LIST = 8, 9
@@ -41,12 +42,12 @@ _PART: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.
 
 
 class GgufUnusable(Mistake, ValueError):
-    """A file is no GGUF file, is cut off, or says what no such file says."""
+    """A file is no GGUF file, is cut off, or has values that no such file has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTensor:
-    """Where a tensor lies and how its numbers are stored.
+    """Position of a tensor in the file, and how its numbers are stored.
 
     Attributes:
         shape: as NumPy has it, the last axis running fastest; the file has the axes reversed.
@@ -85,8 +86,16 @@ def read_container(path: Path) -> Container:
     first, *others = _parts(path)
     found = _read(first)
     tensors = dict(found.tensors)
+    kind = repr(found.metadata.get(ARCHITECTURE))  # whatever the file says: it may be an array
     for other in others:
-        for name, tensor in _read(other).tensors.items():
+        part = _read(other)
+        own = repr(part.metadata[ARCHITECTURE]) if ARCHITECTURE in part.metadata else kind
+        if own != kind:  # most parts do not say
+            raise GgufUnusable(
+                f"{other} is part of a model of {ARCHITECTURE} {own}, and {first} of {kind}; "
+                "fetch all parts of one model"
+            )
+        for name, tensor in part.tensors.items():
             if name in tensors:
                 raise GgufUnusable(f"{other} has tensor {name}, and so has an earlier part")
             tensors[name] = tensor
@@ -128,7 +137,7 @@ def _read(path: Path) -> Container:
 
 
 class _Cursor:
-    """A place in a mapped file that moves on as values are read."""
+    """Position in a mapped file that advances as values are read."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.gguf.container import FILE, GgufUnusable, read_container
 from rlboost_jax.settings.gguf.model_metadata import (
     HEAD,
@@ -61,7 +61,7 @@ _NAME: Final = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<end>weight|b
 
 @dataclass(frozen=True)
 class StoredAs:
-    """Where a tensor of the checkpoint is in the file.
+    """Where and how the file stores a tensor of the checkpoint.
 
     Attributes:
         name: of the tensor in the file.
@@ -77,7 +77,7 @@ class StoredAs:
 
 
 def open_tensors(folder: Path) -> TensorFiles:
-    """Open the tensors of a checkpoint's folder, be they in safetensors files or in a GGUF file.
+    """Open the tensors of a checkpoint's folder, in safetensors files or in a GGUF file.
 
     Raises:
         CheckpointUnusable: files are missing or broken.
@@ -86,7 +86,7 @@ def open_tensors(folder: Path) -> TensorFiles:
 
 
 class GgufTensors(TensorFiles):
-    """The tensors of a GGUF model by the names that safetensors files have for them."""
+    """Tensors of a GGUF model under the names that they have in safetensors files."""
 
     def __init__(self, folder: Path) -> None:
         """
@@ -129,7 +129,7 @@ class GgufTensors(TensorFiles):
 
 
 class _Slice:
-    """A tensor that can be cut, as `safetensors` gives it."""
+    """A tensor that can be cut like one of `safetensors`."""
 
     def __init__(self, blocks: Blocks, stored: StoredAs) -> None:
         self._blocks, self._stored = blocks, stored
@@ -156,14 +156,14 @@ class _Slice:
 
 
 def _interleaved(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows of the file for rows of a checkpoint, where a head's halves take turns."""
+    """Rows of the file for rows of a checkpoint, where the halves of a head alternate."""
     heads, within = np.divmod(rows, head_dim)
     half, place = np.divmod(within, head_dim // 2)
     return heads * head_dim + 2 * place + half
 
 
 def _form(container: Any) -> tuple[Architecture, int, int]:
-    """The architecture, and how many heads queries and keys have."""
+    """Return the architecture, and the numbers of query heads and key heads."""
     try:
         values = config_values(container)
     except ConfigError as error:
@@ -175,7 +175,7 @@ def _form(container: Any) -> tuple[Architecture, int, int]:
 def _plan(
     tensors: Mapping[str, Any], row: Architecture, query_heads: int, key_heads: int
 ) -> dict[str, StoredAs]:
-    """Each tensor by its name in a checkpoint; those of no known name keep the one they have."""
+    """Map names in a checkpoint to stored tensors; those of unknown names keep theirs."""
     plan: dict[str, StoredAs] = {}
     layer_names = {**_LAYER, **(_POST_NORMS if row.post_norms else {})}
     heads = {"attn_q": query_heads, "attn_k": key_heads} if row.interleaved else {}

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown
-from rlboost_jax.settings.gguf.container import Container
+from rlboost_jax.settings.gguf.container import ARCHITECTURE, Container
 
 TABLE: Final = "token_embd.weight"
 HEAD: Final = "output.weight"
@@ -91,10 +91,10 @@ _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 def architecture_of(container: Container) -> Architecture:
     """Return the row of `ARCHITECTURES`; raises ConfigError."""
-    name = container.metadata.get("general.architecture")
+    name = container.metadata.get(ARCHITECTURE)
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ConfigError(
-            f"{container.path}: general.architecture is {name!r}; known are "
+            f"{container.path}: {ARCHITECTURE} is {name!r}; known are "
             f"{', '.join(ARCHITECTURES)}; convert others with transformers (gguf_file=) and "
             "save_pretrained"
         )
@@ -155,7 +155,7 @@ def _is_size(value: Any) -> TypeGuard[int]:
 
 def _own(container: Container) -> dict[str, Any]:
     """Metadata of the architecture, without its name in the keys."""
-    prefix = f"{container.metadata['general.architecture']}."
+    prefix = f"{container.metadata[ARCHITECTURE]}."
     return {
         key.removeprefix(prefix): value
         for key, value in container.metadata.items()
@@ -164,7 +164,7 @@ def _own(container: Container) -> dict[str, Any]:
 
 
 def _plain(value: Any, key: str, where: str) -> Any:
-    """A number; of a list with a number for every layer the one that all of them have."""
+    """Return a number; of a list per layer, the one value that all layers share."""
     if isinstance(value, np.ndarray):
         if len({*value.tolist()}) != 1:
             raise ConfigError(f"{where}: {key} differs from layer to layer; that is not supported")
@@ -175,7 +175,7 @@ def _plain(value: Any, key: str, where: str) -> Any:
 
 
 def _windows(own: Mapping[str, Any], row: Architecture, where: str) -> dict[str, Any]:
-    """Which layers see a window, where the file says more than the family does."""
+    """Return which layers see a window, where the file says more than the family does."""
     if "attention.sliding_window" not in own or row.family not in ("gemma2", "gemma3_text"):
         key = "attention.sliding_window"
         if key in own and _plain(own[key], key, where):

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.platform.mistakes import ConfigError, install
 from rlboost_jax.settings.gguf.container import BlockTensor, GgufUnusable
 
-_AT_ONCE: Final = 2**22  # numbers: what is made on the way stays in a few dozen megabytes
+_AT_ONCE: Final = 2**18  # numbers: what is made of them on the way stays in a core's cache
 
 
 class Blocks:
@@ -46,7 +46,7 @@ class Blocks:
         )
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Numbers of a tuple of slices, one slice, or an array of rows with a slice of columns."""
+        """Read numbers by a tuple of slices, one slice, or rows and a slice of columns."""
         from gguf.quants import dequantize
 
         *outer, columns = (*_tuple(index), *[slice(None)] * len(self.shape))[: len(self.shape)]
@@ -66,7 +66,7 @@ def _tuple(index: Any) -> tuple[Any, ...]:
 
 
 def _kind(tensor: BlockTensor) -> tuple[Any, int, int]:
-    """The type as the package gguf has it, numbers of a block, and its bytes."""
+    """Return the type as the package gguf has it, the numbers in a block, and its bytes."""
     try:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
@@ -79,6 +79,6 @@ def _kind(tensor: BlockTensor) -> tuple[Any, int, int]:
     except (ValueError, KeyError, NotImplementedError):
         raise GgufUnusable(
             f"{tensor.path} has a tensor of ggml's type {tensor.kind}, which the package gguf does "
-            "not turn into numbers"
+            "not turn into numbers; take the model in other blocks, such as Q8_0 or Q4_K"
         ) from None
     return kind, numbers, num_bytes

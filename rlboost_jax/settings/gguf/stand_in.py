@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlboost_jax.host.private_paths import own_folder
-from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.platform.mistakes import ConfigError, install
+from rlboost_jax.platform.private_paths import own_folder
 from rlboost_jax.settings.gguf.container import (
+    ARCHITECTURE,
     FILE,
     SUFFIX,
     Container,
@@ -28,6 +29,8 @@ from rlboost_jax.settings.gguf.container import (
 )
 from rlboost_jax.settings.gguf.model_metadata import config_values, end_marks
 
+MODEL_SOURCE: Final = "config.model.source"  # the setting that checkpoints are named by
+_NAMED: Final = "data.tokenizer"
 _TOKENIZER: Final = {  # what transformers builds a tokenizer of: its name, and the metadata's key
     "tokenizer_type": "ggml.model",
     "pre_tokenizer_type": "ggml.pre",
@@ -50,7 +53,7 @@ _MARKS: Final = {
 
 
 def is_gguf(source: str) -> bool:
-    """Whether a source names a GGUF file that is there."""
+    """Whether a source names a GGUF file that exists."""
     path = Path(source).expanduser()
     return path.suffix.lower() == SUFFIX and path.is_file()
 
@@ -68,7 +71,7 @@ def stand_in(source: str, *, tokenizer: bool = False) -> Path:
     try:
         container = read_container(path)
     except GgufUnusable as error:
-        raise ConfigError(f"config.model.source: {error}") from None
+        raise ConfigError(f": {error}", setting=MODEL_SOURCE) from None
     files = {"config.json": config_values(container)}
     if ends := end_marks(container):
         files["generation_config.json"] = {"eos_token_id": list(ends)}
@@ -77,13 +80,13 @@ def stand_in(source: str, *, tokenizer: bool = False) -> Path:
         return _filled(container, texts, tokenizer)
     except OSError as error:
         raise ConfigError(
-            f"config.model.source: what is made of {path} cannot be written: {error}; set HOME to "
-            "a folder of yours"
+            f": what is made of {path} cannot be written: {error}; set HOME to a folder of yours",
+            setting=MODEL_SOURCE,
         ) from None
 
 
 def _filled(container: Container, texts: Mapping[str, str], tokenizer: bool) -> Path:
-    """The folder with these files; raises OSError."""
+    """Return the folder with these files; raises OSError."""
     folder = _cache() / _name(container, texts)
     if not (folder / "config.json").is_file():
         with _whole(folder) as part:
@@ -99,13 +102,13 @@ def _filled(container: Container, texts: Mapping[str, str], tokenizer: bool) -> 
 
 
 def _cache() -> Path:
-    """A folder for the stand-ins of this user; what lies there is read as this user's own."""
+    """Return the folder for this user's stand-ins; its contents are trusted as this user's own."""
     place = Path.home() / ".cache" / "rlboost_jax" / "gguf"
     return own_folder(place, "the folder of what is made of GGUF files,")
 
 
 def _name(container: Container, texts: Mapping[str, str]) -> str:
-    """Another header, another place or another reading of it gives another folder."""
+    """Name a folder after everything it depends on: the header, the path and the reading."""
     with open(container.path, "rb") as file:
         digest = hashlib.sha256(file.read(container.header_bytes))
     digest.update(f"{container.path} {sorted(texts.items())}".encode())
@@ -114,7 +117,7 @@ def _name(container: Container, texts: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
-    """A folder that gets its name when it is filled; the first of several processes wins."""
+    """Yield a folder to fill, renamed into place at the end; the first of several wins."""
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}."))
     try:
         yield part
@@ -125,14 +128,14 @@ def _whole(folder: Path) -> Iterator[Path]:
 
 
 def _tokenizer(container: Container) -> Any:
-    """The file's tokenizer as transformers builds it.
+    """Build the file's tokenizer with transformers.
 
     Raises:
         ConfigError: the file has none, or one that transformers does not know.
     """
     where, metadata = container.path, container.metadata
     if not metadata.get("tokenizer.ggml.tokens"):
-        raise ConfigError(f"data.tokenizer: {where} has no tokenizer; name another one")
+        raise ConfigError(f": {where} has no tokenizer; name another one", setting=_NAMED)
     try:
         import transformers
 
@@ -142,7 +145,7 @@ def _tokenizer(container: Container) -> Any:
             from transformers.integrations.ggml import convert_gguf_tokenizer
     except ImportError:
         raise ConfigError(
-            f"data.tokenizer {str(where)!r} needs transformers; {install('hf')}"
+            f" {str(where)!r} needs transformers; {install('hf')}", setting=_NAMED
         ) from None
     said = {
         name: _listed(metadata[f"tokenizer.{key}"])
@@ -151,7 +154,7 @@ def _tokenizer(container: Container) -> Any:
     }
     tokens, by_pieces = said["tokens"], said.get("tokenizer_type") == "llama"
     try:
-        backend, more = convert_gguf_tokenizer(metadata["general.architecture"], said)
+        backend, more = convert_gguf_tokenizer(metadata[ARCHITECTURE], said)
         marks = {name: tokens[said[key]] for name, key in _MARKS.items() if key in said}
         return transformers.PreTrainedTokenizerFast(
             tokenizer_object=backend,
@@ -163,13 +166,14 @@ def _tokenizer(container: Container) -> Any:
     except Exception as error:  # whatever a broken table leads to
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigError(
-            f"data.tokenizer: {where}: transformers makes no tokenizer of it ({line}); name a "
-            "folder that has the model's tokenizer.json"
+            f": {where}: transformers makes no tokenizer of it ({line}); name a folder that has "
+            "the model's tokenizer.json",
+            setting=_NAMED,
         ) from None
 
 
 def _listed(value: Any) -> Any:
-    """Lists as Python has them."""
+    """Convert nested arrays to Python lists."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return list(value) if isinstance(value, tuple) else value

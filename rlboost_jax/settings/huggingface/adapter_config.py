@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable, explained
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.foreign_keys import refuse_unknown, warn_once
 from rlboost_jax.settings.huggingface.keys import flag, number, whole
 from rlboost_jax.settings.huggingface.sources import source_folder
 from rlboost_jax.settings.huggingface.tensor_files import CheckpointUnusable, TensorFiles
-from rlboost_jax.settings.model import LORA_TARGETS, LoraConfig
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable, explained
+from rlboost_jax.settings.model_config import LORA_TARGETS, LoraConfig
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
@@ -44,7 +44,7 @@ _DRAWN: Final = (True, False, None, "gaussian", "eva", "orthogonal")  # starts t
 
 
 def with_adapter(lora: Mapping[str, Any], known: LoraConfig | None = None) -> dict[str, Any]:
-    """The section `model.lora` with rank, alpha and targets of the adapter in its `source`.
+    """Fill the section `model.lora` with rank, alpha and targets of the adapter in its `source`.
 
     Args:
         known: what a run that has begun has read; None: it is read now.
@@ -72,7 +72,7 @@ def with_adapter(lora: Mapping[str, Any], known: LoraConfig | None = None) -> di
 
 
 def adapter_fields(source: str) -> dict[str, Any]:
-    """`rank`, `alpha` and `targets` of the adapter in a folder, or of a name on the hub.
+    """Return `rank`, `alpha` and `targets` of an adapter, in a folder or on the hub.
 
     Raises ConfigError.
     """
@@ -91,16 +91,15 @@ def adapter_fields(source: str) -> dict[str, Any]:
 
 
 def adapter_folder(source: str) -> Path:
-    """Where the adapter's files are, fetched if need be; raises ConfigError."""
+    """Return the folder of an adapter's files, fetched if need be; raises ConfigError."""
     try:
         return source_folder(source, (ADAPTER_CONFIG, ADAPTER_WEIGHTS))
     except ConfigError as error:
-        line = str(error).replace("config.model.source", "config.model.lora.source", 1)
-        raise ConfigError(line) from None
+        raise error.under("config.model.lora.source") from None
 
 
 def adapter_prefix(names: Iterable[str], where: str) -> str:
-    """What the tensors' names begin with up to `layers`; raises CheckpointUnusable.
+    """Return the prefix of the tensors' names up to `layers`; raises CheckpointUnusable.
 
     An adapter of anything but the matrices of layers is not done, nor are two models in one file.
     """
@@ -132,7 +131,7 @@ def _targets(folder: Path) -> tuple[str, ...]:
 
 
 def _check(values: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for an option that changes what the adapters add and is not done here."""
+    """Raise ConfigError for an option of adapters that is not implemented."""
     kind = values.get("peft_type", "LORA")
     if kind != "LORA":
         raise ConfigError(f"{where}: peft_type is {kind!r}; known: 'LORA'")

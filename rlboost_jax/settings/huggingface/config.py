@@ -8,13 +8,13 @@ here knows are named in a warning (`known_keys.py`).
 from collections.abc import Mapping
 from typing import Any, Final, assert_never
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.sequences.shared_limits import MAX_POSITIONS
 from rlboost_jax.settings.huggingface.families import FAMILIES, Windows
 from rlboost_jax.settings.huggingface.keys import flag, number, whole
 from rlboost_jax.settings.huggingface.known_keys import check_around_text, check_keys
 from rlboost_jax.settings.huggingface.rope_scaling import rope_fields, rope_values
-from rlboost_jax.settings.limits import MAX_POSITIONS
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 _SIZES: Final = {
     "vocab_size": "vocab_size",
@@ -58,8 +58,8 @@ def from_huggingface(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     family = values.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
-            f"{where}: model_type is {family!r}; known are {', '.join(FAMILIES)}, set "
-            "config.model.source to a checkpoint of one of them"
+            f"{where}: model_type is {family!r}; known are {', '.join(FAMILIES)}, "
+            "name a checkpoint of one of them"
         )
     row, own = FAMILIES[family], values
     check_keys(own, row, {name: key for name, (key, _) in _NUMBERS.items()}, where)
@@ -206,7 +206,7 @@ def _pattern(values: Mapping[str, Any], num_layers: int, where: str) -> dict[str
 
 
 def _usual_layer(values: Mapping[str, Any], windows: Windows, index: int, where: str) -> str:
-    """The letter of a layer where nothing is said about layers one by one."""
+    """Letter of a layer where the file does not describe layers one by one."""
     match windows:
         case "none":
             return "G"
@@ -237,5 +237,5 @@ def _experts(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _whole(number: float) -> int | float:
-    """As an integer where it is one: transformers insists."""
+    """Convert to an integer where the value is whole, as transformers insists."""
     return int(number) if number == int(number) else number

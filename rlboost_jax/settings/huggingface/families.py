@@ -12,7 +12,7 @@ Windows = Literal["none", "all", "late", "alternate", "five_of_six"]
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyRow:
-    """What `config.json` of a family says, and what goes without saying.
+    """Keys that `config.json` of a model family has, and values that it takes for granted.
 
     Attributes:
         model_class: that transformers loads.

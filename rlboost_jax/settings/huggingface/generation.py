@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable, explained
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown
 from rlboost_jax.settings.huggingface.known_keys import HARMLESS
-from rlboost_jax.settings.validation.data import stop_string_mistakes
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable, explained
+from rlboost_jax.settings.validation.data_checks import stop_string_mistakes
 
 GENERATION: Final = "generation_config.json"
 _KNOWN: Final = frozenset(
@@ -35,7 +35,7 @@ _KNOWN: Final = frozenset(
 
 
 def generation_values(folder: Path) -> dict[str, Any]:
-    """The contents of the file; none where there is no such file. Raises ConfigError."""
+    """Return the contents of the file, empty where it is missing; raises ConfigError."""
     path = folder / GENERATION
     if not path.exists():
         return {}

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 
 _MOST: Final = 2**31 - 1  # of a whole number: positions and ids are of 32 bits
 
 
 def required(values: Mapping[str, Any], key: str, where: str) -> Any:
-    """The value, which must be there; `where` is the file's path."""
+    """Return the value of a key, which must be there; `where` is the file's path."""
     if values.get(key) is None:
         raise ConfigError(
             f"{where}: {key} is missing; a {values.get('model_type', 'rope')} needs it"
@@ -24,7 +24,7 @@ def required(values: Mapping[str, Any], key: str, where: str) -> Any:
 def whole(
     values: Mapping[str, Any], key: str, where: str, default: int | None = None, *, least: int = 1
 ) -> int:
-    """A whole number; required where there is no default."""
+    """Return a whole number; required where there is no default."""
     value = values.get(key)
     if value is None:
         value = required(values, key, where) if default is None else default
@@ -38,7 +38,7 @@ def whole(
 
 
 def number(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
-    """A finite number that is not negative; required where there is no default."""
+    """Return a finite number that is not negative; required where there is no default."""
     value = values.get(key)
     if value is None:
         value = required(values, key, where) if default is None else default
@@ -53,7 +53,7 @@ def number(values: Mapping[str, Any], key: str, where: str, default: float | Non
 
 
 def flag(values: Mapping[str, Any], key: str, where: str, default: bool = False) -> bool:
-    """True or false; `default` where the key is missing."""
+    """Return True or False; `default` where the key is missing."""
     value = values.get(key)
     if value is not None and not isinstance(value, bool):
         raise ConfigError(f"{where}: {key} is {value!r}; it must be true or false")
@@ -61,7 +61,7 @@ def flag(values: Mapping[str, Any], key: str, where: str, default: bool = False)
 
 
 def section(values: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """Keys and values inside of others; none where the key is missing."""
+    """Return the mapping under a key; empty where the key is missing."""
     value = values.get(key)
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {key} is {value!r}; it must be a section")

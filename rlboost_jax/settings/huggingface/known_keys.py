@@ -8,7 +8,7 @@ What is left over is named in a warning.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown
 from rlboost_jax.settings.huggingface.families import FamilyRow
 
@@ -108,7 +108,7 @@ _AROUND_TEXT: Final = (
 def check_keys(
     values: Mapping[str, Any], row: FamilyRow, numbers: Mapping[str, str], where: str
 ) -> None:
-    """Refuse what would change the model and is not done; warn once of what nobody here knows.
+    """Refuse keys that would change the model in ways not implemented; warn of unknown ones.
 
     Args:
         values: the file's own.
@@ -135,7 +135,7 @@ def check_keys(
 
 
 def check_around_text(values: Mapping[str, Any], where: str) -> None:
-    """Warn once of keys beside the text's section that nobody here knows."""
+    """Warn once of unknown keys beside the text's section."""
     report_unknown(values, {*_AROUND_TEXT, *HARMLESS}, where)
 
 

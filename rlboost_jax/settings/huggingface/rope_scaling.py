@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.foreign_keys import refuse_unknown
 from rlboost_jax.settings.huggingface.families import FAMILIES
 from rlboost_jax.settings.huggingface.keys import number, section, whole
-from rlboost_jax.settings.model import ModelConfig
+from rlboost_jax.settings.model_config import ModelConfig
 
 _PLAIN: Final[Mapping[str, Any]] = {  # what fields are where there is no scaling
     "rope_scaling": "",
@@ -119,7 +119,7 @@ def rope_values(model: ModelConfig) -> dict[str, Any] | None:
 
 
 def _agreed(*parts: tuple[str, Mapping[str, Any]], where: str) -> dict[str, Any]:
-    """One section of several that say the same where two say something; raises ConfigError."""
+    """Return the one section that several agree on; raises ConfigError where they differ."""
     found: dict[str, Any] = {}
     said_by: dict[str, str] = {}
     for name, part in parts:
@@ -185,15 +185,15 @@ def _scaling(rope: Mapping[str, Any], values: Mapping[str, Any], where: str) -> 
 
 
 def _attention_factor(rope: Mapping[str, Any], factor: float, where: str) -> float:
-    """Attention factor of a yarn, by what its section says.
+    """Attention factor of a yarn scaling, from the keys of its section.
 
     `attention_factor` is the factor itself. `attn_factor` multiplies the one that follows from
     `factor`, as DeepSeek's own code, vLLM and llama.cpp read it; transformers passes over it.
     `mscale` and `mscale_all_dim` are the two weights of DeepSeek-V2, which transformers reads only
     where both are there.
 
-    Source: Peng et al. 2023, arXiv:2309.00071, equation 22 (here its root, for queries and for
-    keys each).
+    Source: Peng et al. 2023, arXiv:2309.00071, equation 22 (here its root, for queries and for keys
+    each).
     """
     above, below = (rope.get(key) for key in ("mscale", "mscale_all_dim"))
     if above and below:

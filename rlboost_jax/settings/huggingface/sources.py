@@ -4,18 +4,19 @@ Names go through huggingface_hub, which keeps what it fetched in a cache: offlin
 fetched once is found again. The package is asked for only when there is such a name.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError, install
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable, explained
+from rlboost_jax.platform.mistakes import ConfigError, install, plain
 from rlboost_jax.settings.foreign_keys import warn_once
 from rlboost_jax.settings.gguf.container import SUFFIX
-from rlboost_jax.settings.gguf.stand_in import is_gguf, stand_in
+from rlboost_jax.settings.gguf.stand_in import MODEL_SOURCE, is_gguf, stand_in
 from rlboost_jax.settings.huggingface.config import from_huggingface
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable, explained
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json")
@@ -96,7 +97,7 @@ def _values(path: Path) -> dict[str, Any]:
     try:
         return foreign_json.read(path, dict)
     except (OSError, Unreadable) as error:
-        raise ConfigError(f"config.model.source: {explained(error)}") from None
+        raise ConfigError(f": {explained(error)}", setting=MODEL_SOURCE) from None
 
 
 def source_folder(source: str, patterns: tuple[str, ...], *, hub: Hub = _huggingface_hub) -> Path:
@@ -109,7 +110,7 @@ def source_folder(source: str, patterns: tuple[str, ...], *, hub: Hub = _hugging
         ConfigError: the folder does not exist, or the name cannot be fetched.
     """
     folder = Path(source).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):  # False where a folder above may not be entered
         return folder
     if is_gguf(source):
         return stand_in(source, tokenizer=not {*TOKENIZER}.isdisjoint(patterns))
@@ -122,19 +123,20 @@ def source_folder(source: str, patterns: tuple[str, ...], *, hub: Hub = _hugging
 
 
 def name_and_revision(source: str) -> tuple[str, str | None]:
-    """A source as other libraries take it: a folder and None, or a name and its revision if any."""
-    if Path(source).expanduser().exists() or not _HUB_NAME.fullmatch(source):
+    """Return a folder and None, or a hub name and its revision if any."""
+    if os.path.exists(Path(source).expanduser()) or not _HUB_NAME.fullmatch(source):
         return source, None
     return _hub_name(source)
 
 
 def _config_path(source: str, hub: Hub) -> Path:
     folder = Path(source).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):  # see source_folder
         if not (folder / CONFIG).is_file():
             raise ConfigError(
-                f"config.model.source: {folder} has no {CONFIG}; name "
-                + (_gguf_file_in(folder) or "the folder of a checkpoint")
+                f": {folder} has no {CONFIG}; name "
+                + (_gguf_file_in(folder) or "the folder of a checkpoint"),
+                setting=MODEL_SOURCE,
             )
         return folder / CONFIG
     if is_gguf(source):
@@ -154,14 +156,41 @@ def _gguf_file_in(folder: Path) -> str:
 
 def _hub_name(source: str) -> tuple[str, str | None]:
     if source.lower().endswith(SUFFIX):
-        raise ConfigError(f"config.model.source is {source!r}: there is no such file")
+        raise ConfigError(f" is {source!r}: there is no such file", setting=MODEL_SOURCE)
     if not _HUB_NAME.fullmatch(source):
         raise ConfigError(
-            f"config.model.source is {source!r}: no such folder, and no name on the hub either, "
-            'which looks like "Qwen/Qwen3-0.6B"'
+            f" is {source!r}: no such folder, and no name on the hub either, which looks like "
+            '"Qwen/Qwen3-0.6B"',
+            setting=MODEL_SOURCE,
+        )
+    if reason := missing_folder(source):
+        raise ConfigError(
+            f" is {source!r}: {reason}; name another, or {source}@main for the hub's",
+            setting=MODEL_SOURCE,
         )
     name, _, revision = source.partition("@")
     return name, revision or None
+
+
+def missing_folder(source: str) -> str:
+    """Say why `OWNER/NAME` is a missing path, not a name on the hub; "" if it may be a name.
+
+    A folder OWNER on this host decides, even one that this user may not read, unless a revision is
+    given.
+    """
+    owner, _, name = source.partition("/")
+    if not _HUB_NAME.fullmatch(source) or "@" in name or os.path.exists(source):
+        return ""
+    if not os.path.isdir(owner):
+        return ""
+    try:
+        found = sorted(each for each in os.listdir(owner) if not each.startswith("."))
+    except OSError as error:
+        return f"the folder {owner} cannot be read ({error.strerror})"
+    if name in found:
+        return f"the folder {owner} cannot be entered (Permission denied)"
+    inside = f"has {', '.join(map(plain, found[:5]))}" + (", …" if len(found) > 5 else "")
+    return f"no such folder; the folder {owner} {inside if found else 'is empty'}"
 
 
 def _package(source: str, hub: Hub) -> Any:
@@ -169,15 +198,17 @@ def _package(source: str, hub: Hub) -> Any:
         return hub()
     except ImportError:
         raise ConfigError(
-            f"config.model.source is {source!r}: no such folder, and names on the hub need the "
-            f"package huggingface_hub; name a folder, or {install('hf')}"
+            f" is {source!r}: no such folder, and names on the hub need the package "
+            f"huggingface_hub; name a folder, or {install('hf')}",
+            setting=MODEL_SOURCE,
         ) from None
 
 
 def _not_fetched(source: str, error: Exception) -> ConfigError:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
     return ConfigError(
-        f"config.model.source is {source!r}: no such folder, and the hub does not give it "
+        f" is {source!r}: no such folder, and the hub does not give it "
         f"({type(error).__name__}: {reason}); check the name, the network and HF_TOKEN, or fetch "
-        "it elsewhere and name the folder"
+        "it elsewhere and name the folder",
+        setting=MODEL_SOURCE,
     )

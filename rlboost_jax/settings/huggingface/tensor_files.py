@@ -4,6 +4,7 @@ Files are mapped, and nothing of a tensor is read before it is asked for.
 """
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,11 +12,11 @@ import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
 import numpy as np
 import safetensors
 
-from rlboost_jax.closing import Closing
-from rlboost_jax.settings.errors import Mistake
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable, explained
+from rlboost_jax.platform.closing import Closing
+from rlboost_jax.platform.mistakes import Mistake
 from rlboost_jax.settings.foreign_keys import report_unknown
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable, explained
 
 TYPES: Final = ("F32", "F16", "BF16")
 SINGLE: Final = "model.safetensors"
@@ -32,6 +33,15 @@ _COMPARED_BYTES: Final = 2**26  # at once
 
 class CheckpointUnusable(Mistake, ValueError):
     """A file or tensor of a checkpoint is missing, surplus, broken or of another shape."""
+
+
+@contextlib.contextmanager
+def named_by(setting: str) -> Iterator[None]:
+    """Begin errors about a checkpoint with the setting that names it."""
+    try:
+        yield
+    except CheckpointUnusable as error:
+        raise CheckpointUnusable(f"{setting}: {error}") from None
 
 
 class TensorFiles(Closing):
@@ -64,7 +74,7 @@ class TensorFiles(Closing):
         self._stack.close()
 
     def prefix(self) -> str:
-        """What all names but the head's begin with: text models inside of others have their own."""
+        """Prefix of all tensor names but the head's: text models within others have their own."""
         for end in _ENDS:
             for prefix in _PREFIXES:
                 if f"{prefix}{end}" in self.files:
@@ -72,11 +82,11 @@ class TensorFiles(Closing):
         return PREFIX  # the first tensor that is missed will say so
 
     def table(self) -> str:
-        """The name of the embeddings, be they there or not."""
+        """Name of the embeddings, whether present or not."""
         return self.prefix() + TABLE
 
     def head(self) -> str:
-        """The name of the output head, be it there or not; raises CheckpointUnusable for two."""
+        """Name of the output head, whether present or not; raises CheckpointUnusable for two."""
         found = sorted(n for n in self.files if n == HEAD or n.endswith(f".{HEAD}"))
         if len(found) > 1:
             raise CheckpointUnusable(
@@ -85,8 +95,7 @@ class TensorFiles(Closing):
         return found[0] if found else HEAD
 
     def own_head(self) -> str:
-        """The head's name if it is another matrix than the embeddings; "" if it is a copy of them,
-        or if one of the two is not there.
+        """Name of a head that is not the embeddings; "" if it is a copy, or either is missing.
 
         Raises:
             CheckpointUnusable: two heads.
@@ -100,7 +109,7 @@ class TensorFiles(Closing):
         return self.folder / self.files[name]
 
     def slice_of(self, name: str) -> Any:
-        """The tensor as safetensors gives it: it has a shape and a type, and can be cut."""
+        """Return the tensor as safetensors gives it: with a shape and a type, not yet read."""
         return self._handle(self.files[name]).get_slice(name)
 
     def _find(self) -> dict[str, str]:
@@ -173,7 +182,7 @@ class TensorFiles(Closing):
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Whether two stored matrices have the same numbers, be they of different types."""
+    """Whether two stored matrices hold the same numbers, even in different types."""
     shape = first.get_shape()
     if shape != second.get_shape() or len(shape) != 2:
         return False

@@ -1,4 +1,4 @@
 """Every check of a configuration, before the first device is touched.
 
-`run`: `check` and `check_files`, which ask the others, a section each.
+`run_checks`: `check` and `check_files`, which ask the others, a section each.
 """

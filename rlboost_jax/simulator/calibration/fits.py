@@ -15,7 +15,7 @@ TOLERANCE = 1e-12  # of a gradient, relative to the largest product of columns a
 
 
 def non_negative(columns: Floats, values: Floats) -> Floats:
-    """The x ≥ 0 that is nearest to columns · x = values in least squares.
+    """Minimise the squared error of columns · x = values over x ≥ 0.
 
     Source: Lawson and Hanson 1974, Solving Least Squares Problems, algorithm 23.10 (NNLS).
 
@@ -50,7 +50,7 @@ def non_negative(columns: Floats, values: Floats) -> Floats:
 
 
 def weighted(columns: Floats, seconds: Floats) -> Floats:
-    """`non_negative` where the variance of a time grows in proportion to it."""
+    """`non_negative` for times whose variance grows in proportion to the time."""
     weights = 1 / np.sqrt(np.maximum(seconds, seconds.mean() * 1e-3))
     return non_negative(columns * weights[:, None], seconds * weights)
 
@@ -58,7 +58,7 @@ def weighted(columns: Floats, seconds: Floats) -> Floats:
 def resampled(
     fit: Callable[[Sequence[Any]], dict[str, float]], steps: Sequence[Any], *, seed: int = 0
 ) -> dict[str, float]:
-    """Half widths of 95 % intervals of what `fit` finds, by resampling whole steps.
+    """Half widths of 95 % intervals of the results of `fit`, by resampling whole steps.
 
     Source: Efron 1979, "Bootstrap methods"; steps are what may be taken for independent.
     """

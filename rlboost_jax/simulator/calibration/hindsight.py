@@ -9,18 +9,25 @@ import statistics
 from typing import Any, Final
 
 from rlboost_jax.manager.policies.fleet_size import Hazard, Prices, Size, best_size, size_of
-from rlboost_jax.manager.policies.forecast import WAITS, Engines, Forecast, Job, Plan, best_window
-from rlboost_jax.manager.policies.micro_batches import Learner
+from rlboost_jax.manager.policies.forecast import (
+    WAITS,
+    Engines,
+    Forecast,
+    ForecastJob,
+    ForecastPlan,
+    best_window,
+)
+from rlboost_jax.manager.policies.learner_pace import LearnerPace
 from rlboost_jax.manager.policies.speeds import Rates
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.simulator.calibration.calibrate import parameters
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.simulator.calibration.observed import Observed, ObservedStep
+from rlboost_jax.simulator.calibration.run_calibration import parameters
 
 NEWEST: Final = 12  # steps that advice is made from
 
 
 def predictions(run: RunConfig, seen: Observed) -> list[dict[str, Any]]:
-    """For each of the newest steps what an event `predicted` says, with its `step`.
+    """Return what an event `predicted` would hold for each of the newest steps, with its `step`.
 
     Speeds are fitted to all steps but the one that is predicted, so that it can tell how far
     off the forecast was.
@@ -35,13 +42,15 @@ def _prediction(run: RunConfig, seen: Observed, step: ObservedStep) -> dict[str,
     remote = _rates(values, "instance") or reserved
     assert reserved is not None and remote is not None, "a whole step has tokens"
     tokens = sum(other.tokens for other in others)
-    learner = Learner(
+    learner = LearnerPace(
         seconds_per_token=sum(other.train_seconds for other in others) / max(1, tokens),
         micro_batch_groups=run.learner.micro_batch_prompts,
         fixed=run.deterministic,
     )
     jobs = [
-        Job(group=group, context=step.prompt_tokens, remaining=max(1.0, length), place=WAITS)
+        ForecastJob(
+            group=group, context=step.prompt_tokens, remaining=max(1.0, length), place=WAITS
+        )
         for group, lengths in enumerate(step.groups)
         for length in lengths
     ]
@@ -50,7 +59,7 @@ def _prediction(run: RunConfig, seen: Observed, step: ObservedStep) -> dict[str,
 
     def whole_step(instances: int) -> tuple[Forecast, float]:
         more = Engines(count=instances, slots=max(1, seen.slots), rates=remote)
-        plan = Plan(engines=[own, more], jobs=jobs, tokens=totals, learner=learner)
+        plan = ForecastPlan(engines=[own, more], jobs=jobs, tokens=totals, learner=learner)
         return best_window(plan), float(sum(map(sum, step.groups)))
 
     prices = _prices(run, seen)
@@ -81,7 +90,7 @@ def _prediction(run: RunConfig, seen: Observed, step: ObservedStep) -> dict[str,
 
 
 def _rates(values: dict[str, float], name: str) -> Rates | None:
-    """Of reserved engines or of instances; None where none has worked."""
+    """Rates of the reserved engines or of instances; None where none has worked."""
     terms = ("per_step", "per_token", "per_context_token", "per_prefilled_token")
     step, row, context, prefill = (values[f"{name}.{term}"] for term in terms)
     if not step + row + context:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlboost_jax.observe.events import FILE, read_events
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.simulator.market.markets import Change
+from rlboost_jax.observe.events_file import FILE, read_events
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.simulator.market.simulated_market import MachineChange
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineUsage:
-    """One engine in one step: see `rlboost_jax.manager.state.usage.Usage`."""
+    """One engine in one step: see `rlboost_jax.manager.state.engine_usage.Usage`."""
 
     reserved: bool
     seconds: float
@@ -30,7 +30,7 @@ class EngineUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedStep:
-    """One step from the end of the one before to its own. Times in seconds."""
+    """One step, from the end of the one before to its own end. Times in seconds."""
 
     step: int
     seconds: float
@@ -57,11 +57,11 @@ class Observed:
     pulled_bytes: float  # by one of them for a version, on average
     losses: int  # of preemptible instances, until the last of these steps was over
     instance_seconds: float  # that they were there, until then
-    changes: tuple[Change, ...]  # of the fleet, from the beginning of the first step on
+    changes: tuple[MachineChange, ...]  # of the fleet, from the beginning of the first step on
 
 
 class _Span(NamedTuple):
-    """The events that a whole step is between."""
+    """The events at the beginning and the end of a whole step."""
 
     before: dict[str, Any]  # the end of the step before
     begin: dict[str, Any]
@@ -69,7 +69,8 @@ class _Span(NamedTuple):
 
 
 def observed(workdir: str | Path, *, settling: int) -> Observed:
-    """
+    """Read the whole steps from a run's `events.jsonl`.
+
     Args:
         settling: steps at the beginning that are left out; at least the first is.
 
@@ -106,7 +107,7 @@ def observed(workdir: str | Path, *, settling: int) -> Observed:
 
 
 def _whole(events: Sequence[dict[str, Any]]) -> dict[int, _Span]:
-    """The last whole try of each step that has one."""
+    """Find the last complete attempt at each step that has one."""
     found: dict[int, _Span] = {}
     before: dict[str, Any] | None = None  # the end of the last step
     begin: dict[str, Any] | None = None
@@ -173,7 +174,7 @@ def _step(events: Sequence[dict[str, Any]], span: _Span) -> ObservedStep:
 
 
 def _pulled_bytes(events: Sequence[dict[str, Any]]) -> float:
-    """Nothing of what a server saw on the learner's disk."""
+    """Bytes that servers pulled over the network, without those read from the learner's disk."""
     fetched = [e["detail"].get("fetched_bytes", 0) for e in events if e["kind"] == "pulled"]
     return statistics.fmean(fetched) if fetched else 0.0
 
@@ -189,16 +190,16 @@ def _starts(events: Sequence[dict[str, Any]]) -> tuple[float, ...]:
     return tuple(seconds)
 
 
-def _changes(events: Sequence[dict[str, Any]], *, since: float) -> tuple[Change, ...]:
-    """Who was there when; those of the beginning come at 0. Reserved engines are no instances."""
+def _changes(events: Sequence[dict[str, Any]], *, since: float) -> tuple[MachineChange, ...]:
+    """Arrivals and losses of instances by time, the initial ones at 0, without reserved engines."""
     there: set[str] = set()
     found = []
     for event in events:
         name, at = event["instance"], max(0.0, event["time"] - since)
         if event["kind"] == "joined" and not event["detail"]["reserved"]:
             there.add(name)
-            found.append(Change(at, True, name))
+            found.append(MachineChange(at, True, name))
         elif event["kind"] in ("lost", "drained", "quarantined") and name in there:
             there.discard(name)
-            found.append(Change(at, False, name))
+            found.append(MachineChange(at, False, name))
     return tuple(found)

@@ -17,12 +17,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform import foreign_json
+from rlboost_jax.platform.bounded_files import Unreadable, explained, read_text
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown
 from rlboost_jax.settings.traces import MOST_BYTES, TraceRow, read_trace
 from rlboost_jax.simulator.streams import stream
-from rlboost_jax.storage import foreign_json
-from rlboost_jax.storage.bounded_files import Unreadable, explained, read_text
 
 FORMATS: Final = ("auto", "bamboo", "parcae", "gcp", "skypilot")
 SETTING: Final = "market.path"
@@ -30,7 +30,7 @@ MAX_MACHINES: Final = 100_000  # at any time
 
 
 def read_availability(path: str | Path, form: str = "auto") -> tuple[TraceRow, ...]:
-    """The rows of a file in one of the formats; "auto" tells it from the first line.
+    """Read a trace file in one of the formats; "auto" recognises it by the first line.
 
     Raises ConfigError, naming the line, where the file cannot be read or understood.
     """
@@ -49,7 +49,7 @@ def read_availability(path: str | Path, form: str = "auto") -> tuple[TraceRow, .
 
 
 def of_counts(counts: Iterable[tuple[float, int]]) -> Iterator[TraceRow]:
-    """Rows of (milliseconds, machines alive from then on), in order of time."""
+    """Yield trace rows for pairs (milliseconds, machines alive from then on), in order of time."""
     alive: deque[str] = deque()
     named = 0
     for milliseconds, count in counts:
@@ -62,7 +62,7 @@ def of_counts(counts: Iterable[tuple[float, int]]) -> Iterator[TraceRow]:
 
 
 def keep(rows: Sequence[TraceRow], fraction: float, seed: int) -> tuple[TraceRow, ...]:
-    """Those of a random share of the machines (rounded), drawn by seed.
+    """Keep the rows of a random share of the machines (rounded), drawn by seed.
 
     Source: RLBoost (NSDI '26), section 6, replays a random half of a trace's machines.
     """
@@ -73,7 +73,7 @@ def keep(rows: Sequence[TraceRow], fraction: float, seed: int) -> tuple[TraceRow
 
 
 def cut(rows: Sequence[TraceRow], begin: float, end: float) -> tuple[TraceRow, ...]:
-    """The part from `begin` to `end`, in milliseconds, with times from its beginning.
+    """Cut out the part from `begin` to `end`, in milliseconds, and restart its times at 0.
 
     Machines that are there at its beginning are added then.
     """

@@ -16,14 +16,14 @@ import numpy as np
 
 from rlboost_jax.settings.traces import TraceRow
 from rlboost_jax.simulator.market.renewal import interrupted
-from rlboost_jax.simulator.records import HazardConfig
+from rlboost_jax.simulator.sim_config import HazardConfig
 from rlboost_jax.simulator.streams import stream
 
 HOUR = 3_600_000.0  # milliseconds
 
 
 def draw(hazard: HazardConfig, *, hours: float, seed: int) -> tuple[TraceRow, ...]:
-    """A trace of that length, which begins with the mean number of machines."""
+    """Draw a trace of the market's length, which begins with the mean number of machines."""
     losses, arrivals = stream("losses", seed), _arrivals(hazard, hours, seed)
     alive = [f"node{i + 1}" for i in range(round(hazard.machines))]
     named = len(alive)
@@ -49,7 +49,7 @@ def draw(hazard: HazardConfig, *, hours: float, seed: int) -> tuple[TraceRow, ..
 
 
 def _arrivals(hazard: HazardConfig, hours: float, seed: int) -> Iterator[float]:
-    """Moments, in hours: a Poisson process without the moments in droughts."""
+    """Draw arrival times, in hours: a Poisson process without the arrivals in droughts."""
     random, turns = stream("arrivals", seed), stream("droughts", seed)
     dry, gap = hazard.drought_hours, hazard.drought_gap_hours
     rate = hazard.machines / hazard.lifetime_hours * ((gap + dry) / gap if dry else 1.0)
@@ -66,7 +66,7 @@ def _arrivals(hazard: HazardConfig, hours: float, seed: int) -> Iterator[float]:
 
 
 def fit(rows: Sequence[TraceRow], *, hours: float) -> HazardConfig:
-    """The parameters under which what a trace shows is most likely.
+    """Fit the hazard's parameters to a trace by maximum likelihood.
 
     - lifetime: exponential, so machine-hours over losses. Who is still there at the end has not
       been lost by then, which is all that is known of it (right-censored): its hours count.
@@ -103,8 +103,10 @@ def fit(rows: Sequence[TraceRow], *, hours: float) -> HazardConfig:
 
 
 def _losses(rows: Sequence[TraceRow], hours: float) -> tuple[float, list[int], int]:
-    """Machine-hours, machines lost at each moment of a loss, and at how many of these moments
-    no machine was left. Adding one twice, or taking one that is not there, is no event."""
+    """Count losses: machine-hours, machines per loss, and losses that left no machine.
+
+    Adding a machine twice, or removing an absent one, is no event.
+    """
     alive: dict[str, float] = {}
     machine_hours, emptied = 0.0, 0
     batches: dict[float, int] = {}
@@ -121,7 +123,10 @@ def _losses(rows: Sequence[TraceRow], hours: float) -> tuple[float, list[int], i
 
 
 def _batch_size(batches: Sequence[int], emptied: int) -> float:
-    """Mean of the geometric law: every machine lost after a batch's first was a trial that went
-    on, every batch that left somebody one that ended. Where none did, those seen are the least."""
+    """Mean of the geometric law of a batch's size.
+
+    Every machine lost after a batch's first was a trial that continued the batch, and every batch
+    that left a machine had one that ended it. Where none did, the observed mean is a lower bound.
+    """
     ended = len(batches) - emptied
     return (sum(batches) - len(batches) + ended) / ended if ended else sum(batches) / len(batches)

@@ -8,16 +8,16 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlboost_jax.settings.pools import PoolConfig
+from rlboost_jax.settings.pool_config import PoolConfig
 from rlboost_jax.simulator.rates import EngineRates
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
 
 DEVICE = "simulated"  # of what the configuration says
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineKind:
-    """What one can buy by the hour."""
+    """A kind of machine that can be bought by the hour."""
 
     rates: EngineRates
     device: str
@@ -38,7 +38,7 @@ class Machines:
 
     @staticmethod
     def of(config: SimConfig) -> "Machines":
-        """The one kind that a configuration has."""
+        """Make the market of a configuration, which has one kind."""
         instance = config.instance
         kind = MachineKind(
             rates=EngineRates(config),
@@ -53,7 +53,7 @@ class Machines:
 
     @property
     def start_seconds(self) -> float:
-        """What a manager that has not started any expects."""
+        """Start-up time that a manager expects before it has seen an instance start."""
         return statistics.fmean(kind.start_seconds for kind in self.kinds.values())
 
     @property
@@ -70,5 +70,5 @@ def machine_name(kind: str, number: int | str) -> str:
 
 
 def kind_name(machine: str) -> str:
-    """Of the kind that a machine is of."""
+    """Return the name of a machine's kind."""
     return machine.rpartition("/")[0]

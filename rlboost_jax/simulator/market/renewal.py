@@ -26,14 +26,14 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interrupted:
+class InterruptedArrivals:
     rate: float  # of arrivals while on, per hour
     on: float  # mean hours
     off: float  # mean hours
 
 
-def interrupted(gaps: Sequence[float] | Floats, last: float) -> Interrupted | None:
-    """The most likely process; None where a plain Poisson process explains the gaps as well.
+def interrupted(gaps: Sequence[float] | Floats, last: float) -> InterruptedArrivals | None:
+    """Fit the most likely process; None where a plain Poisson process explains the gaps as well.
 
     It has two parameters more, so its log-likelihood must exceed the other's by log(n): the
     Bayesian information criterion (Schwarz 1978).
@@ -55,11 +55,11 @@ def interrupted(gaps: Sequence[float] | Floats, last: float) -> Interrupted | No
     begins = rates[0] + rates[1] - on_rate - ends
     if begins <= 0:  # both laws are one
         return None
-    return Interrupted(rate=float(on_rate), on=float(1 / begins), off=float(1 / ends))
+    return InterruptedArrivals(rate=float(on_rate), on=float(1 / begins), off=float(1 / ends))
 
 
 def _hyperexponential(whole: Floats, last: float) -> tuple[float, tuple[float, float], float]:
-    """(p, (μ₁, μ₂), log-likelihood) by expectation and maximization.
+    """Fit (p, (μ₁, μ₂), log-likelihood) by expectation maximization.
 
     The cut-off gap has the laws' survival functions in place of their densities, and no end of
     its own: it adds to the time of each law and not to its count.

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.simulator.garbage import without_collections
-from rlboost_jax.simulator.plan.markets import changes
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.simulator.plan.mix_market import changes
 from rlboost_jax.simulator.plan.mixes import Mix
 from rlboost_jax.simulator.plan.purchase import Purchase
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.sim_config import SimConfig
+from rlboost_jax.simulator.simulation_garbage import without_collections
 from rlboost_jax.simulator.systems import Worlds
 from rlboost_jax.simulator.world import World
 
@@ -24,7 +24,7 @@ LAST_SECONDS: Final = 3600.0 * 24 * 365
 
 @dataclass(frozen=True, kw_only=True)
 class Horizon:
-    """How long a run is, and how much of it is simulated."""
+    """Length of a run, and how much of it is simulated."""
 
     run_steps: int
     steps: int  # simulated
@@ -33,14 +33,14 @@ class Horizon:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """How often each simulated step counts."""
+        """Weight of each simulated step, in steps of the run."""
         rest = self.steps - self.settling
         each = (self.run_steps - self.settling) / rest
         return (1.0,) * self.settling + (each,) * rest
 
 
 def horizon_of(*, run_steps: int, steps: int, settling: int, seeds: Sequence[int]) -> Horizon:
-    """No longer than the run is. Raises ConfigError where no step is left."""
+    """Make a horizon no longer than the run. Raises ConfigError where no step is left."""
     steps = min(steps, run_steps)
     if steps == run_steps:  # nothing is carried on
         settling = 0
@@ -50,8 +50,8 @@ def horizon_of(*, run_steps: int, steps: int, settling: int, seeds: Sequence[int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A run with one seed."""
+class MixSample:
+    """Result of a simulated run with one seed."""
 
     seconds: float
     dollars: float
@@ -61,8 +61,8 @@ class Sample:
 
 def run_mix(
     purchase: Purchase, mix: Mix, horizon: Horizon, *, seed: int, world: Worlds = World
-) -> Sample:
-    """Raises ConfigError where a step does not end within a year."""
+) -> MixSample:
+    """Simulate a run with a mix. Raises ConfigError where a step does not end within a year."""
     config = learner_of(purchase, mix, horizon)
     seconds = FIRST_SECONDS
     with without_collections():
@@ -81,11 +81,11 @@ def run_mix(
 
 
 def learner_of(purchase: Purchase, mix: Mix, horizon: Horizon) -> SimConfig:
-    """The configuration that a mix is simulated with."""
+    """Return the configuration with which a mix is simulated."""
     return replace(purchase.learners[mix.reserved], num_steps=horizon.steps, settling_steps=0)
 
 
-def sample_of(config: SimConfig, rows: Sequence[Mapping[str, Any]], horizon: Horizon) -> Sample:
+def sample_of(config: SimConfig, rows: Sequence[Mapping[str, Any]], horizon: Horizon) -> MixSample:
     hourly = config.reserved.nodes * config.reserved.price_per_node_hour
     weighted = list(zip(horizon.weights, rows, strict=True))
 
@@ -94,7 +94,7 @@ def sample_of(config: SimConfig, rows: Sequence[Mapping[str, Any]], horizon: Hor
 
     seconds = total("step_seconds")
     paid = total("instance_dollars") + total("egress_dollars")
-    return Sample(
+    return MixSample(
         seconds=seconds,
         dollars=seconds / 3600 * hourly + paid,
         tokens=total("response_tokens"),

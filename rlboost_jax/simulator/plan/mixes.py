@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlboost_jax.simulator.plan.prices import PriceList
+from rlboost_jax.simulator.plan.price_list import PriceList
 
 
 @dataclass(frozen=True, order=True)
@@ -20,7 +20,7 @@ class Mix:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """All mixes there are.
+    """All mixes that can be bought.
 
     Args:
         most: of each type.
@@ -34,7 +34,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many mixes it has: coefficients of a product of polynomials."""
+        """Number of mixes: coefficients of a product of polynomials."""
         ways = [1] + [0] * self.total
         for most in self.most:
             ways = [
@@ -53,7 +53,7 @@ class Space:
         return within and mix.instances <= self.total and 0 <= mix.reserved < self.shapes
 
     def neighbours(self, mix: Mix) -> Iterator[Mix]:
-        """One instance more or less, one of another type, or another shape."""
+        """Yield mixes with one instance more or fewer, one of another type, or another shape."""
         kinds = range(len(self.most))
         changes = [{kind: step} for kind in kinds for step in (-1, 1)]
         changes += [{less: -1, more: 1} for less in kinds for more in kinds if less != more]
@@ -66,7 +66,7 @@ class Space:
         return (each for each in found if each in self)
 
     def corners(self) -> Iterator[Mix]:
-        """None of any type, and of each type alone a few: where a search may begin."""
+        """Yield mixes to begin a search with: without instances, or with a few of one type."""
         for shape in range(self.shapes):
             yield Mix((0,) * len(self.most), shape)
             for kind, most in enumerate(self.most):
@@ -77,7 +77,8 @@ class Space:
 
 
 def space_of(prices: PriceList, *, total: int) -> Space:
-    """
+    """List the mixes of a price list.
+
     Args:
         total: instances of all types together, at most.
     """
@@ -89,6 +90,6 @@ def space_of(prices: PriceList, *, total: int) -> Space:
 
 
 def described(mix: Mix, names: Sequence[str]) -> str:
-    """For a person: `2 a + 1 b`."""
+    """Describe a mix for people: `2 a + 1 b`."""
     parts = (f"{n} {name}" for n, name in zip(mix.counts, names, strict=True) if n)
     return " + ".join(parts) or "no instances"

@@ -10,7 +10,7 @@ def beats(one: Point, other: Point) -> bool:
 
 
 class Front:
-    """Points that no point so far beats."""
+    """Points that no other point so far beats."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -20,12 +20,12 @@ class Front:
             self.points = [each for each in self.points if not beats(point, each)] + [point]
 
     def beats(self, point: Point) -> bool:
-        """Whether one of them does."""
+        """Whether a point of the front beats this one."""
         return any(beats(each, point) for each in self.points)
 
 
 def front(points: Sequence[Point]) -> list[int]:
-    """The indices of the points that no other beats, the fastest first."""
+    """Indices of the points that no other beats, the fastest first."""
     order = sorted(range(len(points)), key=lambda i: (points[i], i))
     found: list[int] = []
     for i in order:  # a faster one, or one as fast and no dearer, has come before

@@ -6,21 +6,21 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from typing import Any, Final
 
-from rlboost_jax.settings.pools import PoolConfig
-from rlboost_jax.simulator.plan.bound import Bounds
-from rlboost_jax.simulator.plan.mix_run import Horizon, Sample, run_mix
+from rlboost_jax.settings.pool_config import PoolConfig
+from rlboost_jax.simulator.plan.mix_bound import Bounds
+from rlboost_jax.simulator.plan.mix_run import Horizon, MixSample, run_mix
 from rlboost_jax.simulator.plan.mixes import Mix, Space, described
 from rlboost_jax.simulator.plan.purchase import Purchase
 from rlboost_jax.simulator.plan.risk import Spread, missed, spread
-from rlboost_jax.simulator.plan.search import Found, Progress, Search, Simulate, Task
+from rlboost_jax.simulator.plan.search import Search, SearchProgress, SearchResult, Simulate, Task
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[SearchProgress], None]
 HOUR: Final = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a run must keep to; 0: it need not."""
+class PlanLimits:
+    """Limits that a run must keep to; 0: none."""
 
     hours: float = 0.0
     dollars: float = 0.0
@@ -30,7 +30,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """One mix that was simulated with all seeds."""
+    """A mix that was simulated with all seeds."""
 
     mix: Mix
     name: str
@@ -48,27 +48,28 @@ class PlanRow:
 
     @property
     def mixed(self) -> bool:
-        """Its tokens depend on where they are sampled: bits differ between kinds of devices."""
+        """Whether tokens depend on where they are sampled: kinds of devices differ in bits."""
         return len(self.devices) > 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PurchasePlan:
     rows: tuple[PlanRow, ...]  # those nobody would pass over first, the fastest first
     chosen: PlanRow
     alone: PlanRow  # the chosen mix's learner without instances
     kept: bool  # whether the chosen one keeps to the limits
     space: int
-    found: Found
+    found: SearchResult
 
     @property
     def exact(self) -> bool:
-        """Whether there is no mix that might belong to the best, too."""
+        """Whether every mix that could belong to the best was simulated."""
         return not self.found.left
 
     def price_limit(self, purchase: Purchase) -> float | None:
-        """How many times as much the chosen mix's instances may cost, egress included, until the
-        learner alone makes as many tokens per dollar; None without instances.
+        """Factor on instance prices and egress at which the learner alone is as cheap.
+
+        None without instances.
 
         That is where tokens / (hours · R + limit · paid) are the tokens per dollar of the learner
         alone: R is its price per hour, `paid` what instances and egress cost.
@@ -87,13 +88,14 @@ def plan(
     purchase: Purchase,
     space: Space,
     horizon: Horizon,
-    limits: Limits,
+    limits: PlanLimits,
     *,
     simulate: Simulate,
     budget: int = 0,
     tell: Tell = lambda progress: None,
-) -> Plan:
-    """
+) -> PurchasePlan:
+    """Find the mixes worth buying, and choose one.
+
     Args:
         simulate: carries out simulations, several at once.
         budget: of them, at most; 0: as many as it takes.
@@ -120,7 +122,7 @@ def plan(
     if alone not in by_mix:  # it was ruled out, or nobody looked at it
         samples = simulate([(alone, seed) for seed in horizon.seeds])
         by_mix[alone] = _row(purchase, alone, samples, horizon, limits, best=False)
-    return Plan(
+    return PurchasePlan(
         rows=tuple(rows),
         chosen=chosen,
         alone=by_mix[alone],
@@ -133,9 +135,9 @@ def plan(
 def _row(
     purchase: Purchase,
     mix: Mix,
-    samples: Sequence[Sample],
+    samples: Sequence[MixSample],
     horizon: Horizon,
-    limits: Limits,
+    limits: PlanLimits,
     *,
     best: bool,
 ) -> PlanRow:
@@ -162,9 +164,11 @@ def _row(
     )
 
 
-def _chosen(rows: Sequence[PlanRow], limits: Limits) -> tuple[PlanRow, bool]:
-    """The cheapest that keeps to the limits, with the time that it takes in dollars; where none
-    does, the one that is least likely to break one."""
+def _chosen(rows: Sequence[PlanRow], limits: PlanLimits) -> tuple[PlanRow, bool]:
+    """Choose the cheapest row within the limits, its time counted in dollars.
+
+    Where none is within them, choose the row that is least likely to break one.
+    """
 
     def price(row: PlanRow) -> float:
         return row.dollars.mean + limits.worth_per_hour * row.hours.mean
@@ -176,7 +180,7 @@ def _chosen(rows: Sequence[PlanRow], limits: Limits) -> tuple[PlanRow, bool]:
 
 
 def settings_of(purchase: Purchase, row: PlanRow) -> list[str]:
-    """Lines of a run's configuration that has that mix."""
+    """List the lines of a run's configuration for a mix."""
     shape = purchase.learners[row.mix.reserved].reserved
     pools = purchase.machines(row.mix.counts, row.mix.reserved).pools
     hourly = shape.nodes * shape.price_per_node_hour
@@ -191,15 +195,15 @@ def settings_of(purchase: Purchase, row: PlanRow) -> list[str]:
 
 
 def _entry(pool: PoolConfig) -> str:
-    """As a file has it, without what it does not say."""
+    """Format a pool as in a configuration file, without defaults."""
     said = {key: value for key, value in asdict(pool).items() if value not in ("", {})}
     return repr(said).replace("'", '"')
 
 
 def to_json(
-    found: Plan, purchase: Purchase, horizon: Horizon, limits: Limits, **more: Any
+    found: PurchasePlan, purchase: Purchase, horizon: Horizon, limits: PlanLimits, **more: Any
 ) -> dict[str, Any]:
-    """`plan.json`."""
+    """Contents of `plan.json`."""
     return {
         **more,
         "horizon": asdict(horizon),
@@ -227,7 +231,7 @@ def to_json(
 
 @contextmanager
 def processes(purchase: Purchase, horizon: Horizon, count: int) -> Iterator[Simulate]:
-    """Carries out simulations in so many processes; results are in order."""
+    """Run simulations in `count` processes; results are in order."""
     if count <= 1:
         yield lambda tasks: [run_mix(purchase, mix, horizon, seed=seed) for mix, seed in tasks]
         return
@@ -243,7 +247,7 @@ def _begin(purchase: Purchase, horizon: Horizon) -> None:
     _OWN["asked"] = purchase, horizon
 
 
-def _simulate(task: Task) -> Sample:
+def _simulate(task: Task) -> MixSample:
     purchase, horizon = _OWN["asked"]
     mix, seed = task
     return run_mix(purchase, mix, horizon, seed=seed)

@@ -9,18 +9,22 @@ memory's bandwidth, prefill with FLOPs. A learner scales with FLOPs.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.pools import PoolConfig
-from rlboost_jax.simulator.devices import DATA_SHEETS, device_of
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.pool_config import PoolConfig
+from rlboost_jax.simulator.accelerators import DATA_SHEETS, device_of
 from rlboost_jax.simulator.market.kinds import DEVICE, MachineKind, Machines
-from rlboost_jax.simulator.plan.prices import InstanceType, PriceList, ReservedShape
+from rlboost_jax.simulator.plan.price_list import InstanceType, PriceList, ReservedShape
 from rlboost_jax.simulator.rates import EngineRates
-from rlboost_jax.simulator.records import ChipConfig, SimConfig
+from rlboost_jax.simulator.sim_config import ChipConfig, SimConfig
+
+
+class _UnknownSpeed(Exception):
+    """A machine's speed relative to that of a measured run's machine is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Purchase:
-    """What may be bought, for one workload."""
+    """Machines and learners that may be bought for one workload."""
 
     prices: PriceList
     learners: tuple[SimConfig, ...]  # of each shape
@@ -29,7 +33,7 @@ class Purchase:
     kinds: tuple[MachineKind, ...]  # of each type
 
     def machines(self, counts: Sequence[int], shape: int) -> Machines:
-        """Those that a mix has, and the pools by which the manager asks for them."""
+        """Return a mix's machines, and the pools from which the manager requests them."""
         bought = list(zip(self.prices.instances, self.kinds, counts, strict=True))
         return Machines(
             kinds={kind.name: machine for kind, machine, _ in bought},
@@ -56,7 +60,8 @@ class Purchase:
 
 
 def purchase_of(config: SimConfig, prices: PriceList, *, measured: bool) -> Purchase:
-    """
+    """Combine a configuration with a price list.
+
     Args:
         measured: the configuration's speeds are those of a run, of no known data sheet.
 
@@ -64,18 +69,28 @@ def purchase_of(config: SimConfig, prices: PriceList, *, measured: bool) -> Purc
     """
     own = "" if measured else device_of(config.chip)
     mistakes: list[str] = []
+    unknown: list[str] = []
     kinds: list[MachineKind] = []
     learners: list[SimConfig] = []
     for each in prices.instances:
         try:
             kinds.append(_kind(config, each, own))
+        except _UnknownSpeed:
+            unknown.append(each.name)
         except ConfigError as error:
             mistakes.append(f"{each.name!r}: {error}")
     for shape in prices.reserved:
         try:
             learners.append(_learner(config, shape, own))
+        except _UnknownSpeed:
+            unknown.append(shape.name)
         except ConfigError as error:
             mistakes.append(f"{shape.name!r}: {error}")
+    if unknown:
+        mistakes.append(
+            f"{', '.join(unknown)}: the run's devices are of no known data sheet; give speed, of "
+            "each of these over the run's own"
+        )
     if mistakes:
         raise ConfigError("\n".join(f"--prices: {mistake}" for mistake in mistakes))
     devices = tuple(shape.device or own or DEVICE for shape in prices.reserved)
@@ -85,6 +100,25 @@ def purchase_of(config: SimConfig, prices: PriceList, *, measured: bool) -> Purc
         shape_names=tuple(shape.name for shape in prices.reserved) or ("reserved",),
         reserved_devices=devices or (own or DEVICE,),
         kinds=tuple(kinds),
+    )
+
+
+def as_fast_as_measured(config: SimConfig, prices: PriceList) -> PriceList:
+    """Copy a price list with all machines as fast as those of a measured run."""
+    reserved = config.reserved
+    return replace(
+        prices,
+        instances=tuple(replace(each, device="", chips=0, speed=1.0) for each in prices.instances),
+        reserved=tuple(
+            replace(
+                each,
+                device="",
+                speed=1.0,
+                nodes=reserved.nodes,
+                chips_per_node=reserved.chips_per_node,
+            )
+            for each in prices.reserved
+        ),
     )
 
 
@@ -145,10 +179,7 @@ def _learner(config: SimConfig, shape: ReservedShape, own: str) -> SimConfig:
     speed = shape.speed
     if not speed:
         if not own and (chips != before or not alike):
-            raise ConfigError(
-                f"{chips} chips, and the run's learner was measured on {before}; give speed, of "
-                "this learner over that one"
-            )
+            raise _UnknownSpeed
         if not trainer.token_seconds:
             return found  # the roofline knows
         flops = 1.0 if alike else _sheet(device).flops_per_second / config.chip.flops_per_second
@@ -171,13 +202,10 @@ def _learner(config: SimConfig, shape: ReservedShape, own: str) -> SimConfig:
 
 
 def _on(config: SimConfig, device: str, chips: int, own: str) -> SimConfig:
-    """With engines on other chips."""
+    """Return the configuration with its engines on other chips."""
     sheet, engine, chip = _sheet(device), config.engine, config.chip
     if not own:
-        raise ConfigError(
-            f"device {device!r} with {chips} chips, and the run's engines are of no known data "
-            "sheet; give speed, of this instance over one of the run's"
-        )
+        raise _UnknownSpeed
     before = engine.chips * chip.memory_bytes_per_second
     slower = before / (chips * sheet.memory_bytes_per_second)
     flops = engine.chips * chip.flops_per_second / (chips * sheet.flops_per_second)

@@ -24,7 +24,7 @@ DRAWS: Final = 50_000  # of Student's law
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of seconds or dollars of a whole run."""
+    """Distribution of a whole run's seconds or dollars."""
 
     mean: float
     worst: float  # were all of the run as the worst seed
@@ -32,10 +32,11 @@ class Spread:
 
 
 def spread(values: Sequence[float], *, stretches: float) -> Spread:
-    """
+    """Forecast a whole run from the results of seeds.
+
     Args:
         values: of a whole run, by each seed's stretch of it.
-        stretches: that make a run; 1 or more.
+        stretches: stretches that make a run; 1 or more.
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
@@ -47,7 +48,7 @@ def spread(values: Sequence[float], *, stretches: float) -> Spread:
 
 
 def missed(values: Sequence[float], limit: float, *, stretches: float) -> float:
-    """How likely it is that a run takes more than the limit."""
+    """Probability that a run takes more than the limit."""
     mean = statistics.fmean(values)
     scale = _scale(values, stretches=stretches) if len(values) > 1 else 0.0
     if scale == 0.0:
@@ -56,12 +57,12 @@ def missed(values: Sequence[float], limit: float, *, stretches: float) -> float:
 
 
 def _scale(values: Sequence[float], *, stretches: float) -> float:
-    """Values are of B stretches that are alike: each one's deviation is a B-th of theirs."""
+    """Scale of Student's law for a run: `values` are of B equal stretches, deviations a B-th."""
     own = statistics.stdev(values) / stretches
     return own * math.sqrt(stretches + stretches**2 / len(values))
 
 
 def _student(degrees: int) -> np.ndarray:  # type: ignore[type-arg]
-    """Draws of it, with the opposite of each."""
+    """Draw from Student's law, each draw with its negative."""
     drawn = stream("risk", 0).standard_t(degrees, DRAWS)
     return np.concatenate([drawn, -drawn])

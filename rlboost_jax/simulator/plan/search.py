@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rlboost_jax.simulator.plan.bound import Least
-from rlboost_jax.simulator.plan.mix_run import Sample
+from rlboost_jax.simulator.plan.mix_bound import Least
+from rlboost_jax.simulator.plan.mix_run import MixSample
 from rlboost_jax.simulator.plan.mixes import Mix, Space
 from rlboost_jax.simulator.plan.pareto import Front, Point, front
 
@@ -24,11 +24,11 @@ ROUND: Final = 16  # simulations: whatever the number of processes, so that resu
 
 Task = tuple[Mix, int]  # and a seed
 Bound = Callable[[Mix, int], Least]
-Simulate = Callable[[Sequence[Task]], Sequence[Sample]]
+Simulate = Callable[[Sequence[Task]], Sequence[MixSample]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class SearchProgress:
     simulated: int  # mixes, all seeds of each
     begun: int
     ruled_out: int
@@ -36,10 +36,10 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What is known at the end."""
+class SearchResult:
+    """Results of a search."""
 
-    samples: Mapping[Mix, tuple[Sample, ...]]  # of mixes whose seeds have all been simulated
+    samples: Mapping[Mix, tuple[MixSample, ...]]  # of mixes whose seeds have all been simulated
     best: tuple[Mix, ...]  # that nobody would pass over, the fastest first
     ruled_out: int
     left: int  # neither simulated nor ruled out; 0: `best` is exact
@@ -48,15 +48,15 @@ class Found:
 
 @dataclass(slots=True)
 class _Open:
-    """A mix that may be among the best yet."""
+    """A mix that may still belong to the front."""
 
     mix: Mix
     least: list[Least]  # of each seed
-    samples: list[Sample] = field(default_factory=list)  # of the first seeds
+    samples: list[MixSample] = field(default_factory=list)  # of the first seeds
 
     @property
     def point(self) -> Point:
-        """No more than its means."""
+        """Lower bound on the mix's means."""
         seconds = [s.seconds for s in self.samples] + [
             b.seconds for b in self.least[len(self.samples) :]
         ]
@@ -72,7 +72,8 @@ class _Open:
 
 
 class Search:
-    """
+    """Search for the Pareto front of a space.
+
     Args:
         budget: simulations at most; 0: as many as it takes.
     """
@@ -85,12 +86,12 @@ class Search:
         bound: Bound,
         simulate: Simulate,
         budget: int = 0,
-        tell: Callable[[Progress], None] = lambda progress: None,
+        tell: Callable[[SearchProgress], None] = lambda progress: None,
     ) -> None:
         self._space, self._seeds = space, seeds
         self._bound, self._simulate, self._budget, self._tell = bound, simulate, budget, tell
         self._front = Front()
-        self._done: dict[Mix, tuple[Sample, ...]] = {}
+        self._done: dict[Mix, tuple[MixSample, ...]] = {}
         self._known: set[Mix] = set()
         self._open: list[_Open] = []
         self._ruled_out = self._simulations = 0
@@ -99,7 +100,7 @@ class Search:
     def exhaustive(self) -> bool:
         return self._space.size <= EXHAUSTIVE
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         self._take_in(self._space if self.exhaustive else self._space.corners())
         while self._open and not self._spent:
             self._round()
@@ -113,7 +114,7 @@ class Search:
         points = {mix: point_of(samples) for mix, samples in self._done.items()}
         mixes = sorted(points)
         best = tuple(mixes[i] for i in front([points[mix] for mix in mixes]))
-        return Found(
+        return SearchResult(
             samples=self._done,
             best=best,
             ruled_out=self._ruled_out,
@@ -133,7 +134,7 @@ class Search:
         self._rule_out()
 
     def _round(self) -> None:
-        """Simulate the next seed of the best ones, and rule out whom that beats."""
+        """Simulate the next seed of the best mixes, then rule out the mixes that these beat."""
         room = min(ROUND, self._budget - self._simulations) if self._budget else ROUND
         chosen = sorted(self._open, key=lambda each: each.rank)[:room]
         # With few mixes left, several seeds of each at once.
@@ -159,7 +160,7 @@ class Search:
         self._open = [each for each in self._open if each.mix not in self._done]
         self._rule_out()
         self._tell(
-            Progress(
+            SearchProgress(
                 simulated=len(self._done),
                 begun=sum(bool(each.samples) for each in self._open),
                 ruled_out=self._ruled_out,
@@ -173,7 +174,7 @@ class Search:
         self._open = kept
 
 
-def point_of(samples: Sequence[Sample]) -> Point:
+def point_of(samples: Sequence[MixSample]) -> Point:
     return (
         statistics.fmean(each.seconds for each in samples),
         statistics.fmean(each.dollars for each in samples),

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.load import ConfigDictLike, read_run_config, run_config
-from rlboost_jax.settings.memory import num_parameters
-from rlboost_jax.settings.run import RunConfig
-from rlboost_jax.simulator.calibration.calibrate import parameters, settings
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.config_loading import ConfigDictLike, read_run_config, run_config
+from rlboost_jax.settings.memory_estimates import num_parameters
+from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.simulator.calibration.observed import observed
-from rlboost_jax.simulator.load import sim_config, sim_config_from_dict
-from rlboost_jax.simulator.records import SimConfig
+from rlboost_jax.simulator.calibration.run_calibration import parameters, settings
+from rlboost_jax.simulator.sim_config import SimConfig
+from rlboost_jax.simulator.sim_config_loading import sim_config, sim_config_from_dict
 
 RUN_STEPS: Final = 100  # of a simulation, which does not say how long the run is
 MOST_INSTANCES: Final = 6  # where nothing says how many one may have
@@ -41,7 +41,7 @@ class Workload:
     worth_per_hour: float  # dollars that an hour sooner is worth
 
     def with_mean(self, tokens: float) -> "Workload":
-        """With responses of another mean. Raises ConfigError where they were measured."""
+        """Change the responses' mean length. Raises ConfigError if lengths were measured."""
         work = self.config.workload
         if work.groups:
             raise ConfigError("--mean_tokens: lengths are those that were measured; leave it out")
@@ -56,7 +56,7 @@ class Workload:
 
 
 def of_config(config: ConfigDictLike) -> Workload:
-    """Of a run's configuration or of a simulation's. Raises ConfigError."""
+    """Make the workload of a run's configuration or a simulation's. Raises ConfigError."""
     if not hasattr(config, "to_dict"):
         raise ConfigError(f"get_config() returned {config!r}; it must return the ConfigDict")
     values = config.to_dict()
@@ -66,7 +66,7 @@ def of_config(config: ConfigDictLike) -> Workload:
 
 
 def of_workdir(workdir: str | Path, base: Mapping[str, Any], *, settling: int) -> Workload:
-    """Of a run that was, with its speeds and lengths.
+    """Make the workload of a recorded run, with its speeds and lengths.
 
     Args:
         base: a simulation's configuration, for what no run tells.
@@ -134,7 +134,7 @@ def _of_run(config: ConfigDictLike, values: Mapping[str, Any]) -> Workload:
 
 
 def _bounded(values: Mapping[str, Any], bounds: Mapping[str, Any]) -> str:
-    """The shipped run whose programs a run has, "" where there is none."""
+    """Name the shipped run whose compiled programs a run uses, "" where there is none."""
 
     def programs(of: Mapping[str, Any]) -> tuple[Any, ...]:
         engine, learner = of["engine"], of["learner"]

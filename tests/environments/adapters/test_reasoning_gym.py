@@ -7,7 +7,7 @@ import pytest
 
 from rlboost_jax.environments.adapters.reasoning_gym import NOT_REPEATING, ReasoningGym
 from rlboost_jax.environments.protocol import Turn
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from tests.environments.adapters.transcript import Job, transcripts
 
 gym = pytest.importorskip("reasoning_gym", reason="no reasoning-gym: see make test-adapters")

@@ -10,7 +10,7 @@ import pytest
 
 from rlboost_jax.environments.adapters.skyrl_gym import SkyRLGym
 from rlboost_jax.environments.protocol import Turn
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from tests.environments.adapters.transcript import Job, played, transcripts
 
 pytest.importorskip("skyrl_gym", reason="no skyrl-gym: see make test-adapters")

@@ -8,7 +8,7 @@ import pytest
 
 from rlboost_jax.environments.adapters.textarena import INVALID_MOVE, TextArena
 from rlboost_jax.environments.protocol import Turn
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from tests.environments.adapters.transcript import Job, played, transcripts
 
 pytest.importorskip("textarena", reason="no textarena: see make test-adapters")

@@ -12,7 +12,7 @@ import pytest
 
 from rlboost_jax.environments.adapters.tinker_cookbook import TinkerCookbook
 from rlboost_jax.environments.runner import EnvironmentFailed
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from tests.environments.adapters.transcript import PLUGINS, Job, played, transcripts
 
 pytest.importorskip("tinker_cookbook", reason="no tinker-cookbook: see make test-adapters")
@@ -31,7 +31,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of bytes, so that what is said is said with the same tokens wherever it stands."""
+    """Make a tokenizer of bytes, which encodes a text alike wherever it stands."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

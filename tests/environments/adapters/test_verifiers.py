@@ -15,7 +15,7 @@ from tests.environments.adapters.transcript import PLUGINS, Job, played, transcr
 pytest.importorskip("verifiers.v1", reason="no verifiers: see make test-adapters")
 
 from rlboost_jax.environments.adapters.verifiers import Verifiers
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 
 NAME = "verifiers"
 

@@ -16,11 +16,11 @@ from rlboost_jax.environments.adapters.packages import (
     number_of,
     place_of,
 )
-from rlboost_jax.environments.exercises import Numbers
+from rlboost_jax.environments.episode_exercises import Numbers
 from rlboost_jax.environments.factories import maker_of
 from rlboost_jax.environments.protocol import Turn
-from rlboost_jax.settings.errors import ConfigError
-from rlboost_jax.settings.validation.environment import BUILT_IN_ENVIRONMENTS
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.validation.environment_checks import BUILT_IN_ENVIRONMENTS
 
 ADAPTERS = {
     "openenv": ({"base_url": "http://127.0.0.1:9"}, "openenv", "[openenv]"),

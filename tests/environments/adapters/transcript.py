@@ -67,7 +67,7 @@ async def played(job: Job, *, most_turns: int = MOST_TURNS) -> list[Any]:
 
 
 def transcripts(jobs: Sequence[Job], *, times: int = 1) -> list[list[Any]]:
-    """Of the jobs, each `times` times in a fresh process; in every second one in reverse order.
+    """Run the jobs `times` times, each in a fresh process, every second time in reverse order.
 
     Raises:
         AssertionError: a process failed, or said something else than the first one.
@@ -92,7 +92,7 @@ def _in_a_process(jobs: Sequence[Job]) -> list[list[Any]]:
         text=True,
         cwd=ROOT,
         timeout=PATIENCE_SECONDS,
-        # As environments' processes have it (rlboost_jax/environments/processes.py).
+        # As environments' processes have it (rlboost_jax/workers/worker_process.py).
         env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(_path())},
     )
     assert done.returncode == 0, done.stderr[-4000:]

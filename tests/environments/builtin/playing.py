@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rlboost_jax.chat.opening import conversation_of
+from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data.tokenizers import ByteTokenizer
 from rlboost_jax.environments.protocol import Observation, Step, Turn
 from rlboost_jax.environments.runner import EpisodeRunner, RememberedCalls, Stepped
-from rlboost_jax.settings.data import DataConfig
+from rlboost_jax.settings.data_config import DataConfig
 from tests.patience import PATIENCE_SECONDS
 
 MOST_TURNS = 50

@@ -7,7 +7,7 @@ from rlboost_jax.environments.builtin.corpus import Document, build
 from rlboost_jax.environments.builtin.toolsets import toolset
 from rlboost_jax.environments.protocol import Tool
 from rlboost_jax.environments.tools import BadTool, tool
-from rlboost_jax.settings.errors import ConfigError
+from rlboost_jax.platform.mistakes import ConfigError
 from tests.environments.builtin.playing import last, played
 
 ROW = {"question": "What is 12 * 12?", "answer": "144"}

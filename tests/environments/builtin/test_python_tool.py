@@ -5,7 +5,7 @@ import pytest
 from rlboost_jax.environments.builtin import python_tool
 from rlboost_jax.environments.builtin.python_tool import CellFailed, PythonTool, readable
 from rlboost_jax.environments.protocol import ToolCall, ToolResult, Turn
-from rlboost_jax.rewards.sandbox import NotContained, NotStarted, run_contained
+from rlboost_jax.workers.sandbox import NotContained, NotStarted, run_contained
 from tests.patience import PATIENCE_SECONDS
 
 try:

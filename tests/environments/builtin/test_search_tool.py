@@ -149,7 +149,7 @@ def test_another_database_is_none(tmp_path):
 
 def index(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "rlboost_jax.index", *map(str, arguments)],
+        [sys.executable, "-m", "rlboost_jax.cli.index", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

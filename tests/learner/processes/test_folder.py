@@ -8,11 +8,11 @@ import pytest
 
 from rlboost_jax.learner.processes.follower import OtherFolder, accept
 from rlboost_jax.learner.processes.leader import FollowerLost, invite
-from rlboost_jax.learner.processes.world import World
-from rlboost_jax.supervision import exits
+from rlboost_jax.learner.processes.process_group import ProcessGroup
+from rlboost_jax.platform import exits
 from tests.patience import PATIENCE_SECONDS
 
-LEADER, FOLLOWER = (World(index=i, count=2, coordinator="127.0.0.1:1") for i in range(2))
+LEADER, FOLLOWER = (ProcessGroup(index=i, count=2, coordinator="127.0.0.1:1") for i in range(2))
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlboost_jax.learner.processes.channel import Channel, PeerGone
 from rlboost_jax.learner.processes.handshake import (
     LIMITS,
     NAME,
@@ -24,10 +23,11 @@ from rlboost_jax.learner.processes.handshake import (
     tls_of,
 )
 from rlboost_jax.learner.processes.leader import PURPOSES, _accepted
-from rlboost_jax.learner.processes.world import World
+from rlboost_jax.learner.processes.process_group import ProcessGroup
+from rlboost_jax.learner.processes.trainer_channel import PeerGone, TrainerChannel
 from tests.patience import PATIENCE_SECONDS
 
-LEADER = World(index=0, count=2, coordinator="127.0.0.1:1")
+LEADER = ProcessGroup(index=0, count=2, coordinator="127.0.0.1:1")
 NEVER = 1e6  # seconds
 
 
@@ -49,7 +49,7 @@ def listening(key: Key, **limits: float) -> Handshakes:
 
 def all_come_in(handshakes: Handshakes, address: tuple[str, int], key: Key) -> None:
     """An honest follower, from its first connection to the last."""
-    theirs: queue.SimpleQueue[dict[str, Channel]] = queue.SimpleQueue()
+    theirs: queue.SimpleQueue[dict[str, TrainerChannel]] = queue.SimpleQueue()
 
     def follow() -> None:
         tls = tls_of(key, listens=False)
@@ -116,8 +116,10 @@ def test_who_arrives_as_it_closes_is_not_left_behind(key: Key) -> None:
     held: list[bool] = []
     handshakes = listening(key, handshake_seconds=PATIENCE_SECONDS)
 
-    class Arrivals(queue.Queue[tuple[object, Channel]]):
-        def put(self, item: tuple[object, Channel], *more: object, **options: object) -> None:
+    class Arrivals(queue.Queue[tuple[object, TrainerChannel]]):
+        def put(
+            self, item: tuple[object, TrainerChannel], *more: object, **options: object
+        ) -> None:
             held.append(handshakes._lock.locked())
             super().put(item)
 
@@ -177,7 +179,7 @@ def test_another_key_opens_nothing(key: Key, shown: str) -> None:
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
         plain = socket.create_connection(address, PATIENCE_SECONDS)
         with tls.wrap_socket(plain) as stranger, pytest.raises(PeerGone):
-            (channel := Channel(stranger)).send(["orders", 1, 1])
+            (channel := TrainerChannel(stranger)).send(["orders", 1, 1])
             channel.receive(seconds=PATIENCE_SECONDS)
         with pytest.raises(TimeoutError):
             handshakes.arrived(0.0)
@@ -192,7 +194,7 @@ def test_who_has_the_key_and_talks_nonsense_is_hung_up_on(key: Key, word: list[o
     with at(handshakes) as address:
         plain = socket.create_connection(address, PATIENCE_SECONDS)
         with tls_of(key, listens=False).wrap_socket(plain, server_hostname=NAME) as talking:
-            (channel := Channel(talking)).send([*word, 1])
+            (channel := TrainerChannel(talking)).send([*word, 1])
             handshakes._arrived.put(handshakes.arrived(PATIENCE_SECONDS))  # it is the first
             all_come_in(handshakes, address, key)
             with pytest.raises(PeerGone, match="closed"):
@@ -230,11 +232,11 @@ def test_a_follower_says_nothing_to_who_has_not_the_key(key: Key) -> None:
 
 
 def test_both_sides_talk_at_once(key: Key) -> None:
-    """With arrays that no buffer holds: each side sends and receives in two threads."""
+    """Arrays fit no buffer, so each side sends and receives in two threads."""
     handshakes, tls = listening(key), tls_of(key, listens=False)
     arrays = [np.full(200_000 + i, i, np.int64) for i in range(8)]
     with at(handshakes) as address:
-        dialled: list[Channel] = []
+        dialled: list[TrainerChannel] = []
 
         def dial_in() -> None:
             dialled.append(dial(address, tls, ["x"], PATIENCE_SECONDS))
@@ -251,9 +253,9 @@ def test_both_sides_talk_at_once(key: Key) -> None:
         ]
         for thread in speaking:
             thread.start()
-        heard: dict[Channel, list[np.ndarray]] = {here: [], there: []}
+        heard: dict[TrainerChannel, list[np.ndarray]] = {here: [], there: []}
 
-        def hear(channel: Channel) -> None:
+        def hear(channel: TrainerChannel) -> None:
             heard[channel] = [channel.receive() for _ in arrays]
 
         hearing = [threading.Thread(target=hear, args=(c,), daemon=True) for c in (here, there)]

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
-from rlboost_jax.learner.versions import restored_versions
+from rlboost_jax.learner.kept_versions import restored_versions
+from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import params_digest
-from rlboost_jax.settings.memory import num_parameters
+from rlboost_jax.settings.memory_estimates import num_parameters
 from tests import unoptimized
 from tests.endpoints import free_port
 from tests.learner.on_mesh import ALONE, Trainer, gap, random_batches, small_run
-from tests.learner.processes.two_processes import trees_of
+from tests.learner.processes.two_processes import taught, trees_of
 from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -120,6 +121,11 @@ def test_all_check_what_process_0_has_them_check(measured):
     """Log-probabilities are of programs over both devices: alone, process 0 would wait for ever.
     Where one is wrong all look for it, response by response."""
     assert measured["doubts"] == [[], [[1, 1]]] * 2
+
+
+def test_a_teacher_of_two_processes_says_what_it_says_on_one_device(measured, tmp_path):
+    alone = taught(tmp_path / "teacher", make_mesh(ALONE))
+    np.testing.assert_allclose(measured["what a teacher says"], alone, atol=1e-5)
 
 
 def test_each_keeps_its_half_of_an_older_version_and_all_check_with_it(measured):

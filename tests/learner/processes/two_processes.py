@@ -21,23 +21,33 @@ import jax
 import msgspec
 import numpy as np
 
-from rlboost_jax.engine.parameters import EngineParameters
+from rlboost_jax.engine.engine_parameters import EngineParameters
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
-from rlboost_jax.learner.processes import watch
+from rlboost_jax.learner.kept_versions import DIGESTS, KeptVersions, held_here
+from rlboost_jax.learner.processes import peer_watch
 from rlboost_jax.learner.processes.digest import shared_digest
 from rlboost_jax.learner.processes.follower import accept
 from rlboost_jax.learner.processes.leader import Followers, invite
-from rlboost_jax.learner.processes.watch import PeerEnded
-from rlboost_jax.learner.processes.world import World, agreed, check_mesh, join
+from rlboost_jax.learner.processes.peer_watch import PeerEnded
+from rlboost_jax.learner.processes.process_group import ProcessGroup, agreed, check_mesh, join
+from rlboost_jax.learner.programs.teachers import opened_teachers
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import learner_of
-from rlboost_jax.learner.versions import DIGESTS, Versions, held_here
 from rlboost_jax.messages import Manifest
-from rlboost_jax.models.params import abstract_params, flatten_params, params_digest, unstack_layers
+from rlboost_jax.models.checkpoint_writer import write_checkpoint
+from rlboost_jax.models.params import (
+    abstract_params,
+    flatten_params,
+    init_params,
+    params_digest,
+    unstack_layers,
+)
+from rlboost_jax.platform import at_rest
 from rlboost_jax.sequences.sequence import Sequence
-from rlboost_jax.storage import at_rest
+from rlboost_jax.settings.distillation_config import DistillationConfig, TeacherConfig
+from rlboost_jax.settings.huggingface.config import to_huggingface
 from rlboost_jax.weights.pull import open_params, read_params
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from tests.learner.on_mesh import (
@@ -55,7 +65,7 @@ SEEN = "seen"  # a file: that process 0 has hung up
 
 
 def response(sample: int, logprobs: list[float]) -> Trajectory:
-    """Of a policy close to uniform over 112 tokens."""
+    """Response of a policy close to uniform over 112 tokens."""
     return Trajectory(
         prompt=0,
         sample=sample,
@@ -76,7 +86,7 @@ class Reader:
         return np.asarray(array)
 
 
-def measure(world: World, folder: Path):
+def measure(world: ProcessGroup, folder: Path):
     own = small_run(attention="chunked", experts="blocks") if world.leads else small_run()
     chosen = agreed(own, world).learner
     (folder / f"chosen-{world.index}").write_text(f"{chosen.attention} {chosen.experts}")
@@ -97,11 +107,12 @@ def measure(world: World, folder: Path):
     yield "digests of what one process saved", digests_read(folder / "alone", trainer, world)
     trainer.step.heldout_gaps = trainer.step.gaps  # sampled in the same way
     learner = learner_of(trainer.run, policy=trainer.step, critic=None, reference=None, stop_ids=())
+    yield "what a teacher says", taught(folder / f"teacher-{world.index}", trainer.step.mesh)
     with_versions = Checkpoints(folder / "with_versions", keep=1)
     if not world.leads:
         policy = copy(learner.policy)
         policy.base = state.params
-        connected.obey(replace(learner, policy=policy), state, with_versions, Versions())
+        connected.obey(replace(learner, policy=policy), state, with_versions, KeptVersions())
         raise AssertionError("process 0 never says that it is over")
     yield "doubts", doubts(connected, 2, BatchUpdate(learner, state, step=2, checkpoint=int))
     connected._read = reader
@@ -115,9 +126,20 @@ def measure(world: World, folder: Path):
         channel.close()
 
 
+def taught(folder: Path, mesh):
+    """Advantages by which two responses are distilled, from a checkpoint that is written there."""
+    run = small_run()
+    folder.mkdir()
+    write_checkpoint(run.model, init_params(run.model, 1), folder, dtype="float32")
+    (folder / "config.json").write_text(json.dumps(to_huggingface(run.model)))
+    distillation = DistillationConfig(teachers=(TeacherConfig(source=str(folder)),))
+    teachers = opened_teachers(replace(run, distillation=distillation), mesh)
+    members, _ = teachers.taught([response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])])
+    return [each.advantages.tolist() for each in members]
+
+
 def doubts(connected: Followers, step: int, update: BatchUpdate):
-    """Of a response that version 2 has sampled, and of one with a lie in it; and the same where
-    these are measured."""
+    """Doubts about an honest response of version 2, and one with a lie, trained on or measured."""
     connected.begin(step, 2)
     checks = connected.checking(update.check), connected.checking_heldout(update.check_heldout)
     honest, lie = response(0, [-4.7] * 3), response(1, [-4.7, -0.1, -4.7])
@@ -131,7 +153,7 @@ def doubts(connected: Followers, step: int, update: BatchUpdate):
 
 def kept_version(connected: Followers, learner, state, checkpoints: Checkpoints):
     """Version 2 after it is the newest, as each process keeps it."""
-    shardings, versions = learner.policy.shardings.params, Versions()
+    shardings, versions = learner.policy.shardings.params, KeptVersions()
     connected.keep(2, "two", [])
     versions.keep(2, held_here(state.params), "two", dtype=learner.run.weights.rollout_dtype)
     yield "bytes of a kept version", num_bytes(versions.params(2))
@@ -146,7 +168,7 @@ def kept_version(connected: Followers, learner, state, checkpoints: Checkpoints)
     yield "files of its share", len(connected.written("2"))
 
 
-def went_back(folder: Path, trainer: Trainer, world: World):
+def went_back(folder: Path, trainer: Trainer, world: ProcessGroup):
     """What both go on from where process 1 alone reads what is broken of checkpoint 2."""
     copy, notes = folder / "flipped", []
     if world.leads:
@@ -167,7 +189,7 @@ def trees_of(state):
     return state.params, adam.mu, adam.nu
 
 
-def digests_read(folder: Path, trainer: Trainer, world: World):
+def digests_read(folder: Path, trainer: Trainer, world: ProcessGroup):
     with Checkpoints(folder, keep=1) as kept:
         state, _ = newest_sound(kept, trainer.abstract(), world, print)
     return [shared_digest(tree, world, base="") for tree in trees_of(state)]
@@ -229,7 +251,7 @@ def main(index: int, port: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    watch.GRACE_SECONDS = PATIENCE_SECONDS
+    peer_watch.GRACE_SECONDS = PATIENCE_SECONDS
     try:
         main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
     except PeerEnded as error:

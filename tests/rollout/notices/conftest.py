@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rlboost_jax.rollout.notices import metadata, watch
-from rlboost_jax.rollout.notices.metadata import Metadata
+from rlboost_jax.rollout.notices import metadata_server, notice_watch
+from rlboost_jax.rollout.notices.metadata_server import Metadata
 from tests.patience import PATIENCE_SECONDS
 
 Handler = Callable[[web.Request], web.Response]
@@ -63,8 +63,8 @@ async def at_work(
 @pytest.fixture(autouse=True)
 def connected(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that takes: stand-ins are there."""
-    monkeypatch.setattr(metadata, "CONNECT_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(watch.which_cloud, "__defaults__", (PATIENCE_SECONDS,))
+    monkeypatch.setattr(metadata_server, "CONNECT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(notice_watch.which_cloud, "__defaults__", (PATIENCE_SECONDS,))
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ jobs = st.lists(
 
 
 def dues_of(work: list[tuple[float, float, bool]], now: float) -> list[Due]:
-    """Of jobs (due, seconds) that a tenant does in the order in which they are due."""
+    """Dues of jobs (due, seconds) that a tenant does in the order in which they are due."""
     dues, before = [], 0.0
     for at, seconds, first in sorted(work):
         before += seconds

@@ -16,26 +16,26 @@ import pytest
 from rlboost_jax import messages
 from rlboost_jax.engine.shared import Resized, Wants
 from rlboost_jax.messages import Capacity, Released, TokenBatch
+from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.rollout.sharing import pace
-from rlboost_jax.rollout.sharing.control import Sharing
-from rlboost_jax.rollout.sharing.protocol import (
-    MAX_LINE_BYTES,
-    BudgetOrder,
-    OrderRefused,
-    Promise,
-    Queue,
-    State,
-    StateAsked,
-    decode_answer,
-    encode_line,
-)
+from rlboost_jax.rollout.sharing.shared_server import SharedServer
 from rlboost_jax.rollout.sharing.socket import (
     SocketUnusable,
     check_place,
     peer_uid,
     tenants_heard,
 )
-from rlboost_jax.rollout.worker import Worker
+from rlboost_jax.rollout.sharing.tenant_protocol import (
+    MAX_LINE_BYTES,
+    BudgetOrder,
+    OrderRefused,
+    Promise,
+    State,
+    StateAsked,
+    TenantQueue,
+    decode_answer,
+    encode_line,
+)
 from rlboost_jax.sequences.identities import Version
 from tests.patience import PATIENCE_SECONDS
 
@@ -112,8 +112,8 @@ class Place:
     def __init__(self, engine: Any, folder: Path) -> None:
         self.engine, self.path = engine, folder / "budget.sock"
         self.emitted: queue.Queue[Any] = queue.Queue()
-        self.sharing = Sharing(engine)
-        self.worker = Worker(engine, turns=self.sharing)
+        self.sharing = SharedServer(engine)
+        self.worker = EngineWorker(engine, turns=self.sharing)
 
     @asynccontextmanager
     async def serving(self, user_of: Callable[[Any], int] = peer_uid) -> AsyncIterator["Place"]:
@@ -258,13 +258,13 @@ def test_nothing_runs_while_a_token_of_the_tenant_would_be_late(
         async with place(steps=1).serving() as here:
             tenant = await here.tenant()
             await tenant.ask(Promise(first_token_seconds=3600.0, token_seconds=3600.0))
-            await tenant.tell(Queue(dues=((0.0, 1.0, True),)))
+            await tenant.tell(TenantQueue(dues=((0.0, 1.0, True),)))
             await tenant.ask(StateAsked())  # it was heard
             here.worker.submit([fakes.request(1, tokens=3)], "d1")
             while here.sharing.pace.denied < 3:
                 await asyncio.sleep(0.01)
             assert here.worker.sampled == 0
-            await tenant.tell(Queue(dues=()))
+            await tenant.tell(TenantQueue(dues=()))
             while here.worker.sampled < 3:
                 await asyncio.sleep(0.01)
 

@@ -1,8 +1,8 @@
 """Kill a process of a run under test at a moment of its life that a plan names.
 
 Moments are what Python tells its audit hooks: a module is imported, a file opened or renamed, a
-socket bound or connected, a program started, a lock taken. Each has a name, such as
-`import rlboost_jax.manager.journal 1` or `rename manager.json 2`: how often a process has come to
+socket bound or connected, a program started, a lock taken. Each has a name, such as `import
+rlboost_jax.manager.journal_entries 1` or `rename manager.json 2`: how often a process has come to
 the like. `RLBOOST_TEST_KILLS` names a folder:
 
     record      a file; each process appends its name and its moments
@@ -32,9 +32,9 @@ PROCESSES = {
     "rlboost_jax.main": "trainer",
     "rlboost_jax.manager": "manager",
     "rlboost_jax.rollout.zygote": "zygote",
-    "rlboost_jax.rewards.worker": "reward worker",
-    "rlboost_jax.environments.worker": "environment worker",
-    "rlboost_jax.manager.service.file_server": "file server",
+    "rlboost_jax.rewards.reward_worker": "reward worker",
+    "rlboost_jax.environments.environment_worker": "environment worker",
+    "rlboost_jax.weights.file_server": "file server",
 }
 PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
 FORKED = {"zygote": "server"}
@@ -142,7 +142,7 @@ class Killer:
                     state, parent = (each / "stat").read_text().rpartition(")")[2].split()[:2]
                     if int(parent) != os.getpid() or state == "Z":
                         continue
-                    if "passing.py" in (each / "cmdline").read_text():
+                    if "output_relay_process.py" in (each / "cmdline").read_text():
                         return int(each.name)
             time.sleep(LOOK_SECONDS)
         return 0

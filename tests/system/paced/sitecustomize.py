@@ -99,13 +99,13 @@ class PacedEngine:
 
 
 def pace_worker(module: Any) -> None:
-    original = module.Worker.__init__
+    original = module.EngineWorker.__init__
 
     def __init__(self: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         original(self, engine, *args, **kwargs)
         self._engine = PacedEngine(engine, lambda: not self._commands.empty())
 
-    module.Worker.__init__ = __init__
+    module.EngineWorker.__init__ = __init__
 
 
 def pace_learner(module: Any) -> None:
@@ -129,9 +129,9 @@ def let_be_silent(module: Any) -> None:
 
 
 PACED = {
-    "rlboost_jax.settings.limits": let_be_silent,
-    "rlboost_jax.rollout.stream": let_leave,
-    "rlboost_jax.rollout.worker": pace_worker,
+    "rlboost_jax.sequences.shared_limits": let_be_silent,
+    "rlboost_jax.rollout.manager_stream": let_leave,
+    "rlboost_jax.rollout.engine_worker": pace_worker,
     "rlboost_jax.learner.programs.policy": pace_learner,
 }
 

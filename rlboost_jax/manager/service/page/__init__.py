@@ -1,4 +1,5 @@
-"""The run in a browser: a process of its own, and the manager's side of it.
+"""Live page of the run for browsers: a process of its own, and the manager's side of it.
 
-`process` starts it once somebody connects; `app` is what it serves, from the run's files alone.
+`page_process` starts it once somebody connects; `page_app` is what it serves, from the run's files
+alone.
 """

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rlboost_jax.manager.service.file_server.beats import beat
-from rlboost_jax.manager.service.file_server.child import orders, run_child
-from rlboost_jax.manager.service.file_server.orders import PageSetup, read_order
-from rlboost_jax.manager.service.gate import RUNNER_OPTIONS, Gate
-from rlboost_jax.manager.service.page.app import LIMITS, make_app
-from rlboost_jax.manager.service.page.certificate import page_tls
+from rlboost_jax.manager.service.page.page_app import LIMITS, make_app
+from rlboost_jax.manager.service.page.page_certificate import page_tls
+from rlboost_jax.trust.gate import RUNNER_OPTIONS, Gate
+from rlboost_jax.weights.file_server.beats import beat
+from rlboost_jax.weights.file_server.child import orders, run_child
+from rlboost_jax.weights.file_server.file_server_orders import PageSetup, read_order
 
 
 def main(arguments: list[str]) -> int:
@@ -53,7 +53,7 @@ async def listen(
     certificates: Path | None,
     hosts: Collection[str] = (),
 ) -> web.AppRunner:
-    """Serve a run's page from now on.
+    """Start to serve a run's page.
 
     Args:
         token: None: at a socket that only its owner can open.

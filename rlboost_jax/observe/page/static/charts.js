@@ -59,9 +59,10 @@ class Points {
     return values.some((value) => value !== null);
   }
 
+  // Of the newest step; the row of the final evaluation, behind it, is of none.
   last(key) {
-    const values = this.column(key);
-    return values.length ? values[values.length - 1] : null;
+    const at = this.length - 1 - (this.column("final")[this.length - 1] ? 1 : 0);
+    return this.column(key)[at] ?? null;
   }
 }
 
@@ -381,7 +382,7 @@ class Field {
     const steps = this.points.column("step");
     const groups = [];
     for (let i = 0; i < steps.length; i += 1) {
-      if (steps[i] + 0.5 < from || steps[i] - 0.5 > to) continue;
+      if (steps[i] + 0.5 < from || steps[i] - 0.5 > to || this.points.column("final")[i]) continue;
       const column = Math.round(x(steps[i]));
       const last = groups[groups.length - 1];
       if (last && last.column === column) last.indices.push(i);
@@ -421,7 +422,7 @@ class Field {
       swatch.style.background = one.colour;
       return element("span", { class: "entry", title: unit.trim() }, swatch, `${one.name} `, number);
     });
-    const where = element("span", { class: "entry at", "data-step": String(step) }, `step ${step}`);
+    const where = element("span", { class: "entry at", "data-step": String(step) }, this.points.column("final")[index] ? "after the last step" : `step ${step}`);
     this.legend.replaceChildren(where, ...entries);
     const words = [...this.legend.children].map((entry) => entry.textContent).join(", ");
     this.plot.setAttribute("aria-label", `${this.field.title} over steps; ${words}. Arrow keys move, plus and minus zoom.`);

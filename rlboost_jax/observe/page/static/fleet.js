@@ -5,25 +5,28 @@ const MOST_LIVES = 3000; // kept in the page
 const MOST_SINGLE = 500; // in the part that is shown: of more servers a lane is one path, without names
 const COUNT_HEIGHT = 64;
 const ENDINGS = {
-  lost: { name: "lost (killed or silent)", colour: "#d63b3b" },
-  drained: { name: "left with notice", colour: "#d08a12" },
-  quarantined: { name: "quarantined", colour: "#7c5cd6" },
-  rejected: { name: "turned away", colour: "#7c5cd6" },
+  killed: { name: "lost without notice", colour: "#d63b3b" },
+  notice: { name: "lost with notice", colour: "#d08a12" },
+  turned_away: { name: "turned away", colour: "#7c5cd6" },
 };
+// What else becomes of servers, for a person; `departures.py` has the definition of each.
+const WORDS = { absent: "never joined", unknown: "not seen again", ended: "sent home" };
 
 class Lives {
   constructor(most = MOST_LIVES) {
     this.most = most;
     this.byNumber = new Map();
     this.now = 0; // seconds since the first event
+    this.tally = { joined: 0, lost: 0, left: 0 }; // of all, also those that are not kept
   }
 
-  replace(lives, now) {
+  replace(lives, now, tally) {
     this.byNumber.clear();
-    this.add(lives, now);
+    this.add(lives, now, tally);
   }
 
-  add(lives, now) {
+  add(lives, now, tally) {
+    if (tally) this.tally = tally;
     for (const life of lives) this.byNumber.set(life.number, life);
     this.now = Math.max(this.now, now);
     for (const life of lives) this.now = Math.max(this.now, life.end ?? 0);
@@ -129,7 +132,8 @@ class Fleet {
     const life = number && this.lives.byNumber.get(Number(number));
     if (!life) return;
     const end = life.end === null ? "now" : duration(life.end);
-    const how = life.ending ? `, ${life.ending}${life.reason ? `: ${life.reason}` : ""}` : "";
+    const word = life.ending in ENDINGS ? ENDINGS[life.ending].name : WORDS[life.ending];
+    const how = life.ending ? `, ${word}${life.reason ? `: ${life.reason}` : ""}` : "";
     this.said.textContent = `${life.instance}: ${duration(life.begin)} to ${end}${how}`;
   }
 
@@ -252,11 +256,13 @@ class Fleet {
 
   explain(lives) {
     const count = (keep) => lives.filter(keep).length;
+    const { lost, left } = this.lives.tally;
+    const ended = { killed: lost - left, notice: left };
     const entries = [
       ["starting, fetching weights", "#a9bdec", count((life) => life.end === null && life.ready === null)],
       ["ready for work", "#2f6fed", this.lives.ready()],
       ["reserved", "#7c5cd6", count((life) => life.reserved && life.end === null)],
-      ...Object.entries(ENDINGS).map(([ending, { name, colour }]) => [name, colour, count((life) => life.ending === ending)]),
+      ...Object.entries(ENDINGS).map(([ending, { name, colour }]) => [name, colour, ended[ending] ?? count((life) => life.ending === ending)]),
     ];
     const nodes = entries
       .filter(([, , number], place) => number || place < 2)
@@ -271,9 +277,9 @@ class Fleet {
   }
 }
 
-// A cross for who was lost, a diamond for who left otherwise.
+// A cross for a server that was lost without notice, a diamond for others.
 function outline(ending, x, y, r) {
-  if (ending === "lost") return `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`;
+  if (ending === "killed") return `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`;
   return `M${x - r} ${y}L${x} ${y - r}L${x + r} ${y}L${x} ${y + r}Z`;
 }
 

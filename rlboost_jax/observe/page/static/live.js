@@ -82,13 +82,14 @@ class Live {
   on_begin(run) {
     const other = !this.run || this.run.name !== run.name || this.panels.length === 0;
     this.run = run;
+    this.supervised = run.supervised;
     this.points.replace(run.points);
     if (other) this.build(run);
-    this.lives.replace([], 0);
+    this.lives.replace([], 0, run.tally);
     this.spot("news").replaceChildren();
     this.spot("warnings").replaceChildren();
     this.on_warnings(run.warnings);
-    this.on_lives({ lives: run.lives, now: run.now });
+    this.on_lives(run);
     this.on_news(run.news);
     this.redraw();
     this.refreshSamples();
@@ -109,8 +110,8 @@ class Live {
     this.refreshSamples();
   }
 
-  on_lives({ lives, now }) {
-    this.lives.add(lives, now);
+  on_lives({ lives, now, tally }) {
+    this.lives.add(lives, now, tally);
     this.hear(now);
     this.fleet.update();
     this.tiles();
@@ -127,6 +128,11 @@ class Live {
     for (const event of events) list.prepend(newsItem(event));
     while (list.children.length > MOST_NEWS) list.lastChild.remove();
     this.spot("news-section").hidden = !list.children.length;
+  }
+
+  on_supervised(losses) {
+    this.supervised = losses;
+    this.tiles();
   }
 
   on_warnings(lines) {
@@ -158,16 +164,20 @@ class Live {
     const mean = recent.reduce((sum, value) => sum + value, 0) / (recent.length || 1);
     const measured = this.points.column("accuracy").filter((value) => value !== null);
     const waits = `waits: ${shown(last("train_wait_seconds"), "seconds")} learner, ${shown(last("remote_wait_seconds"), "seconds")} servers`;
-    const left = done && done < total ? `about ${duration((total - done) * mean)} left` : done ? "all are done" : "none is finished yet";
+    const ahead = done && done < total ? `about ${duration((total - done) * mean)} left` : done ? "all are done" : "none is finished yet";
     const durable = last("durable_step") === null ? "" : `; checkpoint ${last("durable_step")} is durable`;
+    const { joined, lost, left } = this.lives.tally;
     const tiles = [
-      ["step", last("step"), done ? String(last("step")) : "–", `${done}/${total} done, ${left}${durable}`],
+      ["step", last("step"), done ? String(last("step")) : "–", `${done}/${total} done, ${ahead}${durable}`],
       ["reward", last("reward_mean"), shown(last("reward_mean")), measured.length ? `accuracy ${shown(measured[measured.length - 1])}` : "of the newest step"],
       ["tokens per second", rate, shown(rate), `${shown(last("reserved_per_second"))} reserved, ${shown(last("preemptible_per_second"))} preemptible`],
-      ["ready servers", this.lives.ready(), String(this.lives.ready()), `${this.lives.all().filter((life) => life.ending === "lost").length} lost so far`],
+      ["ready servers", this.lives.ready(), String(this.lives.ready()), `${joined} joined, ${lost} lost so far${left ? ` (${left} with notice)` : ""}`],
       ["waits", last("train_wait_seconds"), shown(last("step_seconds"), "seconds"), waits],
-      ["spent", last("spent_dollars"), shown(last("spent_dollars"), "dollars"), last("cost_forecast_dollars") === null ? "" : `${shown(last("cost_forecast_dollars"), "dollars")} forecast for the whole run`],
     ];
+    const forecast = last("cost_forecast_dollars");
+    if (last("spent_dollars")) tiles.push(["spent", last("spent_dollars"), shown(last("spent_dollars"), "dollars"), forecast ? `${shown(forecast, "dollars")} forecast for the whole run` : ""]);
+    const [updates, first, newest] = this.supervised;
+    if (updates) tiles.unshift(["supervised loss", newest, shown(newest), `nats per token after ${updates} updates on rows, ${shown(first)} at first`]);
     this.spot("tiles").replaceChildren(...tiles.map(([what, value, number, note]) => tile(what, value, number, note)));
     this.spot("progress").max = total;
     this.spot("progress").value = done;

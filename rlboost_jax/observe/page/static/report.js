@@ -8,7 +8,7 @@ function drawReport() {
   const main = document.getElementById("panels");
   const panels = panelsOf(run.panels, points, new Zoom());
   const lives = new Lives(Infinity);
-  lives.replace(run.lives, run.now);
+  lives.replace(run.lives, run.now, run.tally);
   const fleet = new Fleet(lives, run.fleet_caption);
   const [first, second, ...others] = panels;
   main.append(first.root, second.root, fleet.root, ...others.map((panel) => panel.root));

@@ -44,7 +44,7 @@ class Upper(Twice):
 
 
 class Countdown(MessageEnv):
-    """From a number down to nothing, one turn each."""
+    """Counts down from a number to nothing, one turn each."""
 
     def __init__(self, top: int) -> None:
         self.left, self.messages = top, [{"role": "user", "content": f"Count down from {top}."}]

@@ -1,0 +1,187 @@
+"""Records of a batch's episodes, written before anything is built on them.
+
+Records say what became true, in the order in which it did. A turn is named by a digest of all that
+led to it (`Past.name`), so what is known of it is right for any caller, however often, and in which
+attempt. A call is named after its turn.
+"""
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+FORMAT: Final = 1
+NAME_BYTES: Final = 16
+MAX_FRAME_BYTES: Final = 2**28  # a longer one is damage
+_HEADER: Final = struct.Struct("<II")
+
+
+class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
+    """Base of all records."""
+
+
+class BatchBegun(EpisodeRecord, frozen=True, kw_only=True):
+    """First record of every journal."""
+
+    run_id: str
+    batch: int
+    format: int = FORMAT
+
+
+class CallBegun(EpisodeRecord, frozen=True, kw_only=True):
+    """A call that may have been carried out from here on."""
+
+    key: str
+
+
+class CallDone(EpisodeRecord, frozen=True, kw_only=True):
+    key: str
+    content: str
+    failed: bool
+
+
+class TurnAnswered(EpisodeRecord, frozen=True, kw_only=True):
+    """The environment's answer to a turn.
+
+    Attributes:
+        sample, sequence: whose turn it was.
+        before: the name of the turn before it; of a first one, that of the episode.
+        sampled: the turn, int32.
+        given: that the policy goes on with, int32; b"": nothing.
+        prompt: of another sequence that follows, int32; b"": none does.
+        over: nothing is sampled after it in this sequence.
+        messages: of the conversation, this turn's and what was said to it, as JSON.
+        calls: names of tools, and whether each failed.
+        retokenised: sampled tokens that are in `prompt` as others.
+        anew: `messages` are all of the conversation: what was said before is no part of it.
+    """
+
+    sample: int
+    sequence: int
+    name: bytes
+    before: bytes
+    sampled: bytes
+    given: bytes
+    prompt: bytes
+    over: bool
+    reward: float
+    metrics: dict[str, float]
+    messages: bytes
+    seconds: float
+    calls: tuple[tuple[str, bool], ...] = ()
+    retokenised: int = 0
+    anew: bool = False
+
+    @property
+    def said(self) -> tuple[Any, ...]:
+        """Fields that must be the same if the turn is answered again.
+
+        Metrics may be times, and are not.
+        """
+        return self.given, self.prompt, self.over, self.reward
+
+
+class EpisodeRestarted(EpisodeRecord, frozen=True, kw_only=True):
+    """All earlier answers to this sample, up to this attempt, no longer count."""
+
+    sample: int
+    attempt: int
+
+
+class EpisodeLeftOut(EpisodeRecord, frozen=True, kw_only=True):
+    sample: int
+    why: str
+
+
+AnyRecord = BatchBegun | CallBegun | CallDone | TurnAnswered | EpisodeRestarted | EpisodeLeftOut
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AnyRecord).decode
+
+
+def framed(records: Iterable[EpisodeRecord]) -> bytes:
+    """Encode records: for each its payload's length and CRC-32 (of both), then the payload."""
+    parts: list[bytes] = []
+    for record in records:
+        payload = _encode(record)
+        length = len(payload).to_bytes(4, "little")
+        check = zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "little")
+        parts += [length, check, payload]
+    return b"".join(parts)
+
+
+def unframed(data: bytes) -> tuple[list[Any], int]:
+    """Decode the records up to the first bad byte; also returns how many bytes those are."""
+    records: list[Any] = []
+    good = 0
+    while len(data) - good >= _HEADER.size:
+        length, check = _HEADER.unpack_from(data, good)
+        end = good + _HEADER.size + length
+        if not 0 < length <= MAX_FRAME_BYTES or end > len(data):
+            break
+        payload = data[good + _HEADER.size : end]
+        if zlib.crc32(payload, zlib.crc32(data[good : good + 4])) != check:
+            break
+        try:
+            records.append(_decode(payload))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            break
+        good = end
+    return records, good
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """An earlier turn of the policy.
+
+    Attributes:
+        name: of all that led to it and of its own tokens.
+        sampled: its tokens, int32.
+        given: what it was answered, int32; None: not known from the sequence.
+    """
+
+    name: bytes
+    sampled: bytes
+    given: bytes | None
+
+
+def named(
+    before: bytes, prompt: bytes, turns: Sequence[tuple[bytes, bytes | None]]
+) -> tuple[Past, ...]:
+    """Name the turns of a sequence.
+
+    Args:
+        before: the name of the turn that the sequence follows on; of a first one, that of the
+            episode (`identity`).
+        prompt: of the sequence, int32.
+        turns: of each what was sampled, and then given.
+    """
+    digest = hashlib.blake2b(before, digest_size=NAME_BYTES)
+    _add(digest, prompt)
+    found: list[Past] = []
+    for sampled, given in turns:
+        _add(digest, sampled)
+        found.append(Past(name=digest.copy().digest(), sampled=sampled, given=given))
+        _add(digest, given or b"")
+    return tuple(found)
+
+
+def identity(run_id: str, batch: int, sample: int, seed: int, example: bytes) -> bytes:
+    """Name of an episode: no two have the same, whichever runs they belong to.
+
+    Two runs with the same settings sample the same turns. A service that is handed a call's key
+    must not take what one of them does for a repetition of the other's.
+    """
+    digest = hashlib.blake2b(f"{batch} {sample} {seed}\n".encode(), digest_size=NAME_BYTES)
+    _add(digest, run_id.encode())
+    _add(digest, example)
+    return digest.digest()
+
+
+def _add(digest: Any, part: bytes) -> None:
+    digest.update(len(part).to_bytes(8, "little"))
+    digest.update(part)

@@ -1,1 +1,0 @@
-"""A program and its test in two processes: plain values, the program's side, the test's side."""

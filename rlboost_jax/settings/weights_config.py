@@ -1,0 +1,62 @@
+"""Settings of what leaves the learner: snapshots for servers, checkpoints to resume from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlboost_jax.settings.model_config import Dtype
+from rlboost_jax.settings.setting import setting
+
+WeightsSource = Literal["auto", "directory", "http"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """Snapshots that the learner publishes and servers pull."""
+
+    rollout_dtype: Dtype = setting("float32", "type of the weights in snapshots and engines")
+    keep_versions: int = setting(
+        2, "snapshots kept besides those in use", at_least=1, may_change="at once"
+    )
+    source: WeightsSource = setting(
+        "auto",
+        'how servers pull; "auto": from the directory where they can see it',
+        may_change="at once",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints that a run resumes from."""
+
+    every_steps: int = setting(1, "steps between checkpoints", at_least=1)
+    keep: int = setting(
+        2,
+        "newest checkpoints that are kept",
+        at_least=2,
+        note="One that does not hold what was written is put aside, and the run goes on from the "
+        "one before. None is deleted before a newer one was read back from the disk.",
+    )
+    keep_every: int = setting(
+        0,
+        "a checkpoint whose step is a multiple of this is never deleted; 0: only keep and "
+        "evaluation.keep_best count",
+        unit="steps",
+        at_least=0,
+        note="`--fork=RUN@STEP` begins a run from any checkpoint that is kept. Each takes the "
+        "space of the whole training state.",
+    )
+    max_behind: int = setting(
+        10,
+        "number of steps within which a checkpoint must become durable; training then waits for it",
+        at_least=1,
+        note="With a large state training waits earlier, to save memory. The console, the page "
+        "and an alert warn once the newest durable checkpoint is late by more than half of this.",
+    )
+    disk_seconds: float = setting(
+        600.0,
+        "how long work on the disk may make no progress before the trainer ends",
+        unit="s",
+        at_least=1.0,
+        note="Applies to checkpoints, versions for servers and rows of metrics. The same command "
+        "resumes from the newest durable checkpoint; `--supervise` does so by itself.",
+    )

@@ -1,4 +1,0 @@
-"""How a trainer gets on, and how it ends: what its supervisor goes by.
-
-pulse, stalls, stacks, exits.
-"""

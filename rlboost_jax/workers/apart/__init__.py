@@ -1,0 +1,1 @@
+"""Processes of a program and of its test, and the values exchanged between them."""

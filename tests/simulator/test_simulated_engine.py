@@ -1,0 +1,149 @@
+"""An engine against closed forms, and whatever interrupts it."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlboost_jax.simulator.rates import EngineRates
+from rlboost_jax.simulator.simulated_engine import Row, SimulatedEngine
+from tests.simulator.conftest import make_config
+
+RATES = EngineRates(make_config())
+
+
+def engine(rates=RATES, *, slots=8, dispatch=1, message=10_000):
+    return SimulatedEngine(rates, slots=slots, dispatch_tokens=dispatch, message_tokens=message)
+
+
+def row(number, length, *, prompt=200, done=0):
+    return Row(number, (0, number), prompt, length, done, done)
+
+
+def run(machine, now=0.0):
+    """Until nothing is held: (when, tokens reported per request)."""
+    reported = {}
+    while machine.held:
+        now = machine.due_at
+        machine.advance(now)
+        for part in machine.report(now):
+            reported[part.row.request_id] = reported.get(part.row.request_id, 0) + part.tokens
+    return now, reported
+
+
+def test_one_rollout_takes_its_prefill_and_its_steps():
+    machine = engine()
+    machine.add([row(1, 500)], 3.0)
+    end, reported = run(machine)
+    steps = 500 * RATES.step_seconds(1, 200 + 250)
+    assert end == pytest.approx(3.0 + 200 * RATES.prefill_seconds + steps, rel=1e-6)
+    assert reported == {1: 500}
+
+
+def test_one_that_moved_here_pays_for_its_tokens_once():
+    machine = engine()
+    machine.add([row(1, 500, done=400)], 0.0)
+    end, reported = run(machine)
+    expected = 600 * RATES.prefill_seconds + 100 * RATES.step_seconds(1, 600 + 50)
+    assert end == pytest.approx(expected, rel=1e-6)
+    assert reported == {1: 100}
+
+
+def test_a_group_shares_the_prefill_of_its_prompt():
+    both, apart = engine(), engine()
+    both.add([Row(n, (0, 0), 200, 50, 0, 0) for n in (1, 2)], 0.0)
+    apart.add([Row(n, (0, n), 200, 50, 0, 0) for n in (1, 2)], 0.0)
+    assert run(apart)[0] - run(both)[0] == pytest.approx(200 * RATES.prefill_seconds)
+
+
+def test_beyond_the_slots_one_waits():
+    machine = engine(slots=2)
+    machine.add([row(n, 100) for n in range(3)], 0.0)
+    assert (len(machine.running), machine.waiting) == (2, 1)
+    assert run(machine)[1] == {0: 100, 1: 100, 2: 100}
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    cuts=st.lists(st.floats(0.0, 20.0), max_size=8),
+)
+def test_looking_at_it_changes_nothing(lengths, cuts):
+    """Questions in between change neither tokens nor times."""
+    calm, watched = engine(slots=4, dispatch=8), engine(slots=4, dispatch=8)
+    for machine in (calm, watched):
+        machine.add([row(n, length) for n, length in enumerate(lengths)], 0.0)
+    end, reported = run(calm)
+    seen, looked = 0, 0.0
+    for now in sorted(cuts):
+        if now < watched.due_at < math.inf:
+            watched.advance(now)
+            seen += sum(part.tokens for part in watched.report(now, everything=True))
+            looked = now
+    later, rest = run(watched)
+    later = max(later, looked)  # the last token may have been there when it was looked at
+    assert seen + sum(rest.values()) == sum(reported.values()) == sum(lengths)
+    # A stretch's mean context stands for each of its steps, so cuts move little.
+    assert later == pytest.approx(end, rel=0.02, abs=0.2)
+
+
+@settings(deadline=None, max_examples=30)
+@given(lengths=st.lists(st.integers(200, 3000), min_size=4, max_size=16))
+def test_a_small_cache_is_never_overfull_and_all_end(lengths):
+    small = EngineRates(make_config())
+    small.kv_tokens = 5000
+    machine = engine(small, slots=16, dispatch=8)
+    machine.add([row(n, length) for n, length in enumerate(lengths)], 0.0)
+    now, reported = 0.0, 0
+    while machine.held:
+        now = machine.due_at
+        machine.advance(now)
+        holds = sum(r.prompt_tokens + r.done + machine._steps - r.since
+                    for r in machine.running.values())  # fmt: skip
+        assert holds <= small.kv_tokens or len(machine.running) == 1
+        reported += sum(part.tokens for part in machine.report(now))
+    assert reported == sum(lengths)
+
+
+def test_what_is_taken_away_says_no_more():
+    machine = engine()
+    machine.add([row(1, 500), row(2, 500)], 0.0)
+    machine.advance(2.0)
+    before = {part.row.request_id: part.tokens for part in machine.report(2.0, everything=True)}
+    machine.remove([1], 2.0)
+    assert before[1] > 0
+    assert run(machine)[1] == {2: 500 - before[2]}
+
+
+def test_a_pause_is_time_lost():
+    calm, paused = engine(), engine()
+    for machine in (calm, paused):
+        machine.add([row(1, 500)], 0.0)
+    paused.pause(True, 1.0)
+    assert paused.due_at == math.inf
+    paused.pause(False, 8.0)
+    assert run(paused)[0] == pytest.approx(run(calm)[0] + 7.0, abs=0.05)
+
+
+def test_a_machine_that_vanishes_has_sent_its_whole_dispatches():
+    """21 steps in dispatches of 8 have sent two dispatches; the third is lost."""
+    machine = engine(dispatch=8)
+    machine.add([row(n, 500) for n in range(3)], 0.0)
+    seconds = 3 * 200 * RATES.prefill_seconds  # of the prompts, before the first step
+    step = RATES.step_seconds(3, 3 * 200 + 504 * 3 / 2)  # mean of the stretch until the first end
+    now = seconds + 21.5 * step
+    machine.lose_dispatch(now)
+    assert {part.row.request_id: part.tokens for part in machine.report(now, everything=True)} == {
+        0: 16,
+        1: 16,
+        2: 16,
+    }
+
+
+def test_one_that_vanishes_between_two_dispatches_loses_none():
+    machine = engine(dispatch=8)
+    machine.add([row(1, 16)], 0.0)
+    now = machine.due_at
+    machine.lose_dispatch(now)
+    assert [part.tokens for part in machine.report(now)] == [16]

@@ -1,0 +1,5 @@
+"""The process runs in an event loop that a hang does not outlive."""
+
+from tests.manager.conftest import run
+
+__all__ = ["run"]
