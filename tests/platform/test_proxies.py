@@ -59,7 +59,8 @@ def test_what_the_run_dials_asks_no_proxy(
     assert asyncio.run(by_aiohttp(address)) == b"here"
     if name.lower() == "http_proxy":  # as urllib would by itself
         with pytest.raises(OSError):
-            urllib.request.urlopen(address, timeout=10)
+            # An opener of its own: that of `urlopen` would keep these proxies for later tests.
+            urllib.request.build_opener().open(address, timeout=10)
 
 
 def test_only_a_webhook_goes_by_the_environments_proxies() -> None:
