@@ -11,33 +11,7 @@ from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.simulator.sim_config import SimConfig
 from tests.docs_blocks import blocks_of, pages
 
-TESTS = Path(__file__).resolve().parent
-PAGES = (
-    "reference/failure-modes.md",
-    "reference/algorithms.md",
-    "explanation/threat-model.md",
-)
-NAMES = re.compile(r"`((?:[a-z_]+/)*test_\w+\.py)(?:::(test_\w+))?…?`")
-
-
-def named(page: str) -> list[tuple[str, str]]:
-    """Files of tests, and tests in them, that a page names; some by their beginning."""
-    text = (TESTS.parent / "docs" / page).read_text(encoding="utf-8")
-    return sorted(set(NAMES.findall(text)))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_page_names_tests(page: str) -> None:
-    assert len(named(page)) > (7 if "threat-model" in page else 30)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_what_is_said_is_shown_by_a_test_that_exists(page: str) -> None:
-    texts = {file: (TESTS / file).read_text(encoding="utf-8") for file, _ in named(page)}
-    assert not [f"{file}::{test}" for file, test in named(page) if f"def {test}" not in texts[file]]
-
-
-ROOT = TESTS.parent
+ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (
     "rlboost_jax",
     "kernels",

@@ -23,16 +23,20 @@ _KINDS: Final = {
     str: "text",
     dict[str, Any]: "dictionary",
 }
+_MARKS: Final = {"never": "", "at once": "↻", "from its step": "↷"}
 HEADER: Final = """\
 # Settings
 
-Set one by `--config.NAME=VALUE` on the command line, or `config.NAME = VALUE` in a file.
-`--explain=learner.attention` prints one of them, `--explain=learner` a section. Anchors:
-`settings.md#learner.learning_rate`. See also the [glossary](glossary.md) and
+Set one by `--config.NAME=VALUE` on the command line, or `config.NAME = VALUE` in a file. Each line
+has the default, the meaning, and unit, range or choices. `--explain=learner.attention` prints one
+setting, `--explain=learner` a section, with a note where a line here has "…".
+
+↻ may change when the run is started again, and ↷ from the step with which it resumes
+([changing a run](../how-to/changing.md)); all others are fixed. Anchors:
+`settings.md#learner.learning_rate`. See also
 [names in TRL, verl and OpenRLHF](../how-to/from-trl-or-verl.md#settings-side-by-side).
-"May change": start the run again with another value ([changing a run](../how-to/changing.md)); it
-holds at once, or from the step with which the run resumes. All others are fixed.
-Made by `python -m rlboost_jax.settings.explain` from `rlboost_jax/settings/`.
+
+<!-- Made by `python -m rlboost_jax.settings.explain > docs/reference/settings.md`. -->
 """
 
 
@@ -58,9 +62,11 @@ def _lines(setting: Setting) -> Iterator[str]:
 
 
 def _sentences(setting: Setting) -> str:
-    first = setting.meaning[:1]
-    meaning = (first.upper() if first.isascii() else first) + setting.meaning[1:]  # β stays β
-    return f"{meaning}. {setting.note}".strip()
+    return f"{_capital(setting.meaning)}. {setting.note}".strip()
+
+
+def _capital(text: str) -> str:
+    return (text[:1].upper() if text[:1].isascii() else text[:1]) + text[1:]  # β stays β
 
 
 def shown(value: Any) -> str:
@@ -102,21 +108,23 @@ def _sections() -> Iterator[str]:
             yield from ([""] if section is not None else [])
             yield f"## {named or 'The run'}\n"
             section = named
-        default = f"default {shown(setting.default)}{_change(setting)}"
         yield f'- <a id="{setting.name}"></a>'
-        line = f"**`{setting.name}`** ({values_of(setting)}; {default})"
-        yield _indented(line, break_on_hyphens=False)
-        yield _indented(_sentences(setting))
+        yield textwrap.fill(
+            _brief(setting),
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        )
 
 
-def _indented(text: str, *, break_on_hyphens: bool = True) -> str:
-    return textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="  ",
-        break_on_hyphens=break_on_hyphens,
-    )
+def _brief(setting: Setting) -> str:
+    """Name, default, meaning and limits in one line; "…" where `--explain` has more."""
+    named = f"**`{setting.name}`** `{shown(setting.default)}`{_MARKS[setting.may_change]}"
+    kind = _KINDS.get(setting.kind, "tuple")
+    limits = values_of(setting).removeprefix(kind).removeprefix(", ").replace(" | ", ", ")
+    more = "…" if setting.note else ""
+    return f"{named} {_capital(setting.meaning)}{more}{f' ({limits})' if limits else ''}"
 
 
 if __name__ == "__main__":
