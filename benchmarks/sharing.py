@@ -190,7 +190,7 @@ def calibrated() -> dict[int, list[float]]:
     """Seconds of programs with prefill, and of decode steps by their rows.
 
     What took more than twice the fastest decile was the machine's doing, and is left out."""
-    from rlboost_jax.engine.scheduler import ProgramAllowance
+    from rlboost_jax.engine.program_plans import ProgramAllowance
 
     engine = engine_of(steps=STEPS, shared=True)
     seconds: dict[int, list[float]] = {MIXED: []}

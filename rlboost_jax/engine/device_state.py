@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from rlboost_jax.engine import invariance, step_inputs
 from rlboost_jax.engine.dispatches import pack
 from rlboost_jax.engine.engine_parameters import EngineParameters
+from rlboost_jax.engine.program_plans import ProgramPlan
 from rlboost_jax.engine.routes import DispatchRoutes, ProgramYield, Routes
-from rlboost_jax.engine.scheduler import ProgramPlan
 from rlboost_jax.engine.step_programs import Output, Programs
 from rlboost_jax.settings.routing import Routing
 
@@ -46,7 +46,7 @@ class DeviceState:
         """
         programs, layout = self.programs, self._layout
         leaves = self.parameters.leaves_or_zeros()
-        count = 2 + len(layout.decode_rows)
+        count = 2 + len(layout.decode_rows) * (2 if layout.text_tokens else 1)
         announce(f"preparing the mixed step (1 of {count})")
         empty = step_inputs.pack_mixed(layout, ())
         self.pools, output = programs.mixed(leaves, self.pools, empty)
@@ -55,6 +55,14 @@ class DeviceState:
             announce(f"preparing the decode steps of {rows} rows ({2 + i} of {count})")
             empty = step_inputs.pack_decode(layout, (), 0, rows=rows)
             self.pools, output, _ = programs.decode(leaves, self.pools, empty, self.ends)
+            output.sampled.block_until_ready()
+        for i, rows in enumerate(layout.decode_rows if layout.text_tokens else ()):
+            announce(
+                f"preparing drafts in {rows} rows ({2 + len(layout.decode_rows) + i} of {count})"
+            )
+            empty = step_inputs.pack_decode(layout, (), 0, rows=rows)
+            texts = np.full((rows, layout.text_tokens), -1, np.int32)
+            self.pools, output = programs.verify(leaves, self.pools, empty, texts)
             output.sampled.block_until_ready()
         announce(f"preparing the copying of pages ({count} of {count})")
         self.pools = programs.copy_pages(self.pools, step_inputs.pack_copies(layout, ()))
@@ -117,6 +125,8 @@ class DeviceState:
         if plan.mixed:
             self.pools, output = self.programs.mixed(leaves, self.pools, packed)
             kv_slots, rows = step_inputs.kv_slots(layout, packed), output.routes
+        elif plan.texts is not None:
+            self.pools, output = self.programs.verify(leaves, self.pools, packed, plan.texts)
         else:
             self.pools, output, self.ends = self.programs.decode(
                 leaves, self.pools, packed, self.ends

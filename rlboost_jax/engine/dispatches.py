@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.layouts import StepLayout
+from rlboost_jax.engine.program_plans import ProgramPlan
 from rlboost_jax.engine.routes import DispatchRoutes
-from rlboost_jax.engine.scheduler import ProgramPlan
 from rlboost_jax.engine.step_programs import LOGPROBS, TOKENS, Output
 
 

@@ -14,23 +14,26 @@ device has work while the host reads; `run` does all that. Not thread-safe: one 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import jax
+import numpy as np
 from rlboost_kernels.implementations import choose
 
 from rlboost_jax.engine.device_memory import device_memory, engine_sizes, plan_memory
 from rlboost_jax.engine.device_state import DeviceState
 from rlboost_jax.engine.devices import Devices
 from rlboost_jax.engine.dispatches import EngineDispatch, dispatch_of, own_of, sampled_of
+from rlboost_jax.engine.draft_policy import SpeculationCounts
 from rlboost_jax.engine.engine_parameters import EngineParameters
 from rlboost_jax.engine.engine_rollouts import EngineRollout, new_rollout
 from rlboost_jax.engine.fingerprint import fingerprint
 from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.pages import PagePool
-from rlboost_jax.engine.requests import EngineLimits, RequestRejected, check_request
-from rlboost_jax.engine.scheduler import ProgramPlan, Scheduler
+from rlboost_jax.engine.program_plans import ProgramPlan
+from rlboost_jax.engine.requests import EngineBusy, EngineLimits, RequestRejected, check_request
+from rlboost_jax.engine.scheduler import Scheduler
 from rlboost_jax.engine.step_programs import Output, Programs
 from rlboost_jax.engine.weight_panels import reads_panels
 from rlboost_jax.messages import GenerateRequest
@@ -42,10 +45,7 @@ from rlboost_jax.settings.engine_config import EngineConfig
 from rlboost_jax.settings.model_config import ModelConfig
 from rlboost_jax.settings.routing import Routing
 from rlboost_jax.settings.sampling_config import NoiseKind
-
-
-class EngineBusy(RuntimeError):
-    """The call does not fit between `begin` and `finish`, or needs an engine without rollouts."""
+from rlboost_jax.settings.speculation_config import Drafter
 
 
 class Engine:
@@ -70,6 +70,7 @@ class Engine:
         routing: Routing | None = None,
         exact: bool = True,
         noise: NoiseKind = "inverse_cdf",
+        drafters: Collection[Drafter] = (),
     ) -> None:
         """Allocate the KV pool, as large as `device_memory.py` plans it. Nothing is compiled yet.
 
@@ -83,6 +84,8 @@ class Engine:
             exact: whether a token has the same bits by prefill and by decode, at the price of as
                 many rows in both where products need that.
             noise: how it selects a token, see `rlboost_kernels.sampling.noise`.
+            drafters: of tokens that are verified in free rows, see `drafts.py`; (): none are. The
+                tokens are the same.
 
         Raises:
             ValueError: settings do not fit together; names them.
@@ -93,7 +96,14 @@ class Engine:
         self.device, self.device_kind = spread.first, spread.kind
         products, on_cpu = choose(None, self.device.platform), self.device.platform == "cpu"
         any_rows = products == "cpu"
-        layout = make_layout(config, slot_tokens, any_rows=any_rows, on_cpu=on_cpu, exact=exact)
+        layout = make_layout(
+            config,
+            slot_tokens,
+            any_rows=any_rows,
+            on_cpu=on_cpu,
+            exact=exact,
+            drafts=bool(drafters),
+        )
         sizes = engine_sizes(
             model,
             config,
@@ -149,7 +159,7 @@ class Engine:
             tensor_parallel=config.tensor_parallel,
             exact=exact,
         )
-        self._scheduler = Scheduler(self.layout, config.steps_per_dispatch)
+        self._scheduler = Scheduler(self.layout, config.steps_per_dispatch, drafters)
         self._held: dict[int, EngineRollout] = {}
         self._arrivals = 0
         self._launched: deque[tuple[ProgramPlan, Output, int]] = deque()  # unfinished, at most two
@@ -174,6 +184,11 @@ class Engine:
         """The most tokens that calls of `finish` can return without a further launch."""
         work = (work for plan, _, _ in self._launched for work in plan.work)
         return sum(item.budget for item in work if not item.rollout.finished)
+
+    @property
+    def speculation(self) -> SpeculationCounts:
+        """Sums over all decode steps with drafts so far."""
+        return self._scheduler.drafts.counts
 
     @property
     def backlog(self) -> dict[int, int]:
@@ -329,6 +344,9 @@ class Engine:
         if not self._launched or self.version is None:
             raise EngineBusy("finish came without begin; call begin first")
         plan, output, again = self._launched.popleft()
+        if output.counts is not None:
+            counts = SpeculationCounts(*np.asarray(output.counts).tolist())
+            self._scheduler.drafts.verified(counts)
         sampled = own_of(plan, sampled_of(output))
         yielding = [i for i in range(len(plan.work)) if sampled.counts[i]]
         routes = self.device_state.routes(plan, output, sampled.counts, yielding)

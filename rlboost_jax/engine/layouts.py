@@ -8,6 +8,8 @@ from rlboost_jax.settings.engine_config import EngineConfig
 from rlboost_jax.settings.memory_estimates import most_pages, pages_per_slot
 
 _FEWEST_ROWS: Final = 8  # of a decode step, and a divisor of all
+DRAFT_CONTEXT: Final = 8  # newest tokens of a sequence, with which drafts begin: `drafts.py`
+_MOST_TEXT_TOKENS: Final = 2048  # of a sequence's texts
 _HEAD_TILE: Final = 64  # rows that a product on tensor cores takes at a time
 
 
@@ -22,6 +24,7 @@ class StepLayout:
     pages_per_slot: int  # M
     page_size: int  # tokens
     num_pages: int
+    text_tokens: int = 0  # numbers that a sequence's drafts are made from; 0: free rows stay empty
 
     def rows_for(self, num_sequences: int) -> int:
         """The smallest decode step with a row for each."""
@@ -35,6 +38,7 @@ def make_layout(
     any_rows: bool,
     on_cpu: bool = False,
     exact: bool = True,
+    drafts: bool = False,
 ) -> StepLayout:
     """The sizes for slots of `slot_tokens` tokens, with as many pages as all of them need.
 
@@ -44,6 +48,8 @@ def make_layout(
         on_cpu: where sampling always was over all rows of a step, and its bits are to stay.
         exact: whether a token's bits must be the same by prefill and by decode. If not, decode
             steps on GPUs run over the slots alone, in whole tiles.
+        drafts: whether free rows may hold drafts, which are sampled too: then head and sampler run
+            over all rows of a decode step.
 
     Raises:
         ValueError: a setting is out of range, or two do not fit together.
@@ -82,11 +88,12 @@ def make_layout(
     return StepLayout(
         token_rows=config.token_rows,
         decode_rows=decode_rows,
-        sampled_rows=decode_rows[-1] if any_rows or on_cpu else few,
+        sampled_rows=decode_rows[-1] if any_rows or on_cpu or drafts else few,
         slots=config.slots,
         pages_per_slot=slot_pages,
         page_size=config.page_size,
         num_pages=num_pages,
+        text_tokens=DRAFT_CONTEXT + min(4 * slot_tokens, _MOST_TEXT_TOKENS) if drafts else 0,
     )
 
 

@@ -21,6 +21,10 @@ from rlboost_jax.sequences.stop_table import stop_table
 _UINT32 = 2**32
 
 
+class EngineBusy(RuntimeError):
+    """The call does not fit between `begin` and `finish`, or needs an engine without rollouts."""
+
+
 class RequestRejected(ValueError):
     """The request cannot be run by this engine; the message says what to change."""
 

@@ -12,10 +12,15 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
-from rlboost_kernels import tokens_from_noise
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from rlboost_kernels import token_noise, tokens_from_noise
 
 from rlboost_jax.engine.layouts import StepLayout
+from rlboost_jax.engine.step_inputs import Controls
+from rlboost_jax.models.forward import head
+from rlboost_jax.models.params import Params
+from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.sampling_config import NoiseKind
 
 Draws = tuple[Int[Array, " R"], Float[Array, " R"], Int[Array, " R"]]
 LogitsOf = Callable[[Float[Array, "R E"]], Float[Array, "R V"]]
@@ -24,18 +29,74 @@ LARGE_VOCABULARY: Final = 65_536  # entries from which tiles are worth their loo
 _TILE: Final = 8  # rows
 
 
+def apart(values: Any) -> Any:
+    """Return the values behind a barrier that the compiler may not fuse across.
+
+    Mixed and decode steps make their rows in different ways, take other rows of the last layer and
+    do something else with what is sampled. Joined with any of it, a norm may add up in another
+    order, or a bfloat16 value stay unrounded, in one of the two programs. Rounded later, most such
+    differences go: on an H200 one log-probability in ten thousand had other bits.
+    """
+    return jax.lax.optimization_barrier(values)
+
+
 class RowSampler:
     """Samples from the last layer's rows. Holds no arrays."""
 
-    def __init__(self, layout: StepLayout, *, truncated: bool, in_tiles: bool) -> None:
+    def __init__(
+        self,
+        layout: StepLayout,
+        model: ModelConfig,
+        *,
+        split: bool,
+        vocabulary: int,
+        noise: NoiseKind,
+        truncated: bool,
+        in_tiles: bool,
+    ) -> None:
         """
         Args:
+            model: of a device's share.
+            split: whether the vocabulary is divided among devices.
+            vocabulary: entries on all of them.
+            noise: how it selects a token.
             truncated: whether rows may ask for top-k or top-p.
             in_tiles: whether to sample a tile at a time.
         """
         self._layout, self._truncated, self._in_tiles = layout, truncated, in_tiles
+        self._model, self._split = model, split
+        self._vocabulary, self._noise = vocabulary, noise
 
     def draw(
+        self,
+        params: Params,
+        x: Float[Array, "R E"],
+        keys: Key[Array, " R"],
+        positions: Int[Array, " R"],
+        controls: Controls,
+        needed: Bool[Array, " R"] | None = None,
+    ) -> Draws:
+        """Sample every row; the result of a row without a sequence is meaningless.
+
+        Args:
+            needed: whether a row is sampled from, where that is known on the device only; None:
+                each is.
+        """
+        rows = len(x)
+        R = min(rows, self._layout.sampled_rows)  # sequences are in the first rows
+        given = (
+            x[:R],
+            token_noise(keys[:R], positions[:R], self._noise, vocabulary=self._vocabulary),
+            controls.temperature[:R],
+            controls.top_p[:R],
+            controls.top_k[:R],
+        )
+        x, *columns = apart(given)
+        logits_of = partial(head, self._model, params, split=self._split)
+        sampled = apart(self._of_rows(logits_of, x, columns, needed))
+        return padded(sampled, rows)
+
+    def _of_rows(
         self,
         logits_of: LogitsOf,
         x: Float[Array, "R E"],

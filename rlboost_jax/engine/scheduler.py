@@ -19,50 +19,20 @@ Any of this may change when a token is sampled, and none of it which.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.engine.draft_policy import DraftPolicy
+from rlboost_jax.engine.drafts import DraftTexts
 from rlboost_jax.engine.engine_rollouts import EngineRollout, PromptKey
 from rlboost_jax.engine.layouts import StepLayout
 from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.prefixes import Prefixes
+from rlboost_jax.engine.program_plans import ProgramAllowance, ProgramPlan, ScheduledTokens
 from rlboost_jax.engine.shared_prompts import SharedPrompts
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduledTokens:
-    """Consecutive tokens of a rollout to be run."""
-
-    rollout: EngineRollout
-    start: int  # first of the known tokens to run
-    count: int
-    budget: int  # most tokens it may yield
-    follows: int | None = None  # row of the plan before that ends with its first token; None: known
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramPlan:
-    """One device program: the pages to copy beforehand, and what it runs."""
-
-    mixed: bool
-    copies: tuple[tuple[int, int], ...]  # (source page, destination page)
-    work: tuple[ScheduledTokens, ...]
-    prefilled_again: int  # tokens run a second time because of an eviction
-
-    @property
-    def most_tokens(self) -> int:
-        return sum(work.budget for work in self.work)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramAllowance:
-    """Limits of the next program on a device that the engine shares with others."""
-
-    steps: int  # of decode steps
-    rows: int  # rollouts that sample
-    prefill_tokens: int  # known tokens to be run in a mixed step; 0: none is allowed
+from rlboost_jax.settings.speculation_config import Drafter
 
 
 class Scheduler:
@@ -73,8 +43,17 @@ class Scheduler:
         allowance: for the next plan; None: whatever fits.
     """
 
-    def __init__(self, layout: StepLayout, max_steps: int) -> None:
+    def __init__(
+        self, layout: StepLayout, max_steps: int, drafters: Collection[Drafter] = ()
+    ) -> None:
+        """
+        Args:
+            max_steps: decode steps of a dispatch.
+            drafters: of the tokens that decode steps verify; (): they verify none.
+        """
         self._layout, self._max_steps = layout, max_steps
+        self.texts = DraftTexts(drafters, layout.text_tokens)
+        self.drafts = DraftPolicy(layout.rows_for, bool(drafters))
         self.slots = layout.slots
         self.allowance: ProgramAllowance | None = None
         self.pool = PagePool(layout.num_pages)
@@ -88,12 +67,14 @@ class Scheduler:
         """Take a rollout younger than all before it."""
         self.waiting.append(rollout)
         self.prompts.join(rollout)
+        self.texts.join(rollout)
 
     def remove(self, rollout: EngineRollout) -> None:
         """Forget a rollout and free its pages."""
         (self.running if rollout in self.running else self.waiting).remove(rollout)
         self._drop_pages(rollout)
         self.prompts.leave(rollout)
+        self.texts.leave(rollout)
 
     def report(self, rollout: EngineRollout, tokens: NDArray[np.int32]) -> bool:
         """Record the tokens a rollout yielded. True if that finishes it; it is then forgotten."""
@@ -115,7 +96,7 @@ class Scheduler:
         for rollout in tuple(self.running):
             if rollout.ready and not self._holds(rollout, rollout.known) and self._runs(rollout):
                 self._reserve(rollout, rollout.known)
-        prefill = self._prefill()
+        prefill, texts = self._prefill(), None
         ready = [r for r in self.running if r.ready and self._holds(r, r.known)]
         if self.allowance is not None:
             ready = ready[: self.allowance.rows]
@@ -123,7 +104,8 @@ class Scheduler:
             rows = self._layout.token_rows - sum(work.count for work in prefill)
             work = prefill + [_decode(r, 1) for r in ready[:rows]]
         else:
-            work = [_decode(r, self._decode_budget(r)) for r in ready]
+            most, texts = self._drafting(ready)
+            work = [_decode(r, self._decode_budget(r, most)) for r in ready]
         if not work:
             assert not self.running or self.allowance, "the oldest rollout can always go on"
             return None
@@ -135,7 +117,21 @@ class Scheduler:
             copies=tuple(self._copies),
             work=tuple(work),
             prefilled_again=again,
+            texts=texts,
         )
+
+    def _drafting(self, ready: list[EngineRollout]) -> tuple[int, NDArray[np.int32] | None]:
+        """Most tokens of each rollout in the next decode steps, and the texts for drafts, if any.
+
+        With an allowance, rows and steps are counted by others: no drafts then.
+        """
+        if self.allowance is not None:
+            return min(self._max_steps, self.allowance.steps), None
+        if not self.drafts.wants(len(ready)):
+            self.drafts.passed()
+            return self._max_steps, None
+        rows = self._layout.rows_for(len(ready))
+        return self.drafts.most_tokens(self._max_steps), self.texts.pack(ready, rows)
 
     def follow(self, plan: ProgramPlan) -> ProgramPlan | None:
         """Decode steps for right after `plan`, before anything of `plan` was reported.
@@ -144,11 +140,14 @@ class Scheduler:
         passed over on the device, which does not touch its pages: they may be freed as soon as
         `plan` is reported. Of a stop string the device knows nothing, and writes on behind the
         rollout's last token: on pages that no other program reads before it has written there
-        itself. None if `plan` is a mixed step or leaves out a rollout in a slot, if
-        others wait for the slot of one that ends, or if more pages are needed than are free.
+        itself. None if `plan` is a mixed step, has drafts
+        or leaves out a rollout in a slot, if the next steps are to have drafts, if others wait for
+        the slot of one that ends, or if more pages are needed than are free.
         """
         everyone = {work.rollout for work in plan.work}.issuperset(self.running)
-        if plan.mixed or self.waiting or not everyone:
+        if plan.mixed or plan.texts is not None or self.waiting or not everyone:
+            return None
+        if self.drafts.wants(len(plan.work)):
             return None
         after = [self._after(work, row) for row, work in enumerate(plan.work)]
         work = [item for item in after if item.budget > 0 and not item.rollout.finished]
@@ -158,6 +157,7 @@ class Scheduler:
         for item, count in zip(work, need, strict=True):
             if count > 0:
                 item.rollout.take_pages(self.pool.alloc(count))
+        self.drafts.passed()
         return ProgramPlan(mixed=False, copies=(), work=tuple(work), prefilled_again=0)
 
     def resize(self, slots: int, num_pages: int) -> dict[int, int]:
@@ -276,11 +276,8 @@ class Scheduler:
         rollout.computed = min(rollout.prompt_length, rollout.known - 1)
         return True
 
-    def _decode_budget(self, rollout: EngineRollout) -> int:
-        """Decode steps the rollout may take at once: as many as free pages allow, at least 1."""
-        most = self._max_steps
-        if self.allowance is not None:
-            most = min(most, self.allowance.steps)
+    def _decode_budget(self, rollout: EngineRollout, most: int) -> int:
+        """Tokens the rollout may yield at once: `most`, or as free pages allow, at least 1."""
         steps = min(most, rollout.turn_end - rollout.known)
         if self._holds(rollout, rollout.known + steps - 1):
             return steps

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rlboost_jax.engine.engine import Engine, EngineBusy
-from rlboost_jax.engine.scheduler import ProgramAllowance, ProgramPlan
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.program_plans import ProgramAllowance, ProgramPlan
+from rlboost_jax.engine.requests import EngineBusy
 from rlboost_jax.engine.victims import Occupant, victims
 
 POOL_SIZES = 3  # whole, half, quarter

@@ -205,6 +205,40 @@ def decode_rows(
     )
 
 
+def verify_rows(
+    layout: StepLayout,
+    records: Int[Array, "R _"],
+    num_sequences: Int[Array, ""],
+    *,
+    of: Int[Array, " R"],
+    tokens: Int[Array, " R"],
+    positions: Int[Array, " R"],
+    used: Bool[Array, " R"],
+    lengths: Int[Array, " R"],
+    ends: Int[Array, " R"],
+) -> StepRows:
+    """Traced: one decode step in which a sequence has several rows.
+
+    Args:
+        of: sequence of each row.
+        used: whether a row has a token; others write nothing.
+        lengths: tokens that each sequence's last row may attend to.
+        ends: row after each sequence's last one.
+    """
+    R, size = len(records), layout.page_size
+    positions = jnp.where(used, positions, 0)
+    pages = records[of, PAGES + positions // size]
+    return StepRows(
+        tokens=tokens,
+        positions=positions,
+        kv_slots=jnp.where(used, pages * size + positions % size, _nowhere(layout, R)),
+        kv_lens=lengths,
+        page_table=records[:, PAGES:],
+        query_starts=jnp.concatenate([jnp.zeros(1, jnp.int32), ends.astype(jnp.int32)]),
+        num_sequences=num_sequences[None],
+    )
+
+
 def controls(records: Int[Array, "R _"]) -> Controls:
     """Traced: how to sample, from the records."""
     unsigned, real = jnp.uint32, jnp.float32

@@ -18,23 +18,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 from rlboost_kernels import (
     copy_kv_pages,
     kv_pages_shape,
     noise_keys,
     ragged_paged_attention,
-    token_noise,
     update_kv_pages,
 )
 from rlboost_kernels.attention.attention_api import choose_attention
 
 from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
+from rlboost_jax.engine.draft_policy import MOST_TOKENS_A_STEP
 from rlboost_jax.engine.joined import joined
 from rlboost_jax.engine.layouts import StepLayout
-from rlboost_jax.engine.row_sampling import LARGE_VOCABULARY, Draws, RowSampler, padded
-from rlboost_jax.engine.step_inputs import Controls, StepRows
+from rlboost_jax.engine.row_sampling import LARGE_VOCABULARY, RowSampler, apart
+from rlboost_jax.engine.step_inputs import StepRows
+from rlboost_jax.engine.verify_steps import verify_steps
 from rlboost_jax.engine.weight_panels import reads_panels, with_panels
 from rlboost_jax.models.forward import apply_layer, embed, head
 from rlboost_jax.models.params import Params, abstract_params, unstack_layers
@@ -56,6 +57,7 @@ class Output(NamedTuple):
 
     sampled: Int[Array, "3 X S"]
     routes: UInt[Array, "*rows layers A"] | None  # of each row, and of each step of decode steps
+    counts: Int[Array, " 4"] | None = None  # of decode steps with drafts: `SpeculationCounts`
 
 
 class AttentionNotAvailable(Mistake, ValueError):
@@ -91,10 +93,14 @@ class Programs:
         """
         self.model, self.layout, self.max_steps = model, layout, max_steps
         self._devices, self._share, self._split = devices, devices.share, devices.split
-        self._kv_dtype, self._routing, self._noise = kv_dtype, routing, noise
+        self._kv_dtype, self._routing = kv_dtype, routing
         on_cpu_alone = devices.first.platform == "cpu" and not devices.split
         self._sampler = RowSampler(
             layout,
+            devices.share,
+            split=devices.split,
+            vocabulary=model.vocab_size,
+            noise=noise,
             truncated=truncated_sampling,
             in_tiles=on_cpu_alone and model.vocab_size >= LARGE_VOCABULARY,
         )
@@ -111,9 +117,15 @@ class Programs:
         self.mixed = program(self._mixed, step, (HEADS, WHOLE), donated=(1,))
         self.logits = program(self._logits, step, (HEADS, WHOLE), donated=(1,))
         self.decode = program(self._decode, (*step, WHOLE), (HEADS, WHOLE, WHOLE), donated=(1,))
+        self.verify = program(self._verify, (*step, WHOLE), (HEADS, WHOLE), donated=(1,))
         self.copy_pages = program(_copy_pages, (HEADS, WHOLE), HEADS, donated=(0,))
         self.read_pages = program(_read_pages, (HEADS, WHOLE), HEADS)
         self.take_pages = program(_take_pages, (HEADS, WHOLE), HEADS)  # of one layer
+
+    @property
+    def most_verified(self) -> int:
+        """Most tokens that decode steps with drafts yield for a sequence."""
+        return MOST_TOKENS_A_STEP * self.max_steps
 
     @property
     def _pool(self) -> jax.ShapeDtypeStruct:
@@ -163,7 +175,7 @@ class Programs:
         keys = noise_keys(controls.seed, controls.batch, controls.sample)
         x, pools, routes = self._run_layers(params, pools, rows)
         needed = records[:, step_inputs.BUDGET] > 0
-        tokens, logprobs, checksums = self._sample(
+        tokens, logprobs, checksums = self._sampler.draw(
             params, x[last_rows], keys, records[:, step_inputs.RESPONSE], controls, needed
         )
         tokens = jnp.where(needed, tokens, -1)
@@ -204,7 +216,9 @@ class Programs:
                 self.layout, records, num_sequences, newest, length + done, live
             )
             x, pools, routes = self._run_layers(params, pools, rows)
-            tokens, logprobs, checksums = self._sample(params, x, keys, response + done, controls)
+            tokens, logprobs, checksums = self._sampler.draw(
+                params, x, keys, response + done, controls
+            )
             tokens = jnp.where(live, tokens, -1)
             output = _with_step(output, _sampled(tokens, logprobs, checksums), routes, done)
             stopped = (tokens[:, None] == controls.stop_ids).any(axis=1)
@@ -212,19 +226,39 @@ class Programs:
             live &= ~stopped & (done + 1 < records[:, step_inputs.BUDGET])
             return done + 1, newest, live, pools, output
 
-        nothing = self._nothing(len(records))
+        nothing = self._nothing(len(records), self.max_steps)
         live = records[:, step_inputs.BUDGET] > 0
         start = (jnp.int32(0), records[:, step_inputs.TOKEN], live, pools, nothing)
         _, newest, _, pools, output = jax.lax.while_loop(more, step, start)
         unused = jnp.full(len(ends) - len(records), -1, jnp.int32)
         return pools, output, jnp.concatenate([newest, unused])
 
-    def _nothing(self, num_rows: int) -> Output:
-        """Empty output, before the first decode step."""
-        sampled = jnp.full((3, self.max_steps, num_rows), -1, jnp.int32)
+    def _verify(
+        self,
+        leaves: Leaves,
+        pools: Pools,
+        packed: Int[Array, " _"],
+        texts: Int[Array, "R _"],
+    ) -> tuple[Pools, Output]:
+        """Up to `max_steps` decode steps with drafts, see `verify_steps.py`."""
+        params = jax.tree.unflatten(self._tree, leaves)
+        verified = verify_steps(
+            self.layout,
+            packed,
+            texts,
+            pools,
+            self._nothing(len(texts), self.most_verified)[:2],
+            run_layers=partial(self._run_layers, params),
+            sample=partial(self._sampler.draw, params),
+        )
+        return verified.pools, Output(verified.sampled, verified.routes, verified.counts)
+
+    def _nothing(self, num_rows: int, num_tokens: int) -> Output:
+        """Output before the first decode step, with room for so many tokens of each sequence."""
+        sampled = jnp.full((3, num_tokens, num_rows), -1, jnp.int32)
         if self._routing is None:
             return Output(sampled, None)
-        shape = (self.max_steps, num_rows, *self._routing.shape)
+        shape = (num_tokens, num_rows, *self._routing.shape)
         return Output(sampled, jnp.zeros(shape, self._routing.dtype))
 
     def _run_layers(
@@ -233,7 +267,7 @@ class Programs:
         chosen: list[Int[Array, "T A"] | None] = []
         written: list[Float[Array, "P L C D"]] = []
         model, split = self._share, self._split
-        rows = _apart(rows)
+        rows = apart(rows)
 
         def attend(
             q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"]
@@ -266,51 +300,11 @@ class Programs:
                 split=split,
             )
             chosen.append(experts)
-        x = _apart(x)
+        x = apart(x)
         if self._routing is None:
             return x, tuple(written), None
         routes = jnp.stack([experts for experts in chosen if experts is not None], axis=1)
         return x, tuple(written), routes.astype(self._routing.dtype)
-
-    def _sample(
-        self,
-        params: Params,
-        x: Float[Array, "R E"],
-        keys: Key[Array, " R"],
-        positions: Int[Array, " R"],
-        controls: Controls,
-        needed: Bool[Array, " R"] | None = None,
-    ) -> Draws:
-        """Sample every row; the result of a row without a sequence is meaningless.
-
-        Args:
-            needed: whether a row is sampled from, where that is known on the device only; None:
-                each is.
-        """
-        rows = len(x)
-        R = min(rows, self.layout.sampled_rows)  # sequences are in the first rows
-        given = (
-            x[:R],
-            token_noise(keys[:R], positions[:R], self._noise, vocabulary=self.model.vocab_size),
-            controls.temperature[:R],
-            controls.top_p[:R],
-            controls.top_k[:R],
-        )
-        x, *columns = _apart(given)
-        logits_of = partial(head, self._share, params, split=self._split)
-        sampled = _apart(self._sampler.draw(logits_of, x, columns, needed))
-        return padded(sampled, rows)
-
-
-def _apart(values: Any) -> Any:
-    """Return the values behind a barrier that the compiler may not fuse across.
-
-    Mixed and decode steps make their rows in different ways, take other rows of the last layer and
-    do something else with what is sampled. Joined with any of it, a norm may add up in another
-    order, or a bfloat16 value stay unrounded, in one of the two programs. Rounded later, most such
-    differences go: on an H200 one log-probability in ten thousand had other bits.
-    """
-    return jax.lax.optimization_barrier(values)
 
 
 def _with_step(

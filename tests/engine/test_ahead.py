@@ -10,8 +10,9 @@ import pytest
 from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.compiles import num_compiles
 from rlboost_jax.engine.dispatches import EngineDispatch
-from rlboost_jax.engine.engine import Engine, EngineBusy
+from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.engine_rollouts import new_rollout
+from rlboost_jax.engine.requests import EngineBusy
 from rlboost_jax.messages import GenerateRequest, pack_tokens
 
 Build = Callable[..., Engine]

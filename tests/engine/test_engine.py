@@ -10,8 +10,8 @@ import pytest
 
 from rlboost_jax.engine.compiles import num_compiles
 from rlboost_jax.engine.dispatches import NonFiniteLogits
-from rlboost_jax.engine.engine import Engine, EngineBusy
-from rlboost_jax.engine.requests import RequestRejected, RequestTooLong
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.requests import EngineBusy, RequestRejected, RequestTooLong
 from rlboost_jax.engine.step_programs import AttentionNotAvailable
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.sequences.endings import finish_reason

@@ -14,7 +14,8 @@ from hypothesis import given
 
 from rlboost_jax.engine.engine_rollouts import EngineRollout, new_rollout
 from rlboost_jax.engine.layouts import StepLayout
-from rlboost_jax.engine.scheduler import ProgramPlan, ScheduledTokens, Scheduler
+from rlboost_jax.engine.program_plans import ProgramPlan, ScheduledTokens
+from rlboost_jax.engine.scheduler import Scheduler
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
 from rlboost_jax.sequences.identities import Work
 

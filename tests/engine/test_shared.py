@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax.engine.compiles import num_compiles
-from rlboost_jax.engine.engine import Engine, EngineBusy
-from rlboost_jax.engine.scheduler import ProgramAllowance
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.program_plans import ProgramAllowance
+from rlboost_jax.engine.requests import EngineBusy
 from rlboost_jax.engine.shared import SharedEngine, pool_sizes
 from rlboost_jax.engine.step_inputs import PAGES
 from rlboost_jax.messages import GenerateRequest, pack_tokens

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
 from rlboost_jax.engine.costs import Costs
-from rlboost_jax.engine.scheduler import ProgramAllowance
+from rlboost_jax.engine.program_plans import ProgramAllowance
 from rlboost_jax.engine.shared import Wants
 from rlboost_jax.rollout.sharing.slack import Due, Latencies, Shape, allowance, most_idle, slack
 from rlboost_jax.rollout.sharing.turns import AGAIN_SECONDS

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlboost_jax.engine.costs import Costs
-from rlboost_jax.engine.scheduler import ProgramAllowance
+from rlboost_jax.engine.program_plans import ProgramAllowance
 from rlboost_jax.engine.shared import Wants
 
 RESERVE: Final = 0.5  # of the time to a first token

@@ -1,0 +1,121 @@
+"""Drafts of what a rollout will sample next, taken from texts that are likely to resemble it.
+
+Texts are the responses to the same prompt at this engine (Seer, arXiv:2511.14617, section 3.4) and
+the rollout's own prompt and response (prompt lookup). The host gathers them once a dispatch; the
+device finds the place that the newest tokens match best and proposes what follows there, anew in
+every decode step, so that a rejected draft costs one step of drafts and not a dispatch.
+
+A draft decides when a token is sampled and never which: noise and logits of a token do not depend
+on drafts, and a draft that is not the sampled token is dropped. So texts may be stale, cut off or
+wrong.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+from numpy.typing import NDArray
+
+from rlboost_jax.engine.engine_rollouts import EngineRollout, PromptKey
+from rlboost_jax.engine.layouts import DRAFT_CONTEXT
+from rlboost_jax.settings.speculation_config import Drafter
+
+LEAST_MATCH: Final = 2  # equal tokens that a place needs
+MOST_DRAFTS: Final = 7  # of a sequence in one step
+NO_TOKEN: Final = -1  # ends a text, and fills up
+_NO_CONTEXT: Final = -2  # equal to nothing in a text
+
+
+class DraftTexts:
+    """Texts of the rollouts at one engine. Holds no copy of them.
+
+    A prompt's texts are kept as long as one of its rollouts is held, those of finished rollouts
+    too: these are what younger siblings repeat.
+    """
+
+    def __init__(self, drafters: Collection[Drafter], row_tokens: int) -> None:
+        """
+        Args:
+            row_tokens: numbers in a row of `pack`; what is older is left out.
+        """
+        self._row_tokens = row_tokens
+        self._own, self._of_siblings = "prompt" in drafters, "siblings" in drafters
+        self._groups: dict[PromptKey, list[EngineRollout]] = {}
+        self._held: dict[PromptKey, int] = {}
+
+    def join(self, rollout: EngineRollout) -> None:
+        """Add a rollout that is now held."""
+        key = rollout.prompt_key
+        self._held[key] = self._held.get(key, 0) + 1
+        self._groups.setdefault(key, []).append(rollout)
+
+    def leave(self, rollout: EngineRollout) -> None:
+        """Note that a rollout is no longer held. Its text stays while siblings are."""
+        key = rollout.prompt_key
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key], self._groups[key]
+
+    def pack(self, rollouts: Sequence[EngineRollout], rows: int) -> NDArray[np.int32]:
+        """Gather the input of a verification, a row per rollout and then unused ones.
+
+        Returns:
+            [rows, row_tokens]: the newest tokens, then texts, each followed by NO_TOKEN.
+            Where places match equally well, the last one is proposed: so the rollout's own
+            text comes first, and of the siblings' the longest comes last.
+        """
+        packed = np.full((rows, self._row_tokens), NO_TOKEN, np.int32)
+        packed[:, :DRAFT_CONTEXT] = _NO_CONTEXT
+        for row, rollout in zip(packed, rollouts, strict=False):
+            newest = rollout.tokens[max(0, rollout.known - DRAFT_CONTEXT) : rollout.known]
+            row[DRAFT_CONTEXT - len(newest) : DRAFT_CONTEXT] = newest
+            room = len(row)
+            for text in self._texts(rollout):
+                text = text[-(room - DRAFT_CONTEXT - 1) :]
+                row[room - 1 - len(text) : room - 1] = text
+                room -= len(text) + 1
+                if room <= DRAFT_CONTEXT + 1:
+                    break
+        return packed
+
+    def _texts(self, rollout: EngineRollout) -> list[NDArray[np.int32]]:
+        """Texts for a rollout, the best first."""
+        texts = []
+        if self._of_siblings:
+            others = [r for r in self._groups[rollout.prompt_key] if r is not rollout]
+            start = max(0, rollout.prompt_length - DRAFT_CONTEXT)
+            for other in sorted(others, key=lambda r: -r.known):
+                texts.append(other.tokens[start : other.known])
+        if self._own:
+            texts.append(rollout.tokens[: rollout.known])
+        return texts
+
+
+def proposals(
+    newest: Int[Array, "R {DRAFT_CONTEXT}"], texts: Int[Array, "R D"]
+) -> Int[Array, "R {MOST_DRAFTS}"]:
+    """Traced: for each row what follows the place that its newest tokens match best.
+
+    Args:
+        newest: the oldest first.
+
+    Returns:
+        Drafts, NO_TOKEN behind the last. No draft where fewer than LEAST_MATCH tokens match.
+    """
+    D = texts.shape[1]
+    equal = jnp.ones(texts.shape, bool)
+    length = jnp.zeros(texts.shape, jnp.int32)
+    for back in range(DRAFT_CONTEXT):
+        earlier = jnp.pad(texts, ((0, 0), (back, 0)), constant_values=NO_TOKEN)[:, :D]
+        equal &= earlier == newest[:, DRAFT_CONTEXT - 1 - back, None]
+        length += equal
+    following = jnp.pad(texts, ((0, 0), (0, MOST_DRAFTS)), constant_values=NO_TOKEN)
+    usable = (length >= LEAST_MATCH) & (following[:, 1 : D + 1] != NO_TOKEN)
+    place = jnp.arange(D)[None, :]
+    best = jnp.where(usable, length * D + place, -1).argmax(axis=1)
+    columns = best[:, None] + 1 + jnp.arange(MOST_DRAFTS)[None, :]
+    drafts = jnp.take_along_axis(following, columns, axis=1)
+    on = usable.any(axis=1)[:, None] & (jnp.cumprod(drafts != NO_TOKEN, axis=1) > 0)
+    return jnp.where(on, drafts, NO_TOKEN)

@@ -1,0 +1,43 @@
+"""What a device program is to run, and what limits it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlboost_jax.engine.engine_rollouts import EngineRollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledTokens:
+    """Consecutive tokens of a rollout to be run."""
+
+    rollout: EngineRollout
+    start: int  # first of the known tokens to run
+    count: int
+    budget: int  # most tokens it may yield
+    follows: int | None = None  # row of the plan before that ends with its first token; None: known
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramPlan:
+    """One device program: the pages to copy beforehand, and what it runs."""
+
+    mixed: bool
+    copies: tuple[tuple[int, int], ...]  # (source page, destination page)
+    work: tuple[ScheduledTokens, ...]
+    prefilled_again: int  # tokens run a second time because of an eviction
+    texts: NDArray[np.int32] | None = None  # that drafts are made from; None: no drafts
+
+    @property
+    def most_tokens(self) -> int:
+        return sum(work.budget for work in self.work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramAllowance:
+    """Limits of the next program on a device that the engine shares with others."""
+
+    steps: int  # of decode steps
+    rows: int  # rollouts that sample
+    prefill_tokens: int  # known tokens to be run in a mixed step; 0: none is allowed

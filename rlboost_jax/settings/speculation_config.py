@@ -1,0 +1,27 @@
+"""Settings of speculation: drafts of tokens, verified in rows of decode steps that are free."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlboost_jax.settings.setting import setting
+
+Drafter = Literal["siblings", "prompt"]
+DRAFTERS: tuple[Drafter, ...] = ("siblings", "prompt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationConfig:
+    """Draft tokens of rollout engines. A draft is accepted where it is what sampling chooses."""
+
+    enabled: bool = setting(
+        False,
+        "whether engines draft tokens and verify them in rows that are free",
+        note="It changes no token and no log-probability: docs/how-to/speculation.md.",
+        may_change="at once",
+    )
+    drafters: tuple[str, ...] = setting(
+        DRAFTERS,
+        'texts that drafts come from: "siblings", the responses to the same prompt at the same '
+        'engine, and "prompt", the sequence\'s own prompt and response',
+        may_change="at once",
+    )
