@@ -93,9 +93,7 @@ class DraftTexts:
         return texts
 
 
-def proposals(
-    newest: Int[Array, "R {DRAFT_CONTEXT}"], texts: Int[Array, "R D"]
-) -> Int[Array, "R {MOST_DRAFTS}"]:
+def proposals(newest: Int[Array, "R C"], texts: Int[Array, "R D"]) -> Int[Array, "R W"]:
     """Traced: for each row what follows the place that its newest tokens match best.
 
     Args:

@@ -19,17 +19,15 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-from rlboost_kernels.implementations import choose
 
-from rlboost_jax.engine.device_memory import device_memory, engine_sizes, plan_memory
 from rlboost_jax.engine.device_state import DeviceState
 from rlboost_jax.engine.devices import Devices
 from rlboost_jax.engine.dispatches import EngineDispatch, dispatch_of, own_of, sampled_of
 from rlboost_jax.engine.draft_policy import SpeculationCounts
 from rlboost_jax.engine.engine_parameters import EngineParameters
+from rlboost_jax.engine.engine_plan import plan_engine
 from rlboost_jax.engine.engine_rollouts import EngineRollout, new_rollout
 from rlboost_jax.engine.fingerprint import fingerprint
-from rlboost_jax.engine.layouts import make_layout
 from rlboost_jax.engine.pages import PagePool
 from rlboost_jax.engine.program_plans import ProgramPlan
 from rlboost_jax.engine.requests import EngineBusy, EngineLimits, RequestRejected, check_request
@@ -54,6 +52,7 @@ class Engine:
     Attributes:
         device, device_kind: the first of them; what all of them are, for people.
         device_state: weights, KV pools and programs, which run there.
+        drafts: when decode steps carry drafts, and counts of these steps.
         described: the fingerprint of before the check of rows.
     """
 
@@ -84,8 +83,7 @@ class Engine:
             exact: whether a token has the same bits by prefill and by decode, at the price of as
                 many rows in both where products need that.
             noise: how it selects a token, see `rlboost_kernels.sampling.noise`.
-            drafters: of tokens that are verified in free rows, see `drafts.py`; (): none are. The
-                tokens are the same.
+            drafters: of tokens that are verified in free rows, see `drafts.py`.
 
         Raises:
             ValueError: settings do not fit together; names them.
@@ -94,29 +92,17 @@ class Engine:
         """
         spread = Devices(base_model(model), config.tensor_parallel, devices)
         self.device, self.device_kind = spread.first, spread.kind
-        products, on_cpu = choose(None, self.device.platform), self.device.platform == "cpu"
-        any_rows = products == "cpu"
-        layout = make_layout(
-            config,
-            slot_tokens,
-            any_rows=any_rows,
-            on_cpu=on_cpu,
-            exact=exact,
-            drafts=bool(drafters),
-        )
-        sizes = engine_sizes(
+        self.layout, self.memory = plan_engine(
             model,
             config,
+            self.device,
             slot_tokens=slot_tokens,
             param_dtype=param_dtype or model.dtype,
             truncated_sampling=truncated_sampling,
-            sampled_rows=layout.sampled_rows,
-            products=products,
-            platform=self.device.platform,
+            exact=exact,
+            drafts=bool(drafters),
+            taken_bytes=taken_bytes,
         )
-        memory = device_memory(self.device).with_taken(taken_bytes)
-        self.memory = plan_memory(sizes, memory, config.memory_fraction)
-        self.layout = replace(layout, num_pages=self.memory.num_pages)
         self.slots, self.slot_tokens = config.slots, slot_tokens
         self.cache_tokens = self.layout.num_pages * config.page_size  # of context, in all slots
         self.programs = Programs(
@@ -160,6 +146,7 @@ class Engine:
             exact=exact,
         )
         self._scheduler = Scheduler(self.layout, config.steps_per_dispatch, drafters)
+        self.drafts = self._scheduler.drafts
         self._held: dict[int, EngineRollout] = {}
         self._arrivals = 0
         self._launched: deque[tuple[ProgramPlan, Output, int]] = deque()  # unfinished, at most two
@@ -184,11 +171,6 @@ class Engine:
         """The most tokens that calls of `finish` can return without a further launch."""
         work = (work for plan, _, _ in self._launched for work in plan.work)
         return sum(item.budget for item in work if not item.rollout.finished)
-
-    @property
-    def speculation(self) -> SpeculationCounts:
-        """Sums over all decode steps with drafts so far."""
-        return self._scheduler.drafts.counts
 
     @property
     def backlog(self) -> dict[int, int]:
@@ -345,8 +327,7 @@ class Engine:
             raise EngineBusy("finish came without begin; call begin first")
         plan, output, again = self._launched.popleft()
         if output.counts is not None:
-            counts = SpeculationCounts(*np.asarray(output.counts).tolist())
-            self._scheduler.drafts.verified(counts)
+            self.drafts.verified(SpeculationCounts(*np.asarray(output.counts).tolist()))
         sampled = own_of(plan, sampled_of(output))
         yielding = [i for i in range(len(plan.work)) if sampled.counts[i]]
         routes = self.device_state.routes(plan, output, sampled.counts, yielding)

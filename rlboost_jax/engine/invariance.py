@@ -3,8 +3,9 @@
 Whether a matrix product treats its rows alike is a property of libraries, devices and sizes, so
 it is measured with the very programs that will run, rather than looked up: one sequence is run
 alone, then in every slot at once, then among random companions, in random places, on random
-pages and in random chunks; decoded by mixed steps and by each of the decode programs. A longer
-sequence, over several blocks of attention, is run alone and then in few slots. Tokens, the bits of
+pages and in random chunks; decoded by mixed steps, by each of the decode programs and, where free
+rows may hold drafts, with right drafts and wrong ones in few and in many rows. A longer sequence,
+over several blocks of attention, is run alone and then in few slots. Tokens, the bits of
 log-probabilities, checksums of the logits, and the bits of all keys and values must agree.
 
 Each call costs a pass over all weights, so none is repeated: all ways of decoding go on from the
@@ -16,13 +17,14 @@ Their digest tells engines apart whose programs were made differently (`Engine.f
 import copy
 import hashlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, assert_never
 
 import numpy as np
 from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
 from rlboost_jax.engine import step_inputs
+from rlboost_jax.engine.drafts import DraftTexts
 from rlboost_jax.engine.engine_rollouts import EngineRollout, rollout_of_tokens
 from rlboost_jax.engine.step_programs import CHECKSUMS, LOGPROBS, TOKENS, Pools, Programs
 from rlboost_jax.messages import Sampling
@@ -31,6 +33,7 @@ from rlboost_jax.platform.mistakes import Mistake
 _STEPS: Final = 3  # of decoding in company: the first after a prefill, one after it, one more
 _BLOCK_TOKENS: Final = 64  # of attention, in the implementation with the widest blocks
 _FEW: Final = 4  # copies of the longer sequence, so that the check stays short
+_Program = Literal["mixed", "decode", "verify"]
 _OUTPUTS: Final = {TOKENS: "token", LOGPROBS: "log-probability", CHECKSUMS: "logits"}
 
 
@@ -44,6 +47,10 @@ class _Trace:
 
     outputs: NDArray[np.int32]  # [3, sampled tokens], as the step programs return them
     kv: NDArray[np.uint8]  # [layers, tokens, bytes]
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        return self.outputs[TOKENS]
 
 
 def check(
@@ -64,7 +71,7 @@ def check(
     ):
         probe = _Probe(programs, leaves, pools, ends, known)
         first = probe.prefilled(copies=1, companions=0, shuffle=False)
-        (alone,) = probe.decoded(first, probe.steps, by_mixed=False)
+        (alone,) = probe.decoded(first, probe.steps, by="decode")
         bits.update(alone.outputs.tobytes() + alone.kv.tobytes())
         many = min(most, probe.capacity)
         half = max(1, many // 2)
@@ -72,16 +79,21 @@ def check(
         for shuffle, copies, taken in ((False, many, sizes), (True, half, [many])):
             crowd = probe.prefilled(copies=copies, companions=many - copies, shuffle=shuffle)
             steps = min(_STEPS, probe.steps)
-            ways = [(many, True), *((size, False) for size in taken)]
-            for count, by_mixed in ways:
-                traces = probe.decoded(crowd, steps, count=count, by_mixed=by_mixed)
+            ways: list[tuple[int, _Program]] = [(many, "mixed")]
+            ways += [(size, "decode") for size in taken]
+            if programs.layout.text_tokens:
+                ways += [(size, "verify") for size in sorted({min(2, many), *taken})]
+            for count, by in ways:
+                traces = probe.decoded(crowd, steps, count=count, by=by, then=alone.tokens)
                 for number, trace in enumerate(traces):
-                    _compare(programs, alone, trace, number, "mixed" if by_mixed else "decode")
+                    _compare(programs, alone, trace, number, by)
         pools = probe.pools
     return pools, bits.hexdigest()
 
 
-def _compare(programs: Programs, alone: _Trace, trace: _Trace, number: int, program: str) -> None:
+def _compare(
+    programs: Programs, alone: _Trace, trace: _Trace, number: int, program: _Program
+) -> None:
     """Compare all tokens of a copy with those of the sequence run alone."""
     prompt = alone.kv.shape[1] - alone.outputs.shape[1] + 1
     for token in range(trace.kv.shape[1]):
@@ -166,7 +178,13 @@ class _Probe:
         return _Crowd(rollouts=crowd, copies=copies, order=order, outputs=outputs)
 
     def decoded(
-        self, crowd: _Crowd, steps: int, *, count: int | None = None, by_mixed: bool
+        self,
+        crowd: _Crowd,
+        steps: int,
+        *,
+        count: int | None = None,
+        by: _Program,
+        then: NDArray[np.int32] | None = None,
     ) -> list[_Trace]:
         """Decode from the end of the prefill; return the traces of the copies.
 
@@ -174,20 +192,29 @@ class _Probe:
 
         Args:
             count: sequences to decode, the first in order; None: all.
+            then: tokens that follow the probe's, to draft.
         """
         rollouts, order = copy.deepcopy(crowd.rollouts), crowd.order[:count]
         outputs = {i: list(crowd.outputs[i]) for i in order}
-        if by_mixed:
-            for _ in range(steps):
-                chunks = [rollouts[i].chunk(rollouts[i].computed, 1, 1) for i in order]
-                self._mixed(chunks, rollouts, order, outputs)
-        else:
-            records = [rollouts[i].decode_record(steps) for i in order]
-            packed = step_inputs.pack_decode(self.programs.layout, records, steps)
-            self.pools, result, _ = self.programs.decode(
-                self.leaves, self.pools, packed, self._ends
-            )
-            self._collect(np.asarray(result.sampled)[:, :steps], rollouts, order, outputs)
+        match by:
+            case "mixed":
+                for _ in range(steps):
+                    chunks = [rollouts[i].chunk(rollouts[i].computed, 1, 1) for i in order]
+                    self._mixed(chunks, rollouts, order, outputs)
+            case "decode":
+                packed = self._packed_decode(rollouts, order, steps)
+                self.pools, result, _ = self.programs.decode(
+                    self.leaves, self.pools, packed, self._ends
+                )
+                self._collect(np.asarray(result.sampled)[:, :steps], rollouts, order, outputs)
+            case "verify":
+                assert then is not None
+                packed = self._packed_decode(rollouts, order, steps)
+                texts = self._texts(rollouts, order, then)
+                self.pools, result = self.programs.verify(self.leaves, self.pools, packed, texts)
+                self._collect(np.asarray(result.sampled)[:, :steps], rollouts, order, outputs)
+            case _:
+                assert_never(by)
         return [
             _Trace(
                 outputs=np.concatenate(outputs[i], axis=1),
@@ -196,6 +223,26 @@ class _Probe:
             for i in sorted(order)
             if i < crowd.copies
         ]
+
+    def _packed_decode(
+        self, rollouts: list[EngineRollout], order: list[int], steps: int
+    ) -> NDArray[np.int32]:
+        records = [rollouts[i].decode_record(steps) for i in order]
+        return step_inputs.pack_decode(self.programs.layout, records, steps)
+
+    def _texts(
+        self, rollouts: list[EngineRollout], order: list[int], then: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Texts that lead every second sequence to right drafts and the others to wrong ones."""
+        layout = self.programs.layout
+        texts = DraftTexts(("prompt",), layout.text_tokens)
+        packed = texts.pack([rollouts[i] for i in order], layout.rows_for(len(order)))
+        for row, i in enumerate(order):
+            following = then if row % 2 else self._random.integers(0, layout.page_size, len(then))
+            known = rollouts[i].tokens[: rollouts[i].known - 1]
+            text = np.concatenate([known, then[:1], following[1:]])[-(layout.text_tokens // 2) :]
+            packed[row, -len(text) - 1 : -1] = text
+        return packed
 
     def _prefill(
         self,

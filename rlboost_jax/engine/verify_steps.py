@@ -46,7 +46,7 @@ class Verified(NamedTuple):
 
 class _State(NamedTuple):
     yielded: Int[Array, " R"]
-    newest: Int[Array, "R {DRAFT_CONTEXT}"]
+    newest: Int[Array, "R C"]
     live: Bool[Array, " R"]
     pools: Any
     sampled: Int[Array, "3 X R"]

@@ -48,6 +48,7 @@ def engine_of(
             routing=routing_of(run.model, run.algorithm),
             exact=run.deterministic,
             noise=run.sampling.noise,
+            drafters=run.speculation.used,
         )
         if announce is not None:
             announce(str(engine.memory))

@@ -27,7 +27,8 @@ from rlboost_jax.qualification import cache
 from rlboost_jax.settings import fingerprints
 
 _NAME: Final = "rows"  # begins the names of the files
-_STEPS: Final = ("jit__mixed-", "jit__decode-")  # begin the names of the programs that are checked
+# Beginnings of the names of the programs that are checked; not every engine has the last.
+_STEPS: Final = ("jit__mixed-", "jit__decode-", "jit__verify-")
 _CODE: Final = (".py", ".so")
 
 
@@ -75,7 +76,8 @@ def check_rows(built: Engine, programs: list[str], say: Callable[[str], None]) -
 def _key(built: Engine, folder: Path, programs: Iterable[str]) -> Mapping[str, Any] | None:
     """Everything the outcome depends on; None if the programs are not in the cache."""
     steps = sorted({name for name in programs if name.startswith(_STEPS)})
-    if len(steps) < len(_STEPS):
+    checked = len(_STEPS) if built.layout.text_tokens else len(_STEPS) - 1
+    if len(steps) < checked:
         return None
     try:
         entries = {name: _digest_of((folder / name,)) for name in steps}

@@ -28,10 +28,10 @@ from rlboost_jax.settings.weights_config import CheckpointConfig
 # before would refuse a setting that they do not know.
 _BLANK: Final = (
     *("data", "rewards", "warmup", "evaluation", "checkpoint", "manager", "observe", "fleet"),
-    *("environment", "distillation"),
+    *("environment", "distillation", "speculation"),
 )
 # Sections that servers of the release before know nothing of.
-_NEW: Final = ("environment", "distillation")
+_NEW: Final = ("environment", "distillation", "speculation")
 _NEW_CHOICES: Final = ("turn_advantages", "turn_discount")  # of the algorithm, and the learner's
 
 
@@ -46,9 +46,8 @@ def sent_to_servers(run: RunConfig) -> dict[str, Any]:
             del values[section]
     for name in _NEW_CHOICES:
         del values["algorithm"][name]
-    if (
-        sent.sampling.noise == SamplingConfig().noise
-    ):  # new; other noise is for servers that know it
+    # New, too; other noise is for servers that know it.
+    if sent.sampling.noise == SamplingConfig().noise:
         del values["sampling"]["noise"]
     return values
 

@@ -20,6 +20,7 @@ from rlboost_jax.settings.observe_config import ObserveConfig
 from rlboost_jax.settings.rewards_config import RewardsConfig
 from rlboost_jax.settings.sampling_config import EvaluationConfig, SamplingConfig
 from rlboost_jax.settings.setting import section, setting
+from rlboost_jax.settings.speculation_config import SpeculationConfig
 from rlboost_jax.settings.warmup_config import WarmupConfig
 from rlboost_jax.settings.weights_config import CheckpointConfig, WeightsConfig
 
@@ -55,6 +56,7 @@ class RunConfig:
     sampling: SamplingConfig
     learner: LearnerConfig
     engine: EngineConfig
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     manager: ManagerConfig = section(may_change="at once")
     weights: WeightsConfig
     checkpoint: CheckpointConfig = section(may_change="at once")

@@ -6,7 +6,6 @@ from typing import Literal
 from rlboost_jax.settings.setting import setting
 
 Drafter = Literal["siblings", "prompt"]
-DRAFTERS: tuple[Drafter, ...] = ("siblings", "prompt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +18,14 @@ class SpeculationConfig:
         note="It changes no token and no log-probability: docs/how-to/speculation.md.",
         may_change="at once",
     )
-    drafters: tuple[str, ...] = setting(
-        DRAFTERS,
+    drafters: tuple[Drafter, ...] = setting(
+        ("siblings", "prompt"),
         'texts that drafts come from: "siblings", the responses to the same prompt at the same '
         'engine, and "prompt", the sequence\'s own prompt and response',
         may_change="at once",
     )
+
+    @property
+    def used(self) -> tuple[Drafter, ...]:
+        """Drafters that engines use: none if speculation is off."""
+        return self.drafters if self.enabled else ()

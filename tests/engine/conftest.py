@@ -15,6 +15,7 @@ from rlboost_jax.models.params import init_params
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.engine_config import EngineConfig
 from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.speculation_config import Drafter
 from tests.small import ENGINE, small_model
 from tests.unoptimized import compiles_unoptimized
 
@@ -45,22 +46,33 @@ def params() -> dict[str, Any]:
 def build_engine(params: dict[str, Any]) -> Callable[..., Engine]:
     @functools.cache
     def build(
-        truncated_sampling: bool, slot_tokens: int, settings: tuple[Any, ...], optimized: bool
+        truncated_sampling: bool,
+        slot_tokens: int,
+        drafters: tuple[Drafter, ...],
+        settings: tuple[Any, ...],
+        optimized: bool,
     ) -> Engine:
         engine = Engine(
             MODEL,
             replace(CONFIG, **dict(settings)),
             slot_tokens=slot_tokens,
             truncated_sampling=truncated_sampling,
+            drafters=drafters,
         )
         engine.load(params, 1)
         return engine
 
     def get(
-        *, truncated_sampling: bool = False, slot_tokens: int = SLOT_TOKENS, **settings: Any
+        *,
+        truncated_sampling: bool = False,
+        slot_tokens: int = SLOT_TOKENS,
+        drafters: tuple[Drafter, ...] = (),
+        **settings: Any,
     ) -> Engine:
         optimized = not compiles_unoptimized()  # programs are compiled as the first test runs them
-        engine = build(truncated_sampling, slot_tokens, tuple(sorted(settings.items())), optimized)
+        engine = build(
+            truncated_sampling, slot_tokens, drafters, tuple(sorted(settings.items())), optimized
+        )
         assert not engine.held(), "a test left rollouts in a shared engine"
         return engine
 

@@ -47,6 +47,7 @@ def run(model, devices, given):
         slot_tokens=SLOT_TOKENS,
         truncated_sampling=False,
         routing=Routing(**routed) if model.num_experts else None,
+        drafters=("siblings", "prompt") if devices > 1 else (),
     )
     engine.load(given, 1)
     engine.submit([request(number) for number in range(8)])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlboost_jax.engine import engine as engine_module
+from rlboost_jax.engine import engine_plan
 from rlboost_jax.engine.device_memory import (
     DeviceMemory,
     MemoryPlan,
@@ -46,7 +46,7 @@ def on_device(
 
     def build(limit: int | None = None, *, taken_bytes: int = 0) -> Engine:
         with monkeypatch.context() as patch:
-            patch.setattr(engine_module, "device_memory", lambda _: DeviceMemory(limit=limit))
+            patch.setattr(engine_plan, "device_memory", lambda _: DeviceMemory(limit=limit))
             return Engine(
                 model,
                 replace(engine_config, memory_fraction=1.0),

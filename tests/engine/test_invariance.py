@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rlboost_kernels import available_implementations, noise_keys
 
-from rlboost_jax.engine import step_inputs
+from rlboost_jax.engine import row_sampling, step_inputs
 from rlboost_jax.engine import step_programs as programs
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
@@ -19,6 +19,7 @@ from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.models.params import init_params, unstack_layers
 from rlboost_jax.settings.engine_config import EngineConfig
 from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.speculation_config import Drafter
 from tests.engine.conftest import Rollouts
 from tests.engine.step_programs import step_programs
 from tests.planted import Plant
@@ -71,7 +72,7 @@ def test_an_engine_whose_programs_were_made_otherwise_has_another_fingerprint(
     model: ModelConfig, engine_config: EngineConfig, plant: Plant
 ) -> None:
     """Each is sound by itself; the third gives one logit another last bit, in both programs."""
-    sound, one_layer = programs.head, replace(model, num_layers=1)
+    sound, one_layer = row_sampling.head, replace(model, num_layers=1)
 
     def made_otherwise(*args: Any, **options: Any) -> Any:
         return sound(*args, **options).at[:, 11].multiply(1 + 2.0**-23)
@@ -84,7 +85,7 @@ def test_an_engine_whose_programs_were_made_otherwise_has_another_fingerprint(
         return engine.fingerprint
 
     first, second = checked(), checked()
-    plant(programs, "head", made_otherwise)
+    plant(row_sampling, "head", made_otherwise)
     assert first == second != checked()
 
 
@@ -118,14 +119,14 @@ def test_a_layer_that_looks_at_other_rows_is_found(fresh_engine: Any, plant: Pla
 
 @pytest.mark.optimized(False)
 def test_a_head_that_depends_on_the_row_is_found(fresh_engine: Any, plant: Plant) -> None:
-    sound = programs.head
+    sound = row_sampling.head
 
     def skewed(config: Any, params: Any, x: Any, **options: Any) -> Any:
         logits = sound(config, params, x, **options)
         last_bit = 1 + 2.0**-23 * (jnp.arange(len(x)) % 3 == 2)
         return logits.at[:, 11].multiply(last_bit)
 
-    plant(programs, "head", skewed)
+    plant(row_sampling, "head", skewed)
     with pytest.raises(
         RowsNotInvariant,
         match=r"the mixed step with engine.token_rows = 64 .* copy 2; on CPU take a multiple of 16",
@@ -136,7 +137,7 @@ def test_a_head_that_depends_on_the_row_is_found(fresh_engine: Any, plant: Plant
 @pytest.mark.optimized(False)
 def test_programs_that_differ_from_each_other_are_found(fresh_engine: Any, plant: Plant) -> None:
     """The decode step's logits are off by one bit; each program by itself is sound."""
-    sound = programs.head
+    sound = row_sampling.head
     calls = []
 
     def second_program_differs(config: Any, params: Any, x: Any, **options: Any) -> Any:
@@ -144,9 +145,40 @@ def test_programs_that_differ_from_each_other_are_found(fresh_engine: Any, plant
         logits = sound(config, params, x, **options)
         return logits if len(calls) == 1 else logits.at[:, 11].multiply(1 + 2.0**-23)
 
-    plant(programs, "head", second_program_differs)
+    plant(row_sampling, "head", second_program_differs)
     with pytest.raises(RowsNotInvariant, match="logits at token"):
         fresh_engine().assert_row_invariance()
+
+
+@pytest.mark.optimized(False)
+def test_attention_that_depends_on_the_rows_of_a_sequence_is_found(
+    model: ModelConfig, engine_config: EngineConfig, plant: Plant
+) -> None:
+    """In decode steps alone, where only drafts give a sequence several rows."""
+    sound = programs.ragged_paged_attention
+
+    def by_width(q: Any, pool: Any, lengths: Any, table: Any, starts: Any, *rest: Any, **o: Any):  # type: ignore[no-untyped-def]
+        out = sound(q, pool, lengths, table, starts, *rest, **o)
+        if len(q) == engine_config.token_rows:
+            return out
+        of = jnp.searchsorted(starts[1:], jnp.arange(len(q)), side="right")
+        several = jnp.diff(starts)[jnp.minimum(of, len(starts) - 2)] > 1
+        return jnp.where(several[:, None, None], out * (1 + 2.0**-20), out)
+
+    plant(programs, "ragged_paged_attention", by_width)
+    for drafters in ((), ("prompt",)):
+        engine = Engine(
+            replace(model, num_layers=1),
+            engine_config,
+            slot_tokens=44,
+            truncated_sampling=False,
+            drafters=drafters,
+        )
+        if drafters:
+            with pytest.raises(RowsNotInvariant, match="the verify step with"):
+                engine.assert_row_invariance()
+        else:
+            engine.assert_row_invariance()
 
 
 @pytest.mark.parametrize("in_tiles", [False, True])
@@ -158,7 +190,7 @@ def test_decode_steps_of_every_size_give_the_bits_of_a_mixed_one(
 ) -> None:
     """The width is one whose sum XLA orders by the number of rows."""
     monkeypatch.setattr(programs, "LARGE_VOCABULARY", 1 if in_tiles else 2**31)
-    engine = _of_three_sizes(model, engine_config)
+    engine = _of_three_sizes(model, engine_config, drafters=("prompt",))
     if "cpu" in available_implementations():
         assert engine.layout.decode_rows == (8, 16, 40)
     engine.assert_row_invariance()
@@ -187,7 +219,7 @@ def test_the_sampler_does_not_know_how_many_rows_there_are(
         one = jax.lax.bitcast_convert_type(jnp.float32(1), jnp.int32)
         controls = step_inputs.controls(records.at[:, step_inputs.TEMPERATURE].set(one))
         keys = noise_keys(controls.seed, controls.batch, controls.sample)
-        return engine.programs._sample(params, x, keys, jnp.arange(len(x)), controls, needed)
+        return engine.programs._sampler.draw(params, x, keys, jnp.arange(len(x)), controls, needed)
 
     whole = sample(x)
     for rows in engine.layout.decode_rows:
@@ -214,7 +246,7 @@ def test_logits_are_those_of_rows_that_are_sampled(
         return make_layout(config, slot_tokens, any_rows=False, exact=exact)
 
     usual = fresh_engine()
-    monkeypatch.setattr("rlboost_jax.engine.engine.make_layout", many_rows)
+    monkeypatch.setattr("rlboost_jax.engine.engine_plan.make_layout", many_rows)
     engine = fresh_engine()
     assert engine.layout.decode_rows == (128 if exact else 64,)
     assert engine.layout.sampled_rows == 64
@@ -237,7 +269,9 @@ def test_logits_are_those_of_rows_that_are_sampled(
         np.testing.assert_allclose(logprobs, others, atol=1e-5)
 
 
-def _of_three_sizes(model: ModelConfig, engine_config: EngineConfig) -> Engine:
+def _of_three_sizes(
+    model: ModelConfig, engine_config: EngineConfig, drafters: tuple[Drafter, ...] = ()
+) -> Engine:
     wide = replace(model, num_layers=1, embed_dim=64, head_dim=16, vocab_size=384)
     config = replace(engine_config, slots=40)
-    return Engine(wide, config, slot_tokens=44, truncated_sampling=False)
+    return Engine(wide, config, slot_tokens=44, truncated_sampling=False, drafters=drafters)

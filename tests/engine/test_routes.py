@@ -16,6 +16,7 @@ from rlboost_jax.messages import GenerateRequest, pack_tokens, unpack_tokens
 from rlboost_jax.models.params import init_params
 from rlboost_jax.sequences.stop_table import pack
 from rlboost_jax.settings.routing import Routing
+from rlboost_jax.settings.speculation_config import Drafter
 from tests.engine.conftest import CONFIG, MODEL, SLOT_TOKENS, Oracle
 
 MOE = replace(MODEL, num_experts=5, experts_per_token=2, expert_dim=12)
@@ -57,20 +58,26 @@ def moe_params() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def engines(moe_params: dict[str, Any]) -> tuple[Engine, Engine]:
-    """Make engines with pages for two long rollouts each, so that some are evicted."""
+    """Make engines with pages for two long rollouts each, so that some are evicted.
 
-    def make() -> Engine:
+    The second one verifies drafts in all decode steps.
+    """
+
+    def make(drafters: tuple[Drafter, ...]) -> Engine:
         engine = Engine(
             MOE,
             replace(CONFIG, num_pages=2 * SLOT_TOKENS // CONFIG.page_size),
             slot_tokens=SLOT_TOKENS,
             truncated_sampling=False,
             routing=ROUTING,
+            drafters=drafters,
         )
         engine.load(moe_params, 1)
         return engine
 
-    return make(), make()
+    drafting = make(("siblings", "prompt"))
+    drafting.drafts.wants = bool  # type: ignore[method-assign]
+    return make(()), drafting
 
 
 def take(dispatches: Iterable[EngineDispatch], recorded: Recorded) -> int:
@@ -115,14 +122,16 @@ def groups(request_of: Requests) -> list[GenerateRequest]:
     ]
 
 
+@pytest.mark.parametrize("which", [0, 1])
 def test_routes_are_those_of_every_position(
-    engines: tuple[Engine, Engine], moe_params: Any, request_of: Requests
+    which: int, engines: tuple[Engine, Engine], moe_params: Any, request_of: Requests
 ) -> None:
     """Prompts shared in a group, pages copied and found again, rollouts evicted."""
     recorded: Recorded = {}
     requests = groups(request_of)
-    engines[0].submit(requests)
-    assert take(engines[0].run(), recorded) > 0
+    engines[which].submit(requests)
+    assert take(engines[which].run(), recorded) > 0
+    assert (engines[which].drafts.counts.accepted > 0) == (which == 1)
     check(RoutedOracle(moe_params), requests, recorded)
 
 

@@ -47,6 +47,7 @@ def alone(
         {"num_pages": 11},  # one longest rollout's worth for six slots
         {"slots": 24, "num_pages": 40},  # all at once
         {"steps_per_dispatch": 7, "slot_tokens": 180},  # wider page tables
+        {"slots": 4, "drafters": ("siblings", "prompt")},
     ],
 )
 def test_schedules_cannot_show(
@@ -54,7 +55,7 @@ def test_schedules_cannot_show(
     drain: Callable[[Engine], Rollouts],
     requests: list[GenerateRequest],
     alone: Rollouts,
-    settings: dict[str, int],
+    settings: dict[str, Any],
 ) -> None:
     engine = build_engine(**settings)
     engine.submit(requests)
@@ -72,6 +73,7 @@ def test_migration_cannot_show(
 ) -> None:
     """Rollouts arrive, move and are lost with up to a dispatch of tokens, at random times."""
     engines = [build_engine(), build_engine(num_pages=11), build_engine(slots=24, num_pages=40)]
+    engines.append(build_engine(slots=4, drafters=("siblings", "prompt")))
     moves = lost = 0
     for seed in range(6):
         random = np.random.default_rng(seed)

@@ -1,0 +1,259 @@
+"""Drafts change when a token is sampled and never which; and where they come from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rlboost_jax.engine.draft_policy import DraftPolicy, SpeculationCounts
+from rlboost_jax.engine.drafts import LEAST_MATCH, MOST_DRAFTS, NO_TOKEN, DraftTexts, proposals
+from rlboost_jax.engine.engine import Engine
+from rlboost_jax.engine.engine_rollouts import new_rollout
+from rlboost_jax.engine.layouts import DRAFT_CONTEXT
+from rlboost_jax.engine.verify_steps import widths_of
+from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.sequences.stop_table import END, pack
+from tests.engine.conftest import Rollouts
+
+Build = Callable[..., Engine]
+Drain = Callable[[Engine], Rollouts]
+Requests = Callable[..., GenerateRequest]
+BOTH = ("siblings", "prompt")
+
+
+@pytest.fixture
+def requests(request_of: Requests) -> list[GenerateRequest]:
+    """Groups of three, more than there are slots, of which some end early."""
+    random = np.random.default_rng(5)
+    prompts = [random.integers(0, 37, n).tolist() for n in (2, 5, 13)]
+    return [
+        request_of(3 * group + member, prompt, group=group, stop_ids=(5,) if group else ())
+        for group, prompt in enumerate(prompts)
+        for member in range(3)
+    ]
+
+
+class Oracle:
+    """Texts that hold what each rollout will say, as another engine found out."""
+
+    def __init__(self, expected: Rollouts, spoil: Callable[[list[int]], list[int]]) -> None:
+        self._expected, self._spoil = expected, spoil
+
+    def __call__(self, texts: DraftTexts, rollouts: Any, rows: int) -> NDArray[np.int32]:
+        packed = np.full((rows, texts._row_tokens), NO_TOKEN, np.int32)
+        for row, rollout in zip(packed, rollouts, strict=False):
+            known = rollout.tokens[: rollout.known]
+            row[:DRAFT_CONTEXT] = [-2] * max(0, DRAFT_CONTEXT - len(known)) + list(
+                known[-DRAFT_CONTEXT:]
+            )
+            said = rollout.known - rollout.prompt_length
+            coming = self._spoil(self._expected[rollout.request_id][0][said:])
+            text = [*known[-DRAFT_CONTEXT:].tolist(), *coming]
+            row[DRAFT_CONTEXT : DRAFT_CONTEXT + len(text)] = text
+        return packed
+
+
+@pytest.mark.parametrize(
+    ("spoil", "least_gain"),
+    [
+        (lambda coming: coming, 2.0),
+        (lambda coming: [(token + 1) % 37 for token in coming], 1.0),
+        (lambda coming: coming[1:], 1.0),  # one token short
+        (lambda coming: [t if n % 3 else 36 - t for n, t in enumerate(coming)], 1.0),
+    ],
+    ids=["right", "wrong", "short", "mixed"],
+)
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_pages": 11}, {"steps_per_dispatch": 1}, {"truncated_sampling": True}]
+)
+def test_right_and_wrong_drafts_cannot_show(
+    build_engine: Build,
+    drain: Drain,
+    requests: list[GenerateRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[list[int]], list[int]],
+    least_gain: float,
+    settings: dict[str, Any],
+) -> None:
+    if "truncated_sampling" in settings:
+        requests = [
+            msgspec.structs.replace(r, sampling=msgspec.structs.replace(r.sampling, top_p=0.8))
+            for r in requests
+        ]
+    usual = build_engine(**settings)
+    usual.submit(requests)
+    expected = drain(usual)
+    engine = build_engine(slots=2, drafters=BOTH, **settings)
+    oracle = Oracle(expected, spoil)
+    monkeypatch.setattr(DraftTexts, "pack", lambda *arguments: oracle(*arguments))
+    monkeypatch.setattr(engine.drafts, "wants", bool)
+    engine.drafts.counts = SpeculationCounts()
+    engine.submit(requests)
+    assert drain(engine) == expected
+    counts = engine.drafts.counts
+    assert counts.drafted > 50 and counts.tokens > 80
+    assert counts.tokens >= least_gain * counts.sequence_steps
+
+
+def test_texts_of_siblings_save_steps(
+    build_engine: Build, drain: Drain, request_of: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A greedy sibling says what the first one has said; a finished one is known still."""
+    plain, engine = build_engine(slots=1), build_engine(slots=1, drafters=("siblings",))
+    monkeypatch.setattr(engine.drafts, "wants", bool)
+    requests = [request_of(i, [7, 1, 3], temperature=0.0, stop_ids=()) for i in range(4)]
+    found = []
+    for each in (plain, engine):
+        each.submit(requests)
+        found.append(drain(each))
+    assert found[0] == found[1]
+    first, *others = (tokens for tokens, _ in found[1].values())
+    assert all(tokens == first for tokens in others)
+    counts = engine.drafts.counts
+    assert counts.tokens == 4 * 24 - 1  # one comes from the prefill
+    assert counts.steps == 23 + 3 * 3, "one that repeats takes eight tokens a step"
+    engine.submit([request_of(9, [7, 1, 3], temperature=0.0, stop_ids=())])
+    engine.drafts.counts = SpeculationCounts()
+    assert drain(engine)[9][0] == first
+    assert engine.drafts.counts.drafted == 0, "the group is forgotten with its last member"
+
+
+def test_stop_strings_and_turns(
+    build_engine: Build, drain: Drain, request_of: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, engine = build_engine(), build_engine(slots=2, drafters=BOTH)
+    monkeypatch.setattr(engine.drafts, "wants", bool)
+    plain.submit([request_of(1, [7, 1], temperature=0.0, stop_ids=())])
+    said = drain(plain)[1][0]
+    stop = pack([(0, said[4], 1), (1, said[5], END)])
+    requests = [
+        request_of(1, [7, 1], temperature=0.0, stop_ids=(), stops=stop),
+        request_of(2, [7, 1], temperature=0.0, stop_ids=(), max_tokens=9),
+        request_of(3, [7, 1], [*said[:4], 3, 3], temperature=0.0, stop_ids=(), runs=(4, 2)),
+    ]
+    found = []
+    for each in (plain, engine):
+        each.submit(requests)
+        found.append(drain(each))
+    assert found[0] == found[1]
+    assert found[0][1][0] == said[:6]
+
+
+@given(
+    wanted=st.lists(st.integers(0, MOST_DRAFTS + 1), min_size=1, max_size=12),
+    spare=st.integers(0, 40),
+)
+def test_rows_are_shared_evenly_and_used_up(wanted: list[int], spare: int) -> None:
+    num_rows = sum(1 for each in wanted if each) + spare
+    widths = np.asarray(widths_of(jnp.array(wanted, jnp.int32), num_rows)).tolist()
+    assert all(
+        0 <= w <= most and (w > 0) == (most > 0) for w, most in zip(widths, wanted, strict=True)
+    )
+    assert sum(widths) == min(num_rows, sum(wanted)) or sum(widths) == 0
+    short = [w for w, most in zip(widths, wanted, strict=True) if w < most]
+    if short:
+        assert max(widths) <= min(short) + 1
+
+
+def proposed(newest: list[int], text: list[int]) -> list[int]:
+    """What follows the longest match, the last of equally long ones, by loops."""
+    best, drafts = LEAST_MATCH - 1, []
+    for place in range(len(text) - 1):
+        length = 0
+        while (
+            length < min(DRAFT_CONTEXT, place + 1) and text[place - length] == newest[-1 - length]
+        ):
+            length += 1
+        if length > best or (length == best and drafts):
+            following = text[place + 1 : place + 1 + MOST_DRAFTS]
+            if following[0] != NO_TOKEN:
+                following = following[: [*following, NO_TOKEN].index(NO_TOKEN)]
+                best, drafts = length, following
+    return drafts
+
+
+@given(seed=st.integers(0, 2**32 - 1), alphabet=st.integers(2, 6), length=st.integers(2, 60))
+def test_drafts_follow_the_longest_match(seed: int, alphabet: int, length: int) -> None:
+    random = np.random.default_rng(seed)
+    newest = random.integers(0, alphabet, (3, DRAFT_CONTEXT))
+    newest[1, : random.integers(DRAFT_CONTEXT)] = -2  # a short prompt
+    texts = random.integers(-1, alphabet, (3, 60))
+    texts[:, length:] = NO_TOKEN
+    found = np.asarray(proposals(jnp.asarray(newest), jnp.asarray(texts)))
+    for n, row in enumerate(found):
+        wanted = proposed(newest[n].tolist(), texts[n].tolist())
+        assert row.tolist() == wanted + [NO_TOKEN] * (MOST_DRAFTS - len(wanted))
+
+
+def test_texts_hold_the_longest_sibling_last_and_what_is_older_goes(
+    build_engine: Build, request_of: Requests
+) -> None:
+    layout = build_engine().layout
+    rollouts = [
+        new_rollout(request_of(i, [1, 2, 3], [10 + i] * (4 + i)), layout, i) for i in range(3)
+    ]
+    texts = DraftTexts(BOTH, DRAFT_CONTEXT + 24)
+    for rollout in rollouts:
+        texts.join(rollout)
+    other, own, longest = ([1, 2, 3, *[10 + i] * (4 + i)] for i in range(3))
+    (row, unused) = texts.pack(rollouts[1:2], 2).tolist()
+    assert row[:DRAFT_CONTEXT] == own
+    kept = [*own, NO_TOKEN, *other, NO_TOKEN, *longest, NO_TOKEN][-24:]
+    assert row[DRAFT_CONTEXT:] == kept
+    assert set(unused[DRAFT_CONTEXT:]) == {NO_TOKEN}
+    texts.leave(rollouts[0])
+    assert texts.pack(rollouts[1:2], 1).tolist()[0] == row, "finished siblings are known still"
+    lone = DraftTexts(("siblings",), DRAFT_CONTEXT + 24)
+    lone.join(rollouts[0])
+    assert set(lone.pack(rollouts[:1], 1)[0, DRAFT_CONTEXT:].tolist()) == {NO_TOKEN}
+
+
+def test_drafts_that_gain_little_pause_for_longer_and_longer() -> None:
+    policy, useless = DraftPolicy(lambda _: 8, enabled=True), SpeculationCounts(8, 16, 40, 17)
+    pauses = []
+    for _ in range(9):
+        assert policy.wants(2)
+        policy.verified(useless)
+        pauses.append(0)
+        while not policy.wants(2):
+            policy.passed()
+            pauses[-1] += 1
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 64, 64]
+    policy.verified(SpeculationCounts(8, 16, 40, 48))
+    assert policy.wants(2) and policy.most_tokens(8) == 32
+    policy.verified(useless)
+    assert policy.wants(2), "the mean of two dispatches is good still"
+    assert policy.most_tokens(8) == round(8 * 1.5 * (3 + 17 / 16) / 2)
+    policy.verified(useless)
+    policy.verified(useless)
+    policy.verified(useless)
+    assert not policy.wants(2)
+    policy.passed()
+    assert policy.wants(2), "after a good time the pause is short again"
+
+
+def test_drafts_take_free_rows_alone() -> None:
+    policy = DraftPolicy(lambda _: 8, enabled=True)
+    assert [n for n in range(9) if policy.wants(n)] == [1, 2, 3, 4, 5]
+    off = DraftPolicy(lambda _: 8, enabled=False)
+    assert not any(off.wants(n) for n in range(9))
+
+
+def test_nothing_follows_a_program_with_drafts(build_engine: Build, request_of: Requests) -> None:
+    """Nobody knows yet where its sequences will be."""
+    engine = build_engine(slots=2, drafters=BOTH)
+    engine.submit([request_of(1, [7, 1, 7, 1], stop_ids=())])
+    engine.begin()
+    engine.finish()
+    engine.drafts._left, engine.drafts._gain = 0, None
+    most = engine.begin()
+    assert most == 16 == engine.in_flight
+    assert engine.follow() == 0
+    assert 4 <= len(engine.finish().tokens) <= most
+    engine.release([1])
