@@ -15,7 +15,7 @@ import pytest
 from jax._src import compilation_cache
 
 from configs import base
-from rlboost_jax.engine import step_programs
+from rlboost_jax.engine import row_sampling
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.invariance import RowsNotInvariant
 from rlboost_jax.platform import compile_cache
@@ -102,12 +102,12 @@ def test_a_verdict_is_used_again_and_nothing_else_is_taken_for_one(
     assert started()[1] == 1
     monkeypatch.undo()
 
-    sound = step_programs.head
+    sound = row_sampling.head
 
     def leaky(config: Any, params: Any, x: Any, **options: Any) -> Any:
         return sound(config, params, x + 1e-6 * x.mean(0, keepdims=True), **options)
 
-    plant(step_programs, "head", leaky)  # programs of another text
+    plant(row_sampling, "head", leaky)  # programs of another text
     for _ in range(2):
         with pytest.raises(RowsNotInvariant):
             started()
