@@ -235,7 +235,7 @@ class _Probe:
     ) -> NDArray[np.int32]:
         """Texts that lead every second sequence to right drafts and the others to wrong ones."""
         layout = self.programs.layout
-        texts = DraftTexts(("prompt",), layout.text_tokens)
+        texts = DraftTexts(["prompt"], layout.text_tokens)
         packed = texts.pack([rollouts[i] for i in order], layout.rows_for(len(order)))
         for row, i in enumerate(order):
             following = then if row % 2 else self._random.integers(0, layout.page_size, len(then))
