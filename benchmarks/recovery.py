@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from configs import tiny
-from rlboost_jax.manager.journal_entries import BatchOpened, Collected, SegmentBegun, frames
+from rlboost_jax.manager.journal_entries import BatchOpened, Collected, SegmentBegun
 from rlboost_jax.messages import BeginBatch, PromptRequest, Sampling, pack_ids
 from rlboost_jax.platform.proxies import opened
+from rlboost_jax.platform.record_stream import encode_records
 from rlboost_jax.settings.config_loading import run_config, write_run_config
 from rlboost_jax.trust.credentials import Endpoint, read_credentials
 from rlboost_jax.trust.run_files import read_record
@@ -55,7 +56,7 @@ def write_run(workdir: Path, *, responses: int, tokens: int, per_dispatch: int) 
     ids = np.arange(per_dispatch * ROWS, dtype=np.int32).tobytes()
     logprobs = np.full(per_dispatch * ROWS, -0.5, np.float32).tobytes()
     with open(path, "wb") as file:
-        file.write(frames([SegmentBegun(run_id="run"), BatchOpened(begin=begin, at=0.0)]))
+        file.write(encode_records([SegmentBegun(run_id="run"), BatchOpened(begin=begin, at=0.0)]))
         for first in range(0, responses, ROWS):
             for at in range(0, tokens - per_dispatch + 1, per_dispatch):
                 entry = Collected(
@@ -68,7 +69,7 @@ def write_run(workdir: Path, *, responses: int, tokens: int, per_dispatch: int) 
                     logprobs=logprobs,
                     at=1.0,
                 )
-                file.write(frames([entry]))
+                file.write(encode_records([entry]))
     return path.stat().st_size
 
 

@@ -96,7 +96,7 @@ class Readers:
             segment = read_segment(path.read_bytes())
             if segment.damage:
                 raise Damaged(f"{path}: {segment.damage}")
-            return segment.entries
+            return segment.records
         if path.suffix == ".json":
             return at_rest.read_sealed(path, "bring it back")
         try:

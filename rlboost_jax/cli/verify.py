@@ -111,7 +111,7 @@ def _of_journal(workdir: Path, path: Path) -> Finding:
         segment = read_segment(path.read_bytes())
     except OSError as error:
         return Finding(path.relative_to(workdir).as_posix(), False, str(error.strerror))
-    words = segment.damage or f"{len(segment.entries):,} entries"
+    words = segment.damage or f"{len(segment.records):,} entries"
     return Finding(path.relative_to(workdir).as_posix(), not segment.damage, words)
 
 

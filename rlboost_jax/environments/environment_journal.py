@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlboost_jax.environments.episode_records import BatchBegun, EpisodeRecord, framed, unframed
+from rlboost_jax.environments.episode_records import BatchBegun, EpisodeRecord, decode_record
 from rlboost_jax.platform import durable
 from rlboost_jax.platform.bounded_files import named
 from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.platform.record_stream import encode_records, read_records
 
 FOLDER: Final = "environments"
 SUFFIX: Final = ".journal"
@@ -62,7 +63,8 @@ class EnvironmentJournal:
         try:
             durable.make_folder(self.path.parent)
             data = self._read()
-            records, good = unframed(data)
+            found = read_records(data, decode_record)
+            records, good = found.records, found.good_bytes
             known = bool(records) and records[0] == self._begun
             if data and not known:
                 self._note(
@@ -76,7 +78,7 @@ class EnvironmentJournal:
                     "is asked for again"
                 )
             if not known or good < len(data):  # by a new file: the old one may be unreadable
-                durable.write(self.path, data[:good] or framed([self._begun]), mode=0o600)
+                durable.write(self.path, data[:good] or encode_records([self._begun]), mode=0o600)
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
             raise self._not_written(error) from None
@@ -85,7 +87,7 @@ class EnvironmentJournal:
     async def keep(self, records: Iterable[EpisodeRecord]) -> None:
         """Write records, and wait until they are durable. Raises JournalNotWritten."""
         future = asyncio.get_running_loop().create_future()
-        self._waiting.append((framed(records), future))
+        self._waiting.append((encode_records(records), future))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
         await future
@@ -94,7 +96,7 @@ class EnvironmentJournal:
         """Queue records that become durable with the next that are kept."""
         future = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._waiting.append((framed(records), future))
+        self._waiting.append((encode_records(records), future))
 
     async def close(self) -> None:
         """Wait until all is written, then close the file."""

@@ -6,9 +6,7 @@ attempt. A call is named after its turn.
 """
 
 import hashlib
-import struct
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,8 +14,6 @@ import msgspec
 
 FORMAT: Final = 1
 NAME_BYTES: Final = 16
-MAX_FRAME_BYTES: Final = 2**28  # a longer one is damage
-_HEADER: Final = struct.Struct("<II")
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -99,39 +95,7 @@ class EpisodeLeftOut(EpisodeRecord, frozen=True, kw_only=True):
 
 AnyRecord = BatchBegun | CallBegun | CallDone | TurnAnswered | EpisodeRestarted | EpisodeLeftOut
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(AnyRecord).decode
-
-
-def framed(records: Iterable[EpisodeRecord]) -> bytes:
-    """Encode records: for each its payload's length and CRC-32 (of both), then the payload."""
-    parts: list[bytes] = []
-    for record in records:
-        payload = _encode(record)
-        length = len(payload).to_bytes(4, "little")
-        check = zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "little")
-        parts += [length, check, payload]
-    return b"".join(parts)
-
-
-def unframed(data: bytes) -> tuple[list[Any], int]:
-    """Decode the records up to the first bad byte; also returns how many bytes those are."""
-    records: list[Any] = []
-    good = 0
-    while len(data) - good >= _HEADER.size:
-        length, check = _HEADER.unpack_from(data, good)
-        end = good + _HEADER.size + length
-        if not 0 < length <= MAX_FRAME_BYTES or end > len(data):
-            break
-        payload = data[good + _HEADER.size : end]
-        if zlib.crc32(payload, zlib.crc32(data[good : good + 4])) != check:
-            break
-        try:
-            records.append(_decode(payload))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            break
-        good = end
-    return records, good
+decode_record: Final = msgspec.msgpack.Decoder(AnyRecord).decode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,27 +4,20 @@ A killed manager is followed by one that reads this and goes on: every token tha
 here before it is sent to anybody. Entries say what became true, never what to do, so reading them
 twice or only the first half of them does no harm: what is missing is generated again.
 
-A frame is its payload's length and CRC-32 (of length and payload), each 4 bytes little-endian,
-then the payload. A segment is a run of frames; it is read up to its first bad frame. A device that
-has lost a part of it is one more way for a frame to be bad: all of it can be generated again.
+A segment is a file of records (`platform.record_stream`), read up to the first damaged one: all
+behind it can be generated again.
 """
 
-import io
-import struct
-import zlib
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
 from rlboost_jax.manager.accounts import Books
 from rlboost_jax.messages import BeginBatch, ExtendBatch, Manifest, WindowState
-from rlboost_jax.platform import durable
+from rlboost_jax.platform.record_stream import RecordsRead, read_records
 from rlboost_jax.sequences.identities import Batch
 
 FORMAT: Final = 3
-MAX_FRAME_BYTES: Final = 2**28  # a longer one is damage: entries are no longer than messages
-_HEADER: Final = struct.Struct("<II")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -213,86 +206,9 @@ AnyEntry = (
     | RunOver
 )
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(AnyEntry).decode
+decode_entry: Final = msgspec.msgpack.Decoder(AnyEntry).decode
 
 
-def frames(entries: Iterable[Entry]) -> bytes:
-    """Encode entries as the bytes to append."""
-    parts: list[bytes] = []
-    for entry in entries:
-        payload = _encode(entry)
-        length = len(payload).to_bytes(4, "little")
-        parts += [length, zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "little"), payload]
-    return b"".join(parts)
-
-
-class SegmentReader:
-    """The entries of a segment in order, one in memory at a time, up to its first bad byte.
-
-    Args:
-        read: gives that many of the next bytes, fewer only at the end of the file.
-        size: of the file, in bytes.
-
-    Attributes:
-        good_bytes: of the entries so far.
-        damage: why it went no further; "" where every byte is accounted for.
-        is_lost: because the device has lost the rest.
-    """
-
-    def __init__(self, read: Callable[[int], bytes], size: int) -> None:
-        self._read, self._size = read, size
-        self.good_bytes, self.damage, self.is_lost = 0, "", False
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.good_bytes < self._size:
-            entry, frame_bytes, damage = self._frame(self._size - self.good_bytes)
-            if damage:
-                self.damage = f"{damage} at byte {self.good_bytes} of {self._size}"
-                return
-            self.good_bytes += frame_bytes
-            yield entry
-
-    def _frame(self, left: int) -> tuple[Any, int, str]:
-        """(entry, bytes of its frame, ""), or (None, 0, what is wrong)."""
-        try:
-            return self._read_frame(left)
-        except OSError as error:
-            if not durable.is_lost(error):
-                raise
-            self.is_lost = True
-            return None, 0, f"it cannot be read ({error.strerror})"
-
-    def _read_frame(self, left: int) -> tuple[Any, int, str]:
-        header = self._read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            return None, 0, "a torn tail"
-        length, checksum = _HEADER.unpack(header)
-        if not 0 < length <= MAX_FRAME_BYTES:
-            return None, 0, "a frame of impossible length"
-        if _HEADER.size + length > left:
-            return None, 0, "a torn tail"
-        payload = self._read(length)
-        if len(payload) < length:  # it became shorter meanwhile
-            return None, 0, "a torn tail"
-        if zlib.crc32(payload, zlib.crc32(header[:4])) != checksum:
-            return None, 0, "a wrong checksum"
-        try:
-            return _decode(payload), _HEADER.size + length, ""
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return None, 0, f"an entry that is none ({error})"
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment as it was read."""
-
-    entries: list[Any]
-    good_bytes: int  # before the damage, or all
-    damage: str  # "" where every byte is accounted for
-
-
-def read_segment(data: bytes) -> Segment:
+def read_segment(data: bytes) -> RecordsRead[Any]:
     """Read a whole segment from bytes in memory."""
-    reader = SegmentReader(io.BytesIO(data).read, len(data))
-    entries = list(reader)
-    return Segment(entries=entries, good_bytes=reader.good_bytes, damage=reader.damage)
+    return read_records(data, decode_entry)

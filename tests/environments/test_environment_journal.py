@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlboost_jax.environments.environment_journal import (
     EnvironmentJournal,
@@ -21,55 +19,20 @@ from rlboost_jax.environments.episode_records import (
     CallBegun,
     CallDone,
     EpisodeLeftOut,
-    EpisodeRestarted,
-    TurnAnswered,
-    framed,
-    unframed,
+    decode_record,
 )
-
-calls = st.builds(CallBegun, key=st.text(max_size=8)) | st.builds(
-    CallDone, key=st.text(max_size=8), content=st.text(max_size=30), failed=st.booleans()
-)
-turns = st.builds(
-    TurnAnswered,
-    sample=st.integers(0, 9),
-    sequence=st.integers(0, 2),
-    name=st.binary(min_size=16, max_size=16),
-    before=st.binary(max_size=16),
-    sampled=st.binary(max_size=12),
-    given=st.binary(max_size=12),
-    prompt=st.just(b""),
-    over=st.booleans(),
-    reward=st.floats(allow_nan=False),
-    metrics=st.dictionaries(st.text(max_size=4), st.floats(allow_nan=False), max_size=2),
-    messages=st.binary(max_size=8),
-    seconds=st.floats(0, 1),
-    calls=st.lists(st.tuples(st.text(max_size=4), st.booleans()), max_size=2).map(tuple),
-)
-records = st.lists(
-    calls
-    | turns
-    | st.builds(EpisodeRestarted, sample=st.integers(0, 9), attempt=st.integers(0, 3))
-    | st.builds(EpisodeLeftOut, sample=st.integers(0, 9), why=st.text(max_size=9)),
-    max_size=8,
-)
+from rlboost_jax.platform.record_stream import encode_records, read_records
 
 
-@given(records, st.data())
-def test_of_a_torn_or_damaged_file_all_before_the_damage_is_read(
-    kept: list[Any], data: st.DataObject
-) -> None:
-    whole = framed(kept)
-    assert unframed(whole) == (kept, len(whole))
-    if not whole:
-        return
-    place = data.draw(st.integers(0, len(whole) - 1))
-    ends = [len(framed(kept[: n + 1])) for n in range(len(kept))]
-    sound = sum(end <= place for end in ends)
-    assert unframed(whole[:place]) == (kept[:sound], ends[sound - 1] if sound else 0)
-    bit = 1 << data.draw(st.integers(0, 7))
-    damaged = whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :]
-    assert unframed(damaged) == (kept[:sound], ends[sound - 1] if sound else 0)
+def test_bytes_of_the_release_before_are_written_and_read() -> None:
+    records = [BatchBegun(run_id="run", batch=3), ONE, TWO]
+    data = bytes.fromhex(
+        "120000005a8a9bde94aa4261746368426567756ea372756e0301"
+        "0d00000042061d3592a943616c6c426567756ea161"
+        "0f000000cbbaeabc94a843616c6c446f6e65a161a137c2"
+    )
+    assert encode_records(records) == data
+    assert read_records(data, decode_record).records == records
 
 
 def opened(folder: Path, run_id: str = "run", batch: int = 3, **options: Any) -> Any:
@@ -119,7 +82,7 @@ def test_nobody_goes_on_before_it_lasts(tmp_path: Path) -> None:
 
     async def keep() -> None:
         await journal.keep([ONE])
-        assert unframed(lasting)[0][1:] == [ONE]
+        assert read_records(lasting, decode_record).records[1:] == [ONE]
         await journal.close()
 
     asyncio.run(keep())
@@ -131,7 +94,7 @@ def test_nobody_goes_on_before_it_lasts(tmp_path: Path) -> None:
         lambda data: data[:-1],
         lambda data: data + b"\0" * 4096,
         lambda data: data[:-3] + b"xyz",
-        lambda data: data + framed([TWO])[:5],
+        lambda data: data + encode_records([TWO])[:5],
     ],
 )
 def test_a_bad_end_costs_what_is_there_and_is_said(
@@ -140,7 +103,7 @@ def test_a_bad_end_costs_what_is_there_and_is_said(
     journal, _ = opened(tmp_path)
     kept(journal, [ONE])
     kept_bytes = journal.path.read_bytes()
-    journal.path.write_bytes(leave(kept_bytes + framed([TWO]))[: len(kept_bytes) + 4103])
+    journal.path.write_bytes(leave(kept_bytes + encode_records([TWO]))[: len(kept_bytes) + 4103])
     notes: list[str] = []
     journal, there = opened(tmp_path, note=notes.append)
     assert there[:1] == [ONE] and len(notes) == 1 and "damaged" in notes[0]
@@ -155,7 +118,7 @@ def test_that_of_another_run_or_of_no_run_counts_nothing(tmp_path: Path) -> None
     assert opened(tmp_path, note=notes.append)[1] == []
     journal.path.write_bytes(b"rubbish")
     assert opened(tmp_path, note=notes.append)[1] == []
-    journal.path.write_bytes(framed([BatchBegun(run_id="run", batch=3, format=99), ONE]))
+    journal.path.write_bytes(encode_records([BatchBegun(run_id="run", batch=3, format=99), ONE]))
     assert opened(tmp_path, note=notes.append)[1] == []
     assert len(notes) == 3 and all("asked for again" in note for note in notes)
     assert opened(tmp_path, note=notes.append)[1] == [] and len(notes) == 3, "it is ours now"

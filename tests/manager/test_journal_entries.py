@@ -2,13 +2,10 @@
 
 import errno
 import os
-import zlib
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlboost_jax.manager.journal_entries import (
     BatchClosed,
@@ -21,14 +18,14 @@ from rlboost_jax.manager.journal_entries import (
     Published,
     RunOver,
     RunState,
-    Segment,
     SegmentBegun,
-    frames,
+    decode_entry,
     read_segment,
 )
 from rlboost_jax.manager.service.journal_files import JournalFiles
 from rlboost_jax.messages import WindowState
 from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.platform.record_stream import encode_records
 from tests.manager.fakes import RUN, begin_batch, manifest
 
 
@@ -65,54 +62,16 @@ def run_state(joined: int) -> RunState:
     )
 
 
-entries = st.lists(
-    st.one_of(
-        st.builds(collected, st.integers(0, 3), st.integers(0, 9), st.integers(1, 9)),
-        st.builds(opened, st.integers(0, 3)),
-        st.builds(run_state, st.integers(0, 9)),
-        st.builds(BatchClosed, batch=st.integers(0, 3)),
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
-@given(entries)
-def test_what_is_written_is_read(some: list[Entry]) -> None:
-    data = frames(some)
-    assert read_segment(data) == Segment(entries=some, good_bytes=len(data), damage="")
-
-
-@given(entries, st.data())
-def test_a_torn_file_has_all_whole_entries(some: list[Entry], data: st.DataObject) -> None:
-    whole = frames(some)
-    cut = data.draw(st.integers(0, len(whole) - 1))
-    found = read_segment(whole[:cut])
-    ends = [len(frames(some[:count])) for count in range(len(some) + 1)]
-    count = max(i for i, end in enumerate(ends) if end <= cut)
-    assert found.entries == some[:count]
-    assert found.good_bytes == ends[count]
-    assert bool(found.damage) == (cut != ends[count])
-
-
-@given(entries, st.data())
-def test_nothing_behind_a_flipped_bit_is_believed(some: list[Entry], data: st.DataObject) -> None:
-    whole = bytearray(frames(some))
-    place = data.draw(st.integers(0, len(whole) - 1))
-    whole[place] ^= 1 << data.draw(st.integers(0, 7))
-    ends = [len(frames(some[: count + 1])) for count in range(len(some))]
-    hit = next(i for i, end in enumerate(ends) if place < end)
-    found = read_segment(bytes(whole))
-    assert found.entries == some[:hit]
-    assert found.damage
-
-
-@pytest.mark.parametrize("tail", [bytes(64), b"\xff" * 64, b"\x05\x00\x00\x00"])
-def test_a_tail_that_was_never_written_is_no_entry(tail: bytes) -> None:
-    """What a host that lost its power may show: zeros, or what was there before."""
-    data = frames([opened(0)])
-    found = read_segment(data + tail)
-    assert found.entries == [opened(0)] and found.good_bytes == len(data) and found.damage
+def test_bytes_of_the_release_before_are_written_and_read() -> None:
+    entries = [SegmentBegun(run_id="run"), collected(0), BatchClosed(batch=2)]
+    data = bytes.fromhex(
+        "130000004b77e8f893ac5365676d656e74426567756ea372756e03"
+        "4400000037d4e0569aa9436f6c6c656374656400a161c40400000000c40400000000c4020300c40c0000000000"
+        "00000000000000c40c000000000000000000000000cb3ff8000000000000a0"
+        "0e000000d3d1ba9392ab4261746368436c6f73656402"
+    )
+    assert encode_records(entries) == data
+    assert read_segment(data).records == entries
 
 
 def names(folder: Path) -> list[str]:
@@ -266,7 +225,7 @@ def test_another_run_finds_nothing(tmp_path: Path) -> None:
 def test_a_journal_of_another_release_is_refused_and_kept(tmp_path: Path) -> None:
     """It has tokens that were paid for, and what the run has cost so far."""
     (tmp_path / "00000001-step-0.journal").write_bytes(
-        frames([SegmentBegun(run_id=RUN, format=1), collected(0)])
+        encode_records([SegmentBegun(run_id=RUN, format=1), collected(0)])
     )
     with pytest.raises(Mistake, match=f"format 1 .*remove {tmp_path}"):
         JournalFiles(tmp_path, RUN).read()
@@ -286,10 +245,7 @@ def test_tokens_that_a_release_before_wrote_are_read(
     known = msgspec.msgpack.decode(msgspec.msgpack.encode(entry))
     assert known[-1] == "1/server-1"
     payload = msgspec.msgpack.encode(known[:-1])
-    length = len(payload).to_bytes(4, "little")
-    checksum = zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "little")
-    (found,) = read_segment(length + checksum + payload).entries
-    assert found == msgspec.structs.replace(entry, server="")
+    assert decode_entry(payload) == msgspec.structs.replace(entry, server="")
 
 
 def test_nothing_is_left_of_a_run_that_is_over(tmp_path: Path) -> None:
@@ -312,7 +268,7 @@ def test_a_segment_says_all_versions_that_open_batches_need(tmp_path: Path) -> N
     journal.append([BatchOpened(begin=begin_batch(6, 4, "d"), at=0.0)])
     journal.close()
     (path,) = tmp_path.iterdir()
-    found = read_segment(path.read_bytes()).entries
+    found = read_segment(path.read_bytes()).records
     versions = [entry.manifest.version for entry in found if isinstance(entry, Published)]
     assert versions == [2, 3, 4]
 
@@ -326,7 +282,7 @@ def test_without_a_lag_a_segment_says_the_newest_version(tmp_path: Path) -> None
     journal.append([opened(2)])
     journal.close()
     (path,) = tmp_path.iterdir()
-    found = read_segment(path.read_bytes()).entries
+    found = read_segment(path.read_bytes()).records
     versions = [entry.manifest.version for entry in found if isinstance(entry, Published)]
     assert versions == [1]
 

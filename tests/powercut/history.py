@@ -135,7 +135,7 @@ class History:
                 assert isinstance(content, bytes)
                 ever.setdefault(new, set()).add(content)
         elif name.startswith("journal/") and operation.kind is Kind.WRITE:
-            for entry in read_segment(operation.data).entries:
+            for entry in read_segment(operation.data).records:
                 if isinstance(entry, RunState):
                     states[name] = entry
                 self._promise(entry, disk, promise)
@@ -233,7 +233,7 @@ def likeness(tree: Tree) -> str:
         if name.startswith("journal/"):
             segment = read_segment(data)
             damage = segment.damage.partition(" at ")[0]
-            kinds = sorted({type(entry).__name__ for entry in segment.entries})
+            kinds = sorted({type(entry).__name__ for entry in segment.records})
             parts.append(f"{name} {damage} {kinds}")
         elif first in (*TREES, "checkpoints", "best") or any(fnmatch(name, p) for p in NEEDED):
             parts.append(f"{name if first not in TREES else first} {_kind(data)}")

@@ -34,7 +34,7 @@ class Platter:
     def promised(self) -> tuple[int, int]:
         """Names given out, by hand and by the fleet, as journals say that are gone."""
         for data in self._gone:
-            said = [e for e in read_segment(data).entries if isinstance(e, RunState)][-1:]
+            said = [e for e in read_segment(data).records if isinstance(e, RunState)][-1:]
             for state in said:
                 by_hand, of_fleet = self._promised
                 self._promised = (

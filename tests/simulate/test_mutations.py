@@ -34,6 +34,7 @@ from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.manager.state.server_parameters import Parameters
 from rlboost_jax.manager.state.token_rows import TokenRows
+from rlboost_jax.platform import record_stream
 from rlboost_jax.sequences.transcript import Transcript
 from tests.planted import Plant
 from tests.simulate.faults import fails, schedule_of
@@ -104,12 +105,12 @@ def lease_off_by_one(plant: Plant) -> None:
 def torn_tail(plant: Plant) -> None:
     """A journal goes on behind a torn frame, where nobody will ever read."""
 
-    class Blind(journal_entries.SegmentReader):
+    class Blind(record_stream.RecordReader[Any]):
         def __iter__(self) -> Iterator[Any]:
             yield from super().__iter__()
             self.good_bytes, self.damage = self._size, ""
 
-    plant(journal_files, "SegmentReader", Blind)
+    plant(journal_files, "RecordReader", Blind)
 
 
 def neighbours_version(plant: Plant) -> None:

@@ -28,13 +28,13 @@ from rlboost_jax.manager.journal_entries import (
     RunOver,
     RunState,
     SegmentBegun,
-    SegmentReader,
-    frames,
+    decode_entry,
 )
 from rlboost_jax.messages import BeginBatch
 from rlboost_jax.platform import durable
 from rlboost_jax.platform.bounded_files import named
 from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.platform.record_stream import RecordReader, encode_records
 
 SUFFIX = ".journal"
 _BUFFER_BYTES: Final = 2**20
@@ -84,7 +84,7 @@ class JournalFiles:
         self._lost: list[Path] = []  # segments that cannot be read to their end
         self._path: Path | None = None  # of the segment being written
         self._file: int | None = None
-        self._good = 0  # bytes of it that are whole frames
+        self._good = 0  # bytes of it that are whole records
         self._number = 0
         self._step = -1  # the newest begun
         # What each segment says anew, so that those before it can go.
@@ -191,7 +191,7 @@ class JournalFiles:
         return ""
 
     @contextlib.contextmanager
-    def _reader(self, path: Path) -> Iterator[SegmentReader]:
+    def _reader(self, path: Path) -> Iterator[RecordReader[Entry]]:
         """Open a segment. Raises OSError if the file cannot be read now."""
         with contextlib.ExitStack() as stack:
             try:
@@ -199,10 +199,11 @@ class JournalFiles:
             except OSError as error:
                 if not durable.is_lost(error):
                     raise
-                yield SegmentReader(_raising(error), 1)
+                yield RecordReader(_raising(error), 1, decode_entry)
             else:
                 with named(path):
-                    yield SegmentReader(file.read, os.fstat(file.fileno()).st_size)
+                    size = os.fstat(file.fileno()).st_size
+                    yield RecordReader(file.read, size, decode_entry)
 
     def _segments(self) -> list[Path]:
         """Segment files in the order in which they were begun."""
@@ -245,7 +246,7 @@ class JournalFiles:
     def _write(self, entries: Iterable[Entry]) -> None:
         if self._file is None:
             return  # abandoned until a step opens a segment
-        data = frames(entries)
+        data = encode_records(entries)
         left = memoryview(data)
         while left:
             left = left[self._to_disk(self._file, left) :]
@@ -254,7 +255,7 @@ class JournalFiles:
     def _abandon(self) -> None:
         """Stop writing this segment: entries after a gap could not be read."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # else the reader finds the torn frame itself
+            with contextlib.suppress(OSError):  # else the reader finds the torn record itself
                 os.ftruncate(self._file, self._good)
         self.close()
 

@@ -13,12 +13,13 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import Record, Shutdown
-from rlboost_jax.manager.journal_entries import BatchOpened, Collected, Entry, SegmentBegun, frames
+from rlboost_jax.manager.journal_entries import BatchOpened, Collected, Entry, SegmentBegun
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.journal_files import JournalFiles
 from rlboost_jax.manager.service.manager_app import make_app
 from rlboost_jax.manager.service.manager_driver import Driver
 from rlboost_jax.manager.service.replay import parts_of, replay
+from rlboost_jax.platform.record_stream import encode_records
 from tests.manager.conftest import HEADERS, SERVER_HEADERS, TOKENS, read
 from tests.manager.fakes import RUN, SNAPSHOTS, begin_batch, hello, settings
 from tests.patience import PATIENCE_SECONDS
@@ -92,9 +93,9 @@ async def recovering(hold_seconds: float) -> AsyncIterator[Recovering]:
 def test_memory_does_not_grow_with_the_journal(tmp_path: Path) -> None:
     journal = JournalFiles(tmp_path, RUN)
     with open(tmp_path / "00000001-step-0.journal", "wb") as file:
-        file.write(frames([SegmentBegun(run_id=RUN), OPENED]))
+        file.write(encode_records([SegmentBegun(run_id=RUN), OPENED]))
         for _ in range(96):
-            file.write(frames([collected(0, 65_535)]))
+            file.write(encode_records([collected(0, 65_535)]))
     assert journal.size() > 48 * MEGABYTE
 
     async def go_through() -> int:
@@ -199,7 +200,7 @@ def test_one_that_is_asked_to_end_reads_no_further() -> None:
 def test_the_disk_is_read_in_a_thread(tmp_path: Path) -> None:
     """One that does not answer would keep everybody unheard."""
     entries = [SegmentBegun(run_id=RUN), OPENED, collected(0)]
-    (tmp_path / "00000001-step-0.journal").write_bytes(frames(entries))
+    (tmp_path / "00000001-step-0.journal").write_bytes(encode_records(entries))
     readers: list[threading.Thread] = []
 
     def opened(path: Path) -> IO[bytes]:
