@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rlboost_jax.messages import GenerateRequest, Hello, Manifest, unpack_tokens
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.engine_worker import EngineWorker
-from rlboost_jax.rollout.zygote import Zygote
+from rlboost_jax.rollout.zygote import fork_servers
 from rlboost_jax.trust.credentials import Endpoint, read_credentials
 from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.connections import Connections
@@ -252,6 +252,6 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--nursery"]:
-        Zygote(main, 0, 1).serve()
+        fork_servers(main)
     else:
         sys.exit(main(sys.argv[1:]))

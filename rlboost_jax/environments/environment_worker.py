@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -29,10 +29,10 @@ from rlboost_jax.environments.runner import (
     KnownCall,
     OutcomeUnknown,
 )
+from rlboost_jax.platform.fork_server import ForkServer
 from rlboost_jax.platform.frames import FrameTooLong, frame, read_body, receive
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.platform.process_liveness import end_with_parent
-from rlboost_jax.workers.episode_forks import fork_for_each
 from rlboost_jax.workers.worker_kind import Ping, Pong, WorkerReady
 
 STACK_BYTES: Final = 2**20  # of a thread; there may be hundreds
@@ -61,7 +61,11 @@ def main() -> None:
     if setup.isolation == "shared":
         _serve_here(line, setup, make)
     else:
-        fork_for_each(line, lambda own: _serve_here(_own(own), setup, make))
+        ForkServer(
+            line,
+            lambda _, own: _serve_here(socket.socket(fileno=own), setup, make),
+            together=True,
+        ).serve()
 
 
 def _own(line: socket.socket) -> socket.socket:
@@ -91,7 +95,7 @@ def _try(setup: environment_frames.EnvironmentSetup, make: Make) -> None:
 
 def _serve_here(
     line: socket.socket, setup: environment_frames.EnvironmentSetup, make: Make
-) -> None:
+) -> NoReturn:
     threading.stack_size(STACK_BYTES)
     _limit_memory(setup.memory_mb)
     asyncio.run(serve(line, setup, make))

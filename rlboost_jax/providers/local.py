@@ -14,8 +14,17 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from signal import Signals
-from typing import Any
+from typing import assert_never
 
+from rlboost_jax.platform.fork_server import (
+    ForkEnded,
+    ForkRefused,
+    ForkReport,
+    ForkRequest,
+    ForkServerReady,
+    ForkSignal,
+    ForkStarted,
+)
 from rlboost_jax.providers.base import (
     ANY_POOL,
     NONCE_VARIABLE,
@@ -116,12 +125,14 @@ class LocalProvider:
             self._disk.submit(remove_old_logs, self._logs, frozenset(self._servers))
             server.asked = True
             async with asyncio.timeout(self._start_seconds):
-                await self._forks.command(
-                    start=name,
-                    args=[*self._args, f"--name={name}"],
-                    # One XLA worker thread a server: more of them only contend for the cores.
-                    env={"NPROC": os.environ.get("NPROC", "1"), NONCE_VARIABLE: nonce},
-                    log=str(self._logs / f"{name}.log"),
+                self._forks.command(
+                    ForkRequest(
+                        name=name,
+                        args=(*self._args, f"--name={name}"),
+                        # One XLA worker thread a server: more of them only contend for the cores.
+                        env={"NPROC": os.environ.get("NPROC", "1"), NONCE_VARIABLE: nonce},
+                        log=str(self._logs / f"{name}.log"),
+                    )
                 )
                 await asyncio.wait([server.settled])
         except TimeoutError:
@@ -189,24 +200,28 @@ class LocalProvider:
     def _running(self) -> Sequence[tuple[str, _Server]]:
         return [(name, server) for name, server in self._servers.items() if server.pid]
 
-    def _hear(self, report: dict[str, Any]) -> None:
+    def _hear(self, report: ForkReport) -> None:
         """Process a report of the forking process."""
-        name = report.get("started") or report.get("failed") or report.get("exited") or ""
-        if (server := self._servers.get(name)) is None:
+        if isinstance(report, ForkServerReady) or report.name not in self._servers:
             return
-        if "started" in report:
-            server.pid = report["pid"]
-            self._disk.submit(self._files.write, name, server.nonce, server.pid)
-            if server.late:
-                self._send(name, server, signal.SIGKILL)
-            else:
-                self._events.put(Granted(name, server.nonce))
-                self._events.put(Started(name, server.nonce))
-                server.settled.set_result(None)
-        elif "failed" in report:
-            self._refuse(name, server, report["reason"])
-        elif server.pid:
-            self._over(name, server, report["code"])
+        name, server = report.name, self._servers[report.name]
+        match report:
+            case ForkStarted(pid=pid):
+                server.pid = pid
+                self._disk.submit(self._files.write, name, server.nonce, pid)
+                if server.late:
+                    self._send(name, server, signal.SIGKILL)
+                else:
+                    self._events.put(Granted(name, server.nonce))
+                    self._events.put(Started(name, server.nonce))
+                    server.settled.set_result(None)
+            case ForkRefused(reason=reason):
+                self._refuse(name, server, reason)
+            case ForkEnded(code=code):
+                if server.pid:
+                    self._over(name, server, code)
+            case unknown:
+                assert_never(unknown)
 
     def _refuse(self, name: str, server: _Server, reason: str, *, late: bool = False) -> None:
         """Report a refusal, unless an event was reported already.
@@ -285,7 +300,8 @@ class LocalProvider:
     def _send(self, name: str, server: _Server, number: Signals) -> None:
         server.sent = number
         if server.descriptor < 0:
-            self._forks.tell(signal=name, number=int(number))
+            with contextlib.suppress(NotForked):  # it is sent again: `_orphaned` is about to run
+                self._forks.command(ForkSignal(name=name, number=number))
             return
         with contextlib.suppress(ProcessLookupError):  # its end is seen in a moment
             signal.pidfd_send_signal(server.descriptor, number)

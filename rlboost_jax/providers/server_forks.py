@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-import json
-from asyncio.subprocess import PIPE, Process
+import socket
+from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from rlboost_jax.platform import exits, foreign_json
+from rlboost_jax.platform import exits
+from rlboost_jax.platform.fork_server import ForkClient, ForkCommand, ForkReport
+from rlboost_jax.platform.frames import FrameTooLong, receive_body
 from rlboost_jax.platform.program_start import start_program
 
 PREPARE_SECONDS = 60.0  # imports, on a busy machine
@@ -36,7 +37,7 @@ class ServerForks:
         *,
         program: Sequence[str],
         leave_seconds: float,
-        hear: Callable[[dict[str, Any]], None],
+        hear: Callable[[ForkReport], None],
         orphaned: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -44,7 +45,7 @@ class ServerForks:
         self._program, self._leave_seconds = program, leave_seconds
         self._orphaned, self._failed = orphaned, failed
         self._process: Process | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._client: ForkClient | None = None
         self._opening = asyncio.Lock()
         self._closing = False
 
@@ -57,53 +58,39 @@ class ServerForks:
         async with self._opening:
             if self._closing:
                 raise NotForked("the run is over")
-            if self._reader is not None and not self._reader.done():
-                return
+            if self._client is not None:
+                if self._client.lives:
+                    return
+                await self._client.close()
             await asyncio.to_thread(self._log.parent.mkdir, parents=True, exist_ok=True)
-            with await asyncio.to_thread(open, self._log, "ab") as log:
-                self._process = await start_program(
-                    *self._program,
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    stderr=log,
-                    start_new_session=True,  # an interrupt in the terminal is not for it
-                )
-            assert self._process.stdout is not None
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
             try:
-                async with asyncio.timeout(PREPARE_SECONDS):
-                    line = await self._process.stdout.readline()
-            except TimeoutError:
-                line = None
-            if line is None or b'"ready"' not in line:
-                raise NotForked(
-                    f"{await self._how_it_failed(self._process, line)}; see {self._log}"
-                )
-            self._reader = asyncio.create_task(self.read(self._process.stdout))
-            self._reader.add_done_callback(self._read_all)
+                with theirs, await asyncio.to_thread(open, self._log, "ab") as log:
+                    self._process = await start_program(
+                        *self._program,
+                        stdin=theirs,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # an interrupt in the terminal is not for it
+                    )
+                await self._prepared(ours, self._process)
+            except BaseException:
+                ours.close()
+                raise
+            self._client = ForkClient(ours, hear=self._hear, over=self._over)
 
-    async def command(self, **command: Any) -> None:
-        """Write a command, and wait until it is written.
+    def command(self, command: ForkCommand) -> None:
+        """Send a command.
 
         Raises:
             NotForked: nobody reads it.
         """
-        self.tell(**command)
-        assert self._process is not None and self._process.stdin is not None
+        assert self._client is not None
         try:
-            await self._process.stdin.drain()
-        except ConnectionError:
+            self._client.say(command)
+        except OSError:
             raise NotForked("the process that forks servers is gone") from None
-
-    def tell(self, **command: Any) -> None:
-        """Begin to write a command."""
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command).encode() + b"\n")
-
-    async def read(self, reports: asyncio.StreamReader) -> None:
-        """Read all reports."""
-        async for line in reports:
-            self._hear(foreign_json.decode(line, "the process that forks servers", dict))
-        self._orphaned()
 
     async def seal(self) -> None:
         """Prepare no further process; one being prepared is ready when this returns."""
@@ -113,8 +100,9 @@ class ServerForks:
 
     async def close(self) -> None:
         """End the process; servers live on."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+        if self._client is not None:
+            self._client.end_requests()
+        if self._process is not None:
             try:
                 async with asyncio.timeout(self._leave_seconds):
                     await self._process.wait()
@@ -122,27 +110,29 @@ class ServerForks:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
-        if self._reader is not None:
-            await asyncio.wait([self._reader], timeout=self._leave_seconds)
-            self._reader.cancel()
+        if self._client is not None:
+            await self._client.close(self._leave_seconds)
 
-    async def _how_it_failed(self, process: Process, line: bytes | None) -> str:
-        """End a process that is not ready, and return why.
+    async def _prepared(self, end: socket.socket, process: Process) -> None:
+        """Wait for the first report. Raises NotForked."""
+        with contextlib.suppress(FrameTooLong, OSError):  # TimeoutError is one
+            async with asyncio.timeout(PREPARE_SECONDS):
+                if await receive_body(end) is not None:
+                    return
+        try:
+            async with asyncio.timeout(self._leave_seconds):
+                code = exits.of_process(await process.wait())
+            how = f"{exits.described(code)} as it began"
+        except TimeoutError:
+            how = f"did not come up in {PREPARE_SECONDS:g} s"
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        raise NotForked(f"the process that forks servers {how}; see {self._log}")
 
-        Args:
-            line: that it said first; None: nothing in time.
-        """
-        if line == b"":  # it has ended, or is about to
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._leave_seconds):
-                    code = exits.of_process(await process.wait())
-                    return f"the process that forks servers {exits.described(code)} as it began"
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        return f"the process that forks servers did not come up in {PREPARE_SECONDS:g} s"
-
-    def _read_all(self, reader: asyncio.Task[None]) -> None:
-        if not reader.cancelled() and (error := reader.exception()) is not None:
+    def _over(self, mistake: Exception | None) -> None:
+        if mistake is None:
+            self._orphaned()
+        else:
             self._closing = True
-            self._failed(error)
+            self._failed(mistake)

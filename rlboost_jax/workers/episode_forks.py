@@ -1,132 +1,107 @@
-"""A process that forks another for each episode, as both sides see it.
-
-Trainer → it: a byte with a socket. It → trainer: `_RECORD`s, for each process that begins and for
-each that ends.
-"""
+"""The trainer's handles on a worker that forks another for each episode, and on the forked ones."""
 
 import asyncio
 import contextlib
 import os
 import signal
 import socket
-import struct
-from collections.abc import Callable
-from typing import Final
+from itertools import count
+from typing import Final, assert_never
 
-from rlboost_jax.platform.process_liveness import end_with_parent
+from rlboost_jax.platform.fork_server import (
+    ForkClient,
+    ForkEnded,
+    ForkRefused,
+    ForkReport,
+    ForkRequest,
+    ForkServerReady,
+    ForkStarted,
+)
 from rlboost_jax.workers.worker_process import WorkerProcess, ended_with
 
-_RECORD: Final = struct.Struct("<?ii")  # whether it ended, its id, its wait status
 STATUS_SECONDS: Final = 5.0  # for the status of a process whose socket has closed
 
 
-def fork_for_each(line: socket.socket, run: Callable[[socket.socket], None]) -> None:
-    """Fork a process for each request, until the trainer closes. The caller has one thread.
-
-    Args:
-        run: an episode in a process of its own; does not return.
-    """
-    parent = os.getpid()
-
-    def reap(number: int, frame: object) -> None:
-        with contextlib.suppress(ChildProcessError, OSError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                line.sendall(_RECORD.pack(True, *ended))
-
-    signal.signal(signal.SIGCHLD, reap)
-    while True:
-        data, files, _, _ = socket.recv_fds(line, 1, 1)
-        if not data:
-            return
-        for file in files:
-            child = os.fork()
-            if child:
-                os.close(file)
-                line.sendall(_RECORD.pack(False, child, 0))
-                continue
-            try:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                line.close()
-                os.setsid()
-                if end_with_parent(parent):
-                    run(socket.socket(fileno=file))
-            finally:
-                os._exit(1)
-
-
 class EpisodeForks:
-    """The trainer's handle on a forking process and on the processes it has forked."""
+    """A forking process, which is prepared, and the processes that it has forked."""
 
     def __init__(self, process: WorkerProcess) -> None:
-        """
-        Args:
-            process: it is prepared.
-        """
-        self._process = process
-        self._begun: asyncio.Queue[tuple[int, asyncio.Future[int]] | None] = asyncio.Queue()
-        # Of processes with one record so far. An id may be another's later.
-        self._statuses: dict[int, asyncio.Future[int]] = {}
-        self._lives = True
-        self._task = asyncio.create_task(self._listen())
+        self._process, self._names = process, map(str, count())
+        self._forked: dict[str, Forked] = {}  # requested, and not over
+        self._client = ForkClient(process.end, hear=self._hear, over=self._over)
 
     @property
     def lives(self) -> bool:
-        return self._lives and self._process.lives
+        return self._client.lives and self._process.lives
 
     async def fork(self) -> "tuple[socket.socket, Forked]":
-        """Fork a process; one caller at a time. Raises OSError if the forking process is gone."""
+        """Fork a process. Raises OSError if none can be, or the forking process is gone."""
+        name = next(self._names)
+        forked = self._forked[name] = Forked(self._process.kind.what)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(self._process.end, [b"\0"], [theirs.fileno()])
-            begun = await self._begun.get()
-            if begun is None:
-                raise ConnectionResetError("the process that forks for episodes ended")
-        except OSError:
+                self._client.say(ForkRequest(name=name, has_file=True), theirs)
+            await forked.started
+        except BaseException:
             ours.close()
+            forked.stop()
             raise
-        return ours, Forked(self._process.kind.what, *begun)
+        return ours, forked
 
     async def close(self) -> None:
         self._process.stop()
         await self._process.ended()
-        self._task.cancel()
+        await self._client.close()
 
-    async def _listen(self) -> None:
-        loop, data = asyncio.get_running_loop(), b""
-        with contextlib.suppress(ConnectionError):
-            while part := await loop.sock_recv(self._process.end, 4096):
-                data += part
-                while len(data) >= _RECORD.size:
-                    ended, pid, status = _RECORD.unpack_from(data)
-                    data = data[_RECORD.size :]
-                    future = self._status(pid)
-                    if ended:
-                        future.set_result(status)
-                    else:
-                        self._begun.put_nowait((pid, future))
-        self._lives = False
-        self._begun.put_nowait(None)
-        for future in self._statuses.values():  # they end with it
-            if not future.done():
-                future.set_result(signal.SIGKILL)
+    def _hear(self, report: ForkReport) -> None:
+        match report:
+            case ForkStarted(name=name, pid=pid):
+                self._forked[name].start(pid)
+            case ForkRefused(name=name, reason=reason):
+                self._forked.pop(name).end(-signal.SIGKILL, OSError(reason))
+            case ForkEnded(name=name, code=code):
+                self._forked.pop(name).end(code)
+            case ForkServerReady():
+                pass
+            case unknown:
+                assert_never(unknown)
 
-    def _status(self, pid: int) -> "asyncio.Future[int]":
-        """Future of a process's status; its end may be reported before its begin."""
-        known = self._statuses.pop(pid, None)
-        if known is not None:
-            return known
-        return self._statuses.setdefault(pid, asyncio.get_running_loop().create_future())
+    def _over(self, mistake: Exception | None) -> None:
+        gone = ConnectionResetError("the process that forks for episodes ended")
+        for forked in self._forked.values():  # they end with it
+            forked.end(-signal.SIGKILL, gone)
+        self._forked.clear()
 
 
 class Forked:
-    """A process that was forked for an episode by another process."""
+    """A process that is forked for an episode by another process.
 
-    def __init__(self, what: str, pid: int, status: "asyncio.Future[int]") -> None:
-        self._what, self.pid, self._status = what, pid, status
+    Attributes:
+        started: done once it is; raises OSError if that cannot be.
+    """
+
+    def __init__(self, what: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.started: asyncio.Future[None] = loop.create_future()
+        self._what, self._code = what, loop.create_future()
+        self.pid = 0
         self._pidfd: int | None = None
+
+    def start(self, pid: int) -> None:
+        """Note that it has started."""
+        if self.started.done():  # nobody waits for it any more; it ends with its socket
+            return
+        self.pid = pid
         with contextlib.suppress(AttributeError, OSError):  # not Linux, or gone already
             self._pidfd = os.pidfd_open(pid)
+        self.started.set_result(None)
+
+    def end(self, code: int, reason: OSError | None = None) -> None:
+        """Note that it is over, or, for that reason, has never started."""
+        self._code.set_result(code)
+        if not self.started.done() and reason is not None:
+            self.started.set_exception(reason)
 
     def stop(self) -> None:
         if self._pidfd is not None:
@@ -142,7 +117,7 @@ class Forked:
         """How the process ended, see `Process`."""
         try:
             async with asyncio.timeout(STATUS_SECONDS):
-                status = await asyncio.shield(self._status)
+                code: int = await asyncio.shield(self._code)
         except TimeoutError:
             return f"the {self._what} closed its socket", False
-        return ended_with(self._what, os.waitstatus_to_exitcode(status))
+        return ended_with(self._what, code)

@@ -938,12 +938,9 @@ EXEMPT: dict[str, str] = {
         ),
         "lines of a process that this one has started": (
             *("learner/processes/bulletin.py:Bulletin._exchanged", "workers/sandbox.py:"),
-            *(
-                "learner/processes/process_group.py:tell_all",
-                "providers/server_forks.py:ServerForks.read",
-            ),
+            "learner/processes/process_group.py:tell_all",
             *("qualification/child_process.py:_listen", "qualification/trial.py:main"),
-            *("rollout/sharing/tenant_protocol.py:", "rollout/zygote.py:Zygote._obey"),
+            "rollout/sharing/tenant_protocol.py:",
         ),
         "what this process has encoded just now": (
             *("settings/changes.py:recorded", "platform/at_rest.py:_digest_of"),

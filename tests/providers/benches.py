@@ -54,7 +54,7 @@ SKY_LOOK_SECONDS = 0.02
 SERVERS = f"""
 import os, signal, sys, time
 from pathlib import Path
-from rlboost_jax.rollout.zygote import Zygote
+from rlboost_jax.rollout.zygote import fork_servers
 
 while (Path(sys.argv[1]) / "late").exists():
     time.sleep(0.01)
@@ -70,7 +70,7 @@ def run(args):
     signal.sigwait([signal.SIGUSR1])
     os._exit({CODE})
 
-Zygote(run, 0, 1).serve()
+fork_servers(run)
 """
 
 
@@ -171,10 +171,8 @@ class LocalBench:
         written = provider._disk.submit(int)  # its notes are: a disk takes as long as it likes
         await asyncio.wrap_future(written)
         forks = provider._forks
-        assert forks._reader is not None and forks._process is not None
-        forks._reader.cancel()
-        assert forks._process.stdin is not None
-        forks._process.stdin.close()
+        assert forks._client is not None and forks._process is not None
+        await forks._client.close()
         await forks._process.wait()
 
     async def nonce(self, provider: Provider, name: str) -> str:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from rlboost_jax.platform import process_liveness
+from rlboost_jax.platform.frames import FrameTooLong
 from rlboost_jax.platform.process_liveness import start_time
 from rlboost_jax.providers import local
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Listed, Refused, Started
@@ -20,15 +21,25 @@ from tests.providers.benches import rendezvous
 SLEEPER = "import time; time.sleep(600)  # in place of a server of rlboost_jax"
 FORKS = """
 import signal
-from rlboost_jax.rollout.zygote import Zygote
-Zygote(lambda args: signal.pause(), 0, 1).serve()
+from rlboost_jax.rollout.zygote import fork_servers
+fork_servers(lambda args: signal.pause())
 """
-READY = "import signal, sys; print('{\"ready\": 1}', flush=True); "
+READY = """
+import signal, socket
+from rlboost_jax.platform.fork_server import *
+from rlboost_jax.platform.frames import frame, receive
+line = socket.socket(fileno=0)
+line.sendall(frame(ForkServerReady()))
+"""
 HANGS = READY + "signal.pause()"
-TALKS_NONSENSE = READY + "sys.stdin.readline(); print('nonsense', flush=True); sys.stdin.read()"
-FAILS = READY + (
-    "sys.stdin.readline(); "
-    'print(\'{"failed": "local-1", "reason": "no memory"}\', flush=True); sys.stdin.read()'
+TALKS_NONSENSE = READY + "line.recv(1); line.sendall(b'nonsense'); signal.pause()"
+FAILS = (
+    READY
+    + """
+receive(0, ForkRequest)
+line.sendall(frame(ForkRefused(name="local-1", reason="no memory")))
+receive(0, ForkRequest)
+"""
 )
 
 
@@ -126,13 +137,13 @@ def test_a_server_from_before_there_were_nonces_is_ended(tmp_path, left, caplog)
 
 def test_servers_outlive_the_process_that_forked_them(tmp_path, left):
     """It was killed, and one of two servers with it."""
-    program = READY + (
-        'sys.stdin.readline(); print(\'{"started": "local-1", "pid": %d}\', flush=True); '
-        'sys.stdin.readline(); print(\'{"started": "local-2", "pid": 4194305}\', flush=True)'
+    program = READY + "".join(
+        f"line.sendall(frame(ForkStarted(name=receive(0, ForkRequest).name, pid={pid})));"
+        for pid in (left.pid, 4194305)
     )
 
     async def story():
-        provider = open_provider(tmp_path, program % left.pid)
+        provider = open_provider(tmp_path, program)
         for name in ("local-1", "local-2"):
             await provider.request(name, f"nonce-{name}", ANY_POOL)
         heard = provider.events()
@@ -195,7 +206,7 @@ def test_a_zygote_that_makes_no_sense_ends_every_start(tmp_path):
         await provider.request("local-1", "n", ANY_POOL)
         heard = provider.events()
         assert "reports no more" in (await anext(heard)).reason
-        with pytest.raises(ValueError):
+        with pytest.raises(FrameTooLong):
             await anext(heard)
         heard = provider.events()
         await provider.request("local-2", "o", ANY_POOL)
@@ -254,7 +265,7 @@ def run(args):
     print("looking around", flush=True)
     print("this host's DNS does not know 'head'", file=sys.stderr, flush=True)
     return 2
-zygote.Zygote(run, 0, 1).serve()
+zygote.fork_servers(run)
 """
 
 

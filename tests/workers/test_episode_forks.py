@@ -6,8 +6,10 @@ import socket
 from typing import Any
 
 from rlboost_jax.environments.environment_kind import environment_kind
+from rlboost_jax.platform.fork_server import ForkEnded, ForkReport, ForkStarted
+from rlboost_jax.platform.frames import frame
 from rlboost_jax.settings.environment_config import EnvironmentConfig
-from rlboost_jax.workers.episode_forks import _RECORD, EpisodeForks
+from rlboost_jax.workers.episode_forks import EpisodeForks
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -21,28 +23,33 @@ class Forker:
         self.end, self.far = socket.socketpair()
         self.end.setblocking(False)
 
-    def say(self, *, ended: bool, status: int = 0) -> None:
-        self.far.sendall(_RECORD.pack(ended, 2**30, status))  # an id that no process has
+    def say(self, *reports: ForkReport) -> None:
+        self.far.sendall(b"".join(map(frame, reports)))
+
+
+PID = 2**30  # no process has it
 
 
 def test_an_id_that_is_anothers_by_now_has_its_own_status() -> None:
-    """Also where the end is heard of before the beginning. Ids come around in a long run."""
+    """Ids come around in a long run."""
 
     async def story() -> list[Any]:
         forker, found = Forker(), []
         forks = EpisodeForks(forker)  # type: ignore[arg-type]
-        for status in (signal.SIGKILL, 3 << 8, signal.SIGSEGV):
-            early = status == 3 << 8
-            for ended in (True, False) if early else (False, True):
-                forker.say(ended=ended, status=status)
+        for name, code in enumerate((-signal.SIGKILL, 3, -signal.SIGSEGV)):
+            forker.say(ForkStarted(name=str(name), pid=PID), ForkEnded(name=str(name), code=code))
             end, forked = await forks.fork()
             end.close()
             found.append(await forked.how_it_ended())
-        assert not forks._statuses, "of an episode that is over nothing stays"
+        assert not forks._forked, "of an episode that is over nothing stays"
+        forker.say(ForkStarted(name="3", pid=PID))
+        end, forked = await forks.fork()
         forker.far.close()
         async with asyncio.timeout(PATIENCE_SECONDS):
             while forks.lives:
                 await asyncio.sleep(0)
+        found.append(await forked.how_it_ended())
+        end.close()
         forker.end.close()
         return found
 
@@ -50,4 +57,5 @@ def test_an_id_that_is_anothers_by_now_has_its_own_status() -> None:
         ("the environment worker was ended by SIGKILL", True),
         ("the environment worker ended with code 3", False),
         ("the environment worker was ended by SIGSEGV", False),
+        ("the environment worker was ended by SIGKILL", True),
     ]
