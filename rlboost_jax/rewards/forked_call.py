@@ -14,8 +14,8 @@ from typing import Final, NoReturn
 from rlboost_jax.platform.frames import send
 from rlboost_jax.platform.process_liveness import end_with_parent
 from rlboost_jax.rewards.functions import Call
+from rlboost_jax.rewards.reward_frames import Returned, RewardJob, RewardSetup
 from rlboost_jax.settings.rewards_config import RewardConfig
-from rlboost_jax.workers.reward_frames import Returned, RewardJob, RewardSetup
 
 NO_OUTCOME: Final = "wrote what is no outcome"
 _OUTCOME_BYTES: Final = 4096  # of one response

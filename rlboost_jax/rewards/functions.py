@@ -14,9 +14,9 @@ import msgspec
 
 from rlboost_jax.platform.mistakes import install
 from rlboost_jax.rewards.builtin import BUILT_IN
+from rlboost_jax.rewards.reward_frames import Found, RewardJob, RewardOutcome, all_failed
 from rlboost_jax.settings.rewards_config import RewardConfig
 from rlboost_jax.settings.validation.data_checks import GIVEN
-from rlboost_jax.workers.reward_frames import Found, RewardJob, RewardOutcome, all_failed
 
 Call = Callable[[RewardJob], Found]
 

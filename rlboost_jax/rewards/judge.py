@@ -12,19 +12,19 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from rlboost_jax.platform.mistakes import ConfigError
-from rlboost_jax.rewards.reward_kind import judged, reward_kind
-from rlboost_jax.rewards.reward_queue import RewardQueue
-from rlboost_jax.rewards.verdict import RewardInput, Verdict
-from rlboost_jax.settings.rewards_config import Per, RewardConfig, RewardsConfig
-from rlboost_jax.workers.futures import seen, when_all
-from rlboost_jax.workers.reward_frames import (
+from rlboost_jax.rewards.reward_frames import (
     Found,
     RewardJob,
     RewardOutcome,
     RewardResponse,
     RewardSetup,
 )
-from rlboost_jax.workers.reward_service import RewardService
+from rlboost_jax.rewards.reward_kind import judged, reward_kind
+from rlboost_jax.rewards.reward_queue import RewardQueue
+from rlboost_jax.rewards.reward_service import RewardService
+from rlboost_jax.rewards.verdict import RewardInput, Verdict
+from rlboost_jax.settings.rewards_config import Per, RewardConfig, RewardsConfig
+from rlboost_jax.workers.futures import seen, when_all
 from rlboost_jax.workers.sandbox import MEMORY_MB, SECONDS
 from rlboost_jax.workers.service_thread import ServiceThread
 from rlboost_jax.workers.worker_pool import WorkerPool

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from rlboost_jax.workers.reward_frames import (
+from rlboost_jax.rewards.reward_frames import (
     Found,
     Outcomes,
     RewardJob,

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 
+from rlboost_jax.rewards.reward_frames import Found, RewardJob
 from rlboost_jax.workers.local_workers import WorkersLost
-from rlboost_jax.workers.reward_frames import Found, RewardJob
 from rlboost_jax.workers.service_thread import ServiceThread
 
 RewardAnswer = Future[tuple[Found, ...]]

@@ -37,7 +37,7 @@ from rlboost_jax.rewards.forked_call import (
     took_longer,
 )
 from rlboost_jax.rewards.functions import Call, Unusable, load
-from rlboost_jax.workers.reward_frames import (
+from rlboost_jax.rewards.reward_frames import (
     Found,
     Outcomes,
     Returned,

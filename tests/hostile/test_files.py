@@ -51,6 +51,8 @@ from rlboost_jax.qualification import cache as verdicts
 from rlboost_jax.qualification.trial_records import KernelVerdict, Trial
 from rlboost_jax.rewards.code import cases
 from rlboost_jax.rewards.references import alternatives, listed
+from rlboost_jax.rewards.reward_frames import RewardJob, RewardResponse
+from rlboost_jax.rewards.reward_service import _found_in
 from rlboost_jax.rollout.notices import aws_notices, metadata_server
 from rlboost_jax.settings.config_loading import (
     read_changes,
@@ -78,8 +80,6 @@ from rlboost_jax.simulator.sim_config_loading import sim_config
 from rlboost_jax.trust import authority, credentials, seal
 from rlboost_jax.trust.run_files import read_record, token_of
 from rlboost_jax.trust.seal import read_seal_key
-from rlboost_jax.workers.reward_frames import RewardJob, RewardResponse
-from rlboost_jax.workers.reward_service import _found_in
 from tests.hostile import files
 from tests.patience import PATIENCE_SECONDS
 from tests.settings.test_huggingface import PUBLISHED
@@ -707,7 +707,7 @@ READERS: dict[str, Reader] = {
         **of_object({"input": "1", "output": "2", "testtype": "stdin"}),
     ),
     "an answer of a reward service": Reader(
-        sites=("workers/reward_service.py:_found_in",),
+        sites=("rewards/reward_service.py:_found_in",),
         name="answer",
         read=lambda path: _found_in(path.read_bytes(), JOB),
         strict=False,

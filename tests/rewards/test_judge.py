@@ -12,11 +12,11 @@ import pytest
 
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.judge import Judge
+from rlboost_jax.rewards.reward_frames import RewardOutcome
 from rlboost_jax.rewards.verdict import RewardInput
 from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
 from rlboost_jax.workers.futures import when_all
 from rlboost_jax.workers.local_workers import WorkersLost
-from rlboost_jax.workers.reward_frames import RewardOutcome
 from rlboost_jax.workers.worker_process import START_SECONDS
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import marked

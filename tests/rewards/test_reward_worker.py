@@ -8,9 +8,9 @@ import sys
 from rlboost_jax.platform import exits
 from rlboost_jax.platform.frames import send
 from rlboost_jax.rewards.forked_call import children
+from rlboost_jax.rewards.reward_frames import RewardJob, RewardResponse, RewardSetup
 from rlboost_jax.rewards.reward_kind import reward_kind
 from rlboost_jax.settings.rewards_config import RewardConfig
-from rlboost_jax.workers.reward_frames import RewardJob, RewardResponse, RewardSetup
 from rlboost_jax.workers.worker_process import WorkerProcess
 from tests.patience import PATIENCE_SECONDS
 from tests.rewards.test_judge import sleepers

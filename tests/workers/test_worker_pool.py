@@ -14,11 +14,11 @@ from rlboost_jax.environments.environment_frames import Opened, Reset
 from rlboost_jax.environments.environment_kind import environment_kind
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.platform.restarts import Restarts, StartsExhausted
+from rlboost_jax.rewards.reward_frames import Outcomes, RewardJob, RewardResponse, RewardSetup
 from rlboost_jax.rewards.reward_kind import reward_kind
 from rlboost_jax.settings.environment_config import EnvironmentConfig
 from rlboost_jax.settings.rewards_config import RewardConfig
 from rlboost_jax.workers.local_workers import WorkersLost
-from rlboost_jax.workers.reward_frames import Outcomes, RewardJob, RewardResponse, RewardSetup
 from rlboost_jax.workers.worker_kind import WorkerKind
 from rlboost_jax.workers.worker_pool import WorkerPool
 from rlboost_jax.workers.worker_sessions import Lost, WorkerSession

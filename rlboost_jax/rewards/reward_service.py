@@ -22,9 +22,9 @@ import aiohttp
 from rlboost_jax.platform import foreign_json
 from rlboost_jax.platform.backoff import backoff_seconds
 from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.rewards.reward_frames import Found, RewardJob, RewardOutcome, all_failed
 from rlboost_jax.settings.foreign_keys import report_unknown, unknown_keys
 from rlboost_jax.settings.rewards_config import RewardConfig
-from rlboost_jax.workers.reward_frames import Found, RewardJob, RewardOutcome, all_failed
 
 OPTIONS: Final = {
     "url": "",

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.judge import Judge
+from rlboost_jax.rewards.reward_frames import RewardJob, RewardResponse
 from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
-from rlboost_jax.workers.reward_frames import RewardJob, RewardResponse
 from tests.patience import PATIENCE_SECONDS
 
 WAIT = PATIENCE_SECONDS
