@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import resource
+import select
 import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -18,6 +19,8 @@ from rlboost_jax.rewards.reward_frames import Returned, RewardJob, RewardSetup
 from rlboost_jax.settings.rewards_config import RewardConfig
 
 NO_OUTCOME: Final = "wrote what is no outcome"
+PIPE_CLOSED: Final = "closed its pipe and went on"
+_END_SECONDS: Final = 1.0  # for a process to be over once its pipe has closed
 _OUTCOME_BYTES: Final = 4096  # of one response
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -120,6 +123,20 @@ def children(proc: str = "/proc") -> list[int]:
             return [int(process) for process in file.read().split()]
     except FileNotFoundError:
         return []
+
+
+def ends_by_itself(child: int) -> bool:
+    """Whether a process whose pipe has closed is over in a moment; True if nobody can say."""
+    poll = select.poll()
+    try:
+        process = os.pidfd_open(child)
+    except (AttributeError, OSError):  # not Linux
+        return True
+    poll.register(process, select.POLLIN)
+    try:
+        return bool(poll.poll(1000 * _END_SECONDS))
+    finally:
+        os.close(process)
 
 
 def end_call(child: int, *, at_once: bool, others: Collection[int] = ()) -> int:

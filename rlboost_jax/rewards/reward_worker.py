@@ -27,9 +27,11 @@ from rlboost_jax.platform.frames import FrameDecoder, FrameTooLong, frame, recei
 from rlboost_jax.platform.interrupts import raise_at
 from rlboost_jax.rewards.forked_call import (
     NO_OUTCOME,
+    PIPE_CLOSED,
     PR_SET_CHILD_SUBREAPER,
     all_ended,
     end_call,
+    ends_by_itself,
     forked,
     how_it_ended,
     most_bytes,
@@ -152,7 +154,7 @@ class _RewardWorker:
         running = self._running[inlet]
         data = os.read(inlet, _READ_BYTES)
         if not data:
-            self._broke(running, "")
+            self._broke(running, "" if ends_by_itself(running.child) else PIPE_CLOSED)
             return
         try:
             for returned in running.returned.take(data):

@@ -61,6 +61,11 @@ def leaves(prompts, completions):
     raise SystemExit(0)
 
 
+def closes_its_pipe(prompts, completions):
+    os.closerange(3, 1024)
+    signal.pause()
+
+
 def ends(prompts, completions):
     os._exit(0)
 

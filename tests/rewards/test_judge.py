@@ -81,6 +81,7 @@ def every():
     """All functions that fail at once, with one before, between and after that do not."""
     names = [
         *("good", "raises", "crashes", "leaves", "ends", "plain", "not_a_number", "endless"),
+        "closes_its_pipe",
         *(
             "raises_half_a_character",
             "too_many",
@@ -105,6 +106,7 @@ def every():
         ("raises_half_a_character", "ValueError: \\ud83d" + raised_in(raises_half_a_character)),
         ("crashes", "was ended by SIGSEGV"),
         ("leaves", "ended its process"),
+        ("closes_its_pipe", "closed its pipe and went on"),
         ("ends", "ended its process"),
         ("not_a_number", "returned nan"),
         ("endless", "returned inf"),
@@ -131,8 +133,8 @@ def test_a_call_imports_nothing(judge):
 def test_the_others_are_not_touched(every):
     sound = {name: every.components[f"{MODULE}:{name}"] for name in ("good", "plain", "array")}
     assert sound == {"good": 4.0, "plain": 0.25, "array": 0.5}
-    assert len(every.faults) == 13 and not every.faults.keys() & {f"{MODULE}:{n}" for n in sound}
-    assert every.reward == 2 * 4.0 + 0.25 + 0.5 - 13 * 0.5
+    assert len(every.faults) == 14 and not every.faults.keys() & {f"{MODULE}:{n}" for n in sound}
+    assert every.reward == 2 * 4.0 + 0.25 + 0.5 - 14 * 0.5
     assert every.accuracy == 4.0, "of the first function, without its weight"
 
 
