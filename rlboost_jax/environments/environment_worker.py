@@ -7,11 +7,9 @@ socket that comes with the request.
 """
 
 import asyncio
-import gc
 import os
 import resource
 import socket
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -30,34 +28,22 @@ from rlboost_jax.environments.runner import (
     OutcomeUnknown,
 )
 from rlboost_jax.platform.fork_server import ForkServer
-from rlboost_jax.platform.frames import FrameTooLong, frame, read_body, receive
+from rlboost_jax.platform.frames import FrameTooLong, frame, read_body
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.platform.process_liveness import end_with_parent
-from rlboost_jax.workers.worker_kind import Ping, Pong, WorkerReady
+from rlboost_jax.workers.worker_kind import Ping, Pong
+from rlboost_jax.workers.worker_program import started
 
 STACK_BYTES: Final = 2**20  # of a thread; there may be hundreds
 
 
 def main() -> None:
-    line = _own(socket.socket(fileno=int(sys.argv[1])))
     end_with_parent(os.getppid())  # with the trainer's thread that keeps us
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1):  # environments may print and read as they like
-        os.dup2(nowhere, standard)
-    setup = receive(line.fileno(), environment_frames.EnvironmentSetup)
-    if setup is None:
+    begun = started(environment_frames.EnvironmentSetup, _imported)
+    if begun is None:
         return
-    os.environ["RLBOOST_SANDBOX"] = "required" if setup.sandbox_required else "best_effort"
-    try:
-        make = maker_of(setup.name, setup.options)
-        _try(setup, make)
-    except ConfigError as error:
-        line.sendall(frame(WorkerReady(mistake=str(error))))
-        return
-    line.sendall(frame(WorkerReady()))
-    os.dup2(nowhere, 2)  # what is printed for every episode would bury the run's own lines
-    gc.collect()
-    gc.freeze()
+    line, setup, make = begun
+    os.dup2(1, 2)  # what is printed for every episode would bury the run's own lines
     if setup.isolation == "shared":
         _serve_here(line, setup, make)
     else:
@@ -68,18 +54,9 @@ def main() -> None:
         ).serve()
 
 
-def _own(line: socket.socket) -> socket.socket:
-    """Make the socket non-inheritable.
-
-    Programs that a tool starts would hold it open after this process has ended, and the trainer
-    would not notice the end.
-    """
-    line.set_inheritable(False)
-    return line
-
-
-def _try(setup: environment_frames.EnvironmentSetup, make: Make) -> None:
-    """Raise ConfigError if the factory makes no environment."""
+def _imported(setup: environment_frames.EnvironmentSetup) -> Make:
+    """Import the environment's factory. Raises ConfigError if it makes no environment."""
+    make = maker_of(setup.name, setup.options)
     try:
         made = make()
     except Exception as error:
@@ -91,6 +68,7 @@ def _try(setup: environment_frames.EnvironmentSetup, make: Make) -> None:
     close = getattr(made, "close", None)
     if close is not None and not asyncio.iscoroutinefunction(close):
         close()
+    return make
 
 
 def _serve_here(

@@ -9,7 +9,6 @@ call is killed after its time with all that it started. The worker has no thread
 """
 
 import contextlib
-import gc
 import importlib
 import os
 import select
@@ -23,8 +22,9 @@ from typing import Final, assert_never
 import msgspec
 
 from rlboost_jax.platform import exits
-from rlboost_jax.platform.frames import FrameDecoder, FrameTooLong, frame, receive, send
+from rlboost_jax.platform.frames import FrameDecoder, FrameTooLong, frame
 from rlboost_jax.platform.interrupts import raise_at
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.forked_call import (
     NO_OUTCOME,
     PIPE_CLOSED,
@@ -47,38 +47,32 @@ from rlboost_jax.rewards.reward_frames import (
     RewardSetup,
     all_failed,
 )
-from rlboost_jax.workers.worker_kind import Ping, Pong, WorkerReady
+from rlboost_jax.workers.worker_kind import Ping, Pong
+from rlboost_jax.workers.worker_program import started
 
 _READ_BYTES: Final = 2**16
 
 
 def main() -> None:
-    line = int(sys.argv[1])
-    os.set_inheritable(line, False)  # a program that a function starts would hold it open
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1):  # functions may print and read as they like
-        os.dup2(nowhere, standard)
     raise_at([signal.SIGTERM], lambda number: SystemExit(exits.by_signal(number)))
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves behind becomes ours, to be ended
-    setup = receive(line, RewardSetup)
-    if setup is None:
-        return
-    os.environ["RLBOOST_SANDBOX"] = "required" if setup.sandbox_required else "best_effort"
+    if (begun := started(RewardSetup, _imported)) is not None:
+        line, setup, calls = begun
+        with all_ended():
+            serve(line.fileno(), setup, calls)
+
+
+def _imported(setup: RewardSetup) -> list[Call]:
+    """Import the functions. Raises ConfigError."""
     calls = []
     for reward in setup.functions:
         try:
             calls.append(load(reward, setup.columns))
         except Unusable as error:
-            mistake = f"rewards.functions {reward.shown_as!r} {error}"
-            send(line, WorkerReady(mistake=mistake))
-            return
+            raise ConfigError(f"rewards.functions {reward.shown_as!r} {error}") from error
     if "numpy" in sys.modules:  # each child seeds it, and would import it first
         importlib.import_module("numpy.random")
-    gc.collect()
-    gc.freeze()  # else the first collection of every child copies all that was imported
-    send(line, WorkerReady())
-    with all_ended():
-        serve(line, setup, calls)
+    return calls
 
 
 def serve(line: int, setup: RewardSetup, calls: Sequence[Call]) -> None:
