@@ -67,6 +67,7 @@ class WorkerPool:
         self._changed = asyncio.Condition()  # a worker has come, or has less to do
         self._alone_wanted = 0  # sessions that wait for a worker to themselves
         self._watching: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()  # processes that were asked to end
         self._closed = False
 
     @property
@@ -151,14 +152,13 @@ class WorkerPool:
         self._closed = True
         for task in self._watching:
             task.cancel()
-        processes = [worker.process for worker in self._workers]
         self._local.stop()
         for worker in list(self._workers):
             worker.end_lost("it was closed")
         if self._listener is not None:
             await self._listener.close()
         await self._local.close()
-        await asyncio.gather(*(process.ended() for process in processes))
+        await asyncio.gather(*self._ending)
         self._free()
 
     async def listen(self, address: str, folder: Path) -> None:
@@ -199,8 +199,8 @@ class WorkerPool:
         """Forget a worker that has ended."""
         if worker in self._workers:
             self._workers.remove(worker)
+        self._watch(worker.process.ended(), self._ending)
         if not self._closed:
-            self._watch(worker.process.ended())
             self._free()
 
     def _free(self) -> None:
@@ -309,7 +309,10 @@ class WorkerPool:
         self._watch(worker.watch())
         return worker
 
-    def _watch(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _watch(
+        self, coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None
+    ) -> None:
+        tasks = self._watching if tasks is None else tasks
         task = asyncio.create_task(coroutine)
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)

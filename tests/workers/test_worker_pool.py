@@ -200,13 +200,14 @@ def test_but_not_for_ever(case: Case) -> None:
 
 
 def test_a_frozen_worker_is_killed_and_who_was_at_work_in_it_goes_on_alone(case: Case) -> None:
-    lost = []
+    lost, processes = [], []
 
     async def story(pool: WorkerPool) -> Any:
         beside = await pool.open()
 
         async def frozen(session: WorkerSession) -> Any:
             if not lost:
+                processes.append(session._worker.process)
                 signalled(session, signal.SIGSTOP)
             try:
                 return await case.ask(session), session._worker.alone
@@ -222,6 +223,7 @@ def test_a_frozen_worker_is_killed_and_who_was_at_work_in_it_goes_on_alone(case:
 
     kind = replace(case.kind(), workers=1, answer_seconds=FROZEN_SECONDS)
     assert in_pool(kind, story) == (case.answer, True)
+    assert not processes[0].lives, "it is over when the pool is"
     assert all("did not answer for 4 s" in str(error) for error in lost)
     assert [error.blame for error in lost] == ["own", "outside"]
 
