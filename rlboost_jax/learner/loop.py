@@ -16,25 +16,16 @@ Invariants:
 """
 
 from functools import partial
-from typing import Any
 
 from rlboost_jax import messages
 from rlboost_jax.data.prompt_stream import PromptStream
 from rlboost_jax.learner.checkpoints.extra import checkpoint_extra
-from rlboost_jax.learner.episodes.shown_samples import sample_rows, samples_due
-from rlboost_jax.learner.episodes.trajectory import trajectories_digest
 from rlboost_jax.learner.evaluation.measurement import Score
 from rlboost_jax.learner.evaluation.scoring import Scoring
 from rlboost_jax.learner.kept_versions import held_here
 from rlboost_jax.learner.open_batch import OpenBatch
 from rlboost_jax.learner.session import Session
-from rlboost_jax.learner.step_metrics import (
-    episode_metrics,
-    lag_metrics,
-    policy_metrics,
-    report_metrics,
-    score_metrics,
-)
+from rlboost_jax.learner.step_metrics import FinishedStep
 from rlboost_jax.learner.stream.batch_intake import MeasuredIntake
 from rlboost_jax.learner.stream.fleet_pulse import FleetPulse
 from rlboost_jax.learner.stream.lag import lag_of
@@ -91,8 +82,8 @@ class TrainingLoop:
         self._lap = session.clock()  # when the last step was over
 
     @traced("step", LANE)
-    def step(self, step: int) -> dict[str, Any]:
-        """Generate and train one step; returns its row of metrics.
+    def step(self, step: int) -> FinishedStep:
+        """Generate and train one step.
 
         Its seconds follow on those of the step before.
 
@@ -100,7 +91,7 @@ class TrainingLoop:
             StepNotWhole, RewardsFailed, NotFinite, GuardTripped: `state` is of no more use; the
                 last checkpoint is.
         """
-        session, run = self._session, self._run
+        session = self._session
         self._begin(Batch(step))
         batch = self._open.pop(Batch(step))
         stream, measurement = batch.stream, batch.measurement
@@ -124,15 +115,6 @@ class TrainingLoop:
             )
         self._used += self._lag.stride or stream.prompts_used
         train_seconds = times.training + session.clock() - applying
-        if samples_due(run.observe, step):
-            session.show(
-                sample_rows(
-                    step,
-                    update.trajectories(),  # with the advantages that they were trained with
-                    task=session.exercises,
-                    num_prompts=run.observe.samples_prompts,
-                )
-            )
         publish_seconds = self._publish(Version(step + 1))
         score = self._scoring.score(measurement) if measurement else None
         report = session.link.trained(
@@ -145,30 +127,23 @@ class TrainingLoop:
             session.episodes.over(Batch(step))
         if self._lag.versions:
             self._begin(Batch(step + 1))
-        row = {
-            "step": step,
-            "version": batch.version,
-            **score_metrics(score),
-            "prompts_used": self._used,
-            **policy_metrics(
-                trajectories,
-                figures,
-                stop_ids=session.exercises.stop_ids,
-                stops=session.exercises.stops,
-            ),
-            **lag_metrics(step - batch.version, figures),
-            "learner_devices": session.learner.policy.mesh.size,
-            "train_seconds": train_seconds,
-            "train_wait_seconds": times.waiting,
-            "publish_seconds": publish_seconds,
-            **report_metrics(report, trajectories),
-            **(episode_metrics(trajectories) if session.has_environment else {}),
-            "trajectories_digest": trajectories_digest(trajectories),
-            "params_digest": self._digest,
-            "durable_step": session.checkpoints.durable or 0,
-        }
         before, self._lap = self._lap, session.clock()
-        return {**row, "step_seconds": self._lap - before}
+        return FinishedStep(
+            step=step,
+            version=batch.version,
+            trajectories=trajectories,
+            trained=update.trajectories(),
+            figures=figures,
+            score=score,
+            report=report,
+            prompts_used=self._used,
+            params_digest=self._digest,
+            durable_step=session.checkpoints.durable or 0,
+            train_seconds=train_seconds,
+            train_wait_seconds=times.waiting,
+            publish_seconds=publish_seconds,
+            step_seconds=self._lap - before,
+        )
 
     def save(self, step: int) -> None:
         """Begin the checkpoint to go on with `step` from, where one is due.

@@ -1,7 +1,7 @@
 """The objects of a prepared run."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlboost_jax.data.exercises import Exercises
@@ -18,7 +18,6 @@ from rlboost_jax.learner.processes.leader import Followers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.learner import Learner
-from rlboost_jax.observe.samples import SampleRow
 from rlboost_jax.observe.span_recorder import Recorder
 from rlboost_jax.settings.run_config import RunConfig
 
@@ -44,8 +43,6 @@ class Session:
     best: BestCheckpoint | None = None  # is offered every checkpoint that is evaluated
     followers: Followers = field(default_factory=Followers)
     note: Callable[[str], None] = lambda line: None  # shows a line on the console
-    # Is given the samples of every step that has any to show.
-    show: Callable[[Sequence[SampleRow]], None] = lambda rows: None
     spans: Recorder = field(default_factory=Recorder)  # of this process
     clock: Callable[[], float] = time.perf_counter  # seconds
 

@@ -1,7 +1,8 @@
-"""Parts of a row of `metrics.jsonl`; the names are `observe.metrics.KEYS`."""
+"""A finished step, and its row of `metrics.jsonl`; the names are `observe.metrics.KEYS`."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -10,10 +11,56 @@ import numpy as np
 from rlboost_jax import messages
 from rlboost_jax.algorithms.advantages import differ
 from rlboost_jax.learner.episodes.shown_samples import reward_parts
-from rlboost_jax.learner.episodes.trajectory import Trajectory
+from rlboost_jax.learner.episodes.trajectory import Trajectory, trajectories_digest
 from rlboost_jax.learner.evaluation.measurement import Score
+from rlboost_jax.learner.session import Session
 from rlboost_jax.observe.metrics import DISTILLED, REPORTED, SUMMED
 from rlboost_jax.sequences.endings import stopped
+from rlboost_jax.sequences.identities import Version
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedStep:
+    """Facts about a step that is over, for its observers."""
+
+    step: int
+    version: Version  # that sampled the batch
+    trajectories: tuple[Trajectory, ...]  # as they arrived, in (prompt, sample) order
+    trained: Sequence[Trajectory]  # the same with the advantages that they were trained with
+    figures: Mapping[str, float]  # of `BatchUpdate.finish`
+    score: Score | None  # of the version; None: it was not evaluated beside this step
+    report: messages.BatchReport  # the manager's
+    prompts_used: int  # of the prompt stream, up to this step
+    params_digest: str  # of the version that the step made
+    durable_step: int  # newest checkpoint on disk
+    train_seconds: float
+    train_wait_seconds: float  # idle for want of a micro-batch
+    publish_seconds: float  # for the copy of the parameters to the host
+    step_seconds: float  # since the step before was over
+
+
+def row_of(finished: FinishedStep, session: Session) -> dict[str, Any]:
+    """Row of metrics of a step."""
+    trajectories, figures = finished.trajectories, finished.figures
+    exercises = session.exercises
+    return {
+        "step": finished.step,
+        "version": finished.version,
+        **score_metrics(finished.score),
+        "prompts_used": finished.prompts_used,
+        **policy_metrics(trajectories, figures, stop_ids=exercises.stop_ids, stops=exercises.stops),
+        **lag_metrics(finished.step - finished.version, figures),
+        "learner_devices": session.learner.policy.mesh.size,
+        "train_seconds": finished.train_seconds,
+        "train_wait_seconds": finished.train_wait_seconds,
+        "publish_seconds": finished.publish_seconds,
+        **report_metrics(finished.report, trajectories),
+        **(episode_metrics(trajectories) if session.has_environment else {}),
+        "trajectories_digest": trajectories_digest(trajectories),
+        "params_digest": finished.params_digest,
+        "durable_step": finished.durable_step,
+        "step_seconds": finished.step_seconds,
+    }
 
 
 def score_metrics(score: Score | None) -> dict[str, Any]:

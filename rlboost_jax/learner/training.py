@@ -16,10 +16,9 @@ from rlboost_jax.learner.setup.complete import complete
 from rlboost_jax.learner.setup.makers import Makers, plan_of
 from rlboost_jax.learner.setup.session_setup import SessionSetup
 from rlboost_jax.learner.step_metrics import final_metrics
+from rlboost_jax.learner.step_observers import step_observers
 from rlboost_jax.models.collectives import add_in_order
 from rlboost_jax.observe.alert_process import check_alerts, start_alerts
-from rlboost_jax.observe.cost import CostForecast
-from rlboost_jax.observe.diagnostics import Diagnostics
 from rlboost_jax.observe.html_report import write_report
 from rlboost_jax.observe.metrics import read_metrics, read_rows
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
@@ -97,15 +96,14 @@ def _session(
             opened = SessionSetup(plan, path, world, stack, makers).open()
         start_alerts(run.observe.alerts, opened.workdir.path)
         steps = loop(opened.session)
-        before = read_metrics(path)
-        forecast, looked = CostForecast(plan.run.num_steps, before), Diagnostics(plan.run, before)
+        observers = step_observers(opened.session, opened.trackers, plan.run, read_metrics(path))
         until = opened.session.until
         for step in range(opened.first, until or plan.run.num_steps):
             opened.profile.at(step)
-            row = steps.step(step)
-            opened.trackers.step({**row, "cost_forecast_dollars": forecast.after(row)})
-            for line in looked.after(row):
-                opened.session.note(line)
+            finished = steps.step(step)
+            for observe in observers:
+                observe(finished)
+            del finished  # a batch of tokens
             with PULSE.phase("checkpoint"):
                 steps.save(step + 1)
             PULSE.step()

@@ -28,7 +28,7 @@ from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.config_loading import read_changes, run_config
 from rlboost_jax.settings.model_config import LoraConfig
-from tests.learner.doubles import MAKERS, train
+from tests.learner.doubles import MAKERS, finished, train
 from tests.learner.test_changed_settings import Noting, spoil
 
 # On the last some axes of arrays stay whole.
@@ -118,7 +118,9 @@ class Meshed(Noting):
         devices = {leaf.sharding.mesh.shape_tuple for leaf in jax.tree.leaves(self.state.params)}
         ((_, data), (_, fsdp), (_, tensor)) = devices.pop()
         assert self.run.learner.mesh == (data, fsdp, tensor) and not devices
-        return {**super().step(step), "reward_mean": 100 * data + 10 * fsdp + tensor}
+        mesh = 100 * data + 10 * fsdp + tensor
+        noted = super().step(step)
+        return finished(step, rewards=[float(mesh)] * 2, params_digest=noted.params_digest)
 
 
 class Dying(Meshed):

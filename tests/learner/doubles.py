@@ -1,9 +1,14 @@
 """Whole sessions in a moment: the loop, the manager and the reserved engines are faked."""
 
 import dataclasses
+from collections import defaultdict
 from types import SimpleNamespace
 
+import numpy as np
+from msgspec import structs
+
 from rlboost_jax.learner import training
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.evaluation.measurement import Score
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
@@ -11,8 +16,10 @@ from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.setup.makers import Makers
 from rlboost_jax.learner.setup.preparation import programs
+from rlboost_jax.learner.step_metrics import FinishedStep
 from rlboost_jax.messages import BatchReport, WindowState
-from rlboost_jax.observe.metrics import KEYS
+from rlboost_jax.sequences.identities import Version
+from rlboost_jax.sequences.sequence import Sequence
 from tests.endpoints import SEAL, endpoint
 
 STEPS = 3
@@ -44,6 +51,10 @@ FINAL_REPORT = BatchReport(
     tokens_measured=16,
     cost_dollars=0.25,
     window=WindowState(seconds=0.0, memory={}, instance_cap=1),
+)
+
+NOTHING_COUNTED = BatchReport(
+    **{**dict.fromkeys(BatchReport.__struct_fields__, 0), "window": FINAL_REPORT.window}
 )
 
 
@@ -98,15 +109,40 @@ class Reserved(ReservedEngines):
         pass
 
 
+def finished(step, *, rewards=(0.0, 1.0), kl=0.0, stop_ids=(1,), **facts):
+    """A finished step whose only prompt has two responses."""
+    tokens = [next(iter(stop_ids))]
+    sequence = Sequence.of_response([7], tokens, np.zeros(1), version=step)
+    trajectories = tuple(
+        Trajectory(prompt=0, sample=i, sequence=sequence, reward=reward, advantage=0.0)
+        for i, reward in enumerate(rewards)
+    )
+    found = {
+        "version": Version(step),
+        "trajectories": trajectories,
+        "trained": trajectories,
+        "figures": defaultdict(float, kl=kl, entropy=1.0),
+        "score": dataclasses.replace(FINAL, accuracy=0.5) if step == 0 else None,
+        "report": structs.replace(NOTHING_COUNTED, batch=step, tokens_delivered=len(rewards)),
+        "prompts_used": step + 1,
+        "params_digest": "",
+        "durable_step": step,
+        "train_seconds": 0.0,
+        "train_wait_seconds": 0.0,
+        "publish_seconds": 0.0,
+        "step_seconds": 1.0,
+    }
+    return FinishedStep(step=step, **found | facts)
+
+
 class Loop(TrainingLoop):
     """Steps that are over at once."""
 
     def __init__(self, session):
-        self.publisher = session.publisher
+        self.publisher, self.stop_ids = session.publisher, session.exercises.stop_ids
 
     def step(self, step):
-        accuracy = 0.5 if step == 0 else None
-        return {**dict.fromkeys(KEYS), "step": step, "accuracy": accuracy, "step_seconds": 1.0}
+        return finished(step, stop_ids=self.stop_ids)
 
     def save(self, step):
         pass

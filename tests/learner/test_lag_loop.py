@@ -28,6 +28,7 @@ from rlboost_jax.learner.programs.teachers import Teacher, Teachers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import abstract_state, init_state
+from rlboost_jax.learner.step_metrics import row_of
 from rlboost_jax.learner.update.learner import learner_of
 from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import init_params, params_digest
@@ -280,7 +281,7 @@ def make(config, learner_step, tmp_path):
 def rows_of(loop, first=0):
     rows = []
     for step in range(first, STEPS):
-        rows.append(loop.step(step))
+        rows.append(row_of(loop.step(step), loop._session))
         loop.save(step + 1)
     return rows
 

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import jax
@@ -26,8 +27,11 @@ from rlboost_jax.learner.processes.leader import Followers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import init_state
+from rlboost_jax.learner.step_metrics import row_of
+from rlboost_jax.learner.step_observers import sample_table
 from rlboost_jax.learner.update.learner import Learner, learner_of
 from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.observe.tracker import Trackers
 from rlboost_jax.sequences.identities import Work, sample_number
 from tests.patience import PATIENCE_SECONDS
 
@@ -256,23 +260,31 @@ def loop(build):
     return build()
 
 
+def show_samples(loop, finished, shown):
+    trackers = Trackers([SimpleNamespace(samples=shown.append)])
+    sample_table(loop._session, trackers)(finished)
+
+
 def test_samples_are_shown_of_steps_that_are_due(build):
     shown = []
-    loop = build(around={"show": shown.append})
-    rows = run_all(loop)
+    loop = build()
+    steps = [loop.step(step) for step in range(3)]
+    for finished in steps:
+        show_samples(loop, finished, shown)
     assert [{row.step for row in samples} for samples in shown] == [{0}, {2}]
     text = loop._session.exercises.text([5, 8, 1])
     texts = [row.response_text for row in shown[0]]
     assert texts.count(text) == 1 and len(texts) == 8, "the group of one prompt"
     mean = sum(row.reward for row in shown[0]) / len(shown[0])
-    assert mean == rows[0]["reward_mean"], "every prompt is answered alike here"
+    assert mean == row_of(steps[0], loop._session)["reward_mean"], "prompts are answered alike"
 
 
 def test_samples_are_shown_with_the_advantages_that_were_trained_with(build):
     """Half of each group is right. Less the mean of the group that is ±0.5; whitened, ±1."""
     shown = []
     algorithm = {"advantage": "group_mean", "whiten": True}
-    build(around={"show": shown.append}, algorithm=algorithm).step(0)
+    loop = build(algorithm=algorithm)
+    show_samples(loop, loop.step(0), shown)
     for row in shown[0]:
         assert row.advantage == pytest.approx(1.0 if row.reward else -1.0, abs=1e-3)
 
@@ -280,7 +292,7 @@ def test_samples_are_shown_with_the_advantages_that_were_trained_with(build):
 def run_all(loop):
     rows = []
     for step in range(3):
-        rows.append(loop.step(step))
+        rows.append(row_of(loop.step(step), loop._session))
         loop.save(step + 1)
     return rows
 
@@ -478,7 +490,7 @@ def test_failed_rewards_are_counted_and_reported(build, monkeypatch):
 
     notes = []
     loop = build(task=Failing, around={"note": notes.append})
-    assert loop.step(0)["reward_failures"] == 2
+    assert row_of(loop.step(0), loop._session)["reward_failures"] == 2
     first, counted = notes
     assert first.startswith("step 0: reward 'clock' fails: returned nan (sample ")
     assert counted == (
@@ -539,7 +551,7 @@ def test_the_kl_that_is_guarded_is_the_mean_of_all_tokens(build, guard):
         with pytest.raises(GuardTripped, match=r"kl is 0\.5, learner\.guard_kl allows 0\.4"):
             loop.step(0)
     else:
-        assert loop.step(0)["kl"] == 0.5
+        assert loop.step(0).figures["kl"] == 0.5
 
 
 def test_guards_that_are_not_reached_change_no_bit(build, world):
@@ -561,7 +573,7 @@ class Broken(Link):
 
 
 def test_a_step_abandoned_half_way_leaves_no_trace_in_the_next(build):
-    whole = build().step(0)
+    whole = row_of((other := build()).step(0), other._session)
     trained = []
     loop = build(
         link=Broken, accumulate=lambda accumulate, *args: trained.append(args) or accumulate(*args)
@@ -571,7 +583,7 @@ def test_a_step_abandoned_half_way_leaves_no_trace_in_the_next(build):
         loop.step(0)
     assert len(trained) == 1, "it was half-way"
     loop._session.link.inbox.clear()
-    again = loop.step(0)
+    again = row_of(loop.step(0), loop._session)
     for name in ("params_digest", "trajectories_digest", "loss", "response_tokens"):
         assert again[name] == whole[name]
 

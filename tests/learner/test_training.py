@@ -33,6 +33,7 @@ from tests.learner.doubles import (
     STEPS,
     Link,
     Loop,
+    finished,
     quick,
     train,
 )
@@ -254,7 +255,9 @@ def test_a_tracker_that_fails_is_reported_once_and_the_run_is_complete(run, tmp_
     def step(row):
         raise OSError("no room for events")
 
-    board = SimpleNamespace(step=step, finish=lambda summary: None, close=lambda: None)
+    board = SimpleNamespace(
+        samples=lambda rows: None, step=step, finish=lambda summary: None, close=lambda: None
+    )
     assert train(run, tmp_path, trackers=tracked_by(board)).steps == STEPS
     assert steps(tmp_path) == [0, 1, 2]
     assert capsys.readouterr().out.count("no room for events") == 1
@@ -263,7 +266,7 @@ def test_a_tracker_that_fails_is_reported_once_and_the_run_is_complete(run, tmp_
 def test_a_run_that_learns_nothing_says_so_while_it_runs(run, tmp_path):
     class Equal(Loop):
         def step(self, step):
-            return {**super().step(step), "reward_mean": 0.0, "reward_std": 0.0}
+            return finished(step, rewards=(0.0, 0.0), stop_ids=self.stop_ids)
 
     lines = []
     train(run, tmp_path, Equal, console=noting(lines))
@@ -274,6 +277,7 @@ def test_a_run_that_learns_nothing_says_so_while_it_runs(run, tmp_path):
 def test_trackers_hear_of_the_summary_once_the_run_is_complete(run, tmp_path):
     calls = []
     board = SimpleNamespace(
+        samples=lambda rows: None,
         step=lambda row: calls.append("step"),
         evaluated=lambda row: calls.append("evaluated"),
         finish=lambda summary: calls.append("finish"),

@@ -190,7 +190,6 @@ class SessionSetup:
             best=BestCheckpoint(self._path, checkpoints) if run.evaluation.keep_best else None,
             followers=followers,
             note=console.note,
-            show=trackers.samples,
             spans=profile.spans,
         )
         return OpenedSession(
