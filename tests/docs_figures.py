@@ -92,7 +92,6 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     (README, OWN_PRICES),
     (SPOT_DISCOUNT, PRICES),
     (SPOT_DISCOUNT, OWN_PRICES),
-    ("docs/index.md", PRICES),
 )
 
 
