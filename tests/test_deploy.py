@@ -11,7 +11,6 @@ import yaml
 
 from rlboost_jax.observe.metrics import MEANINGS, SUMMED
 from rlboost_jax.observe.page.run_view import NEWS
-from tests.docs_blocks import blocks_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
@@ -99,14 +98,6 @@ def test_compose_mounts_what_is_there_and_pins_its_images() -> None:
     (rules,) = documents(DEPLOY / "prometheus" / "alerts.yml")
     (jobs,) = re.findall(r'up\{job=~"(.*?)"\}', str(rules))
     assert re.fullmatch(jobs, scraped["job_name"])
-
-
-def test_manifests_are_those_of_the_page() -> None:
-    page = [b.text for b in blocks_of("docs/how-to/fleet-kubernetes.md") if b.language == "yaml"]
-    (kustomization,) = documents(DEPLOY / "kubernetes" / "kustomization.yaml")
-    for name in kustomization["resources"]:
-        own = documents(DEPLOY / "kubernetes" / name)
-        assert any(own == list(yaml.safe_load_all(text)) for text in page), name
 
 
 def test_kustomize_makes_all_of_them() -> None:

@@ -24,7 +24,7 @@ MEANINGS: Final = MappingProxyType(
         "prompts_used": "of the prompt stream, by this step and those before",
         "reward_mean": "of the step's responses",
         "reward_std": "standard deviation over the step's responses",
-        "reward_failures": "responses for which a reward function failed and the fallback counts",
+        "reward_failures": "responses for which a reward function failed",
         "accuracy": "mean over responses to held-out prompts; null where not evaluated",
         "pass_at_k": "mean of the best response to each of them; null with one response a prompt",
         "loss": "of the policy, as it is minimised; mean of the step's updates",
@@ -43,8 +43,7 @@ MEANINGS: Final = MappingProxyType(
         "seeding_window_seconds": "in which reserved devices generate",
         "instances_mean": "preemptible ones, over the step",
         "instances_joined": "preemptible ones",
-        "instances_lost": "preemptible ones that went away, with notice or without; neither those "
-        "that were turned away nor those that were sent home",
+        "instances_lost": "preemptible ones that went away, with notice or without",
         "requests_migrated": "that went on elsewhere with the tokens they had",
         "tokens_generated": "sampled by any engine, evaluation excluded",
         "tokens_delivered": "of these, in responses that were trained on",
@@ -54,11 +53,10 @@ MEANINGS: Final = MappingProxyType(
         "tokens_reserved": "of the generated, on reserved devices",
         "tokens_preemptible": "of the generated, on preemptible instances",
         "tokens_measured": "of evaluation, in none of the others",
-        "cost_dollars": "since the end of the step before: see docs/how-to/observability.md",
+        "cost_dollars": "since the end of the step before",
         "tokens_per_dollar": "trained on",
         "cost_forecast_dollars": "of the whole run, were the rest like the last steps",
-        "max_logprob_gap": "largest difference of a server's and the learner's log-probability of "
-        "a token, nats",
+        "max_logprob_gap": "largest difference of a server's and the learner's log-probability",
         "trajectories_digest": "SHA-256 of what was sampled",
         "params_digest": "SHA-256 of the parameters after the step",
         "corrected_fraction": "tokens whose weight a correction's bound changed; null without one",
@@ -69,50 +67,37 @@ MEANINGS: Final = MappingProxyType(
         "gradient_norm": "of the policy's gradient before clipping, mean of the step's updates",
         "learning_rate": "of the step's last update",
         "truncated_fraction": "responses that ran into `sampling.max_response_tokens`, of all",
-        "uniform_groups_fraction": "groups whose rewards are all equal, of all: they teach a "
-        "comparison within groups nothing; null with one response a prompt",
-        "cost_between_dollars": "of `cost_dollars`, before the step's first request: the pause "
-        "after the step before, or start and warm-up",
-        "line_round_trip_median": "over preemptible instances at the end of the step: seconds from "
-        "a renewal of a lease to its answer; null without an instance whose line is known",
+        "uniform_groups_fraction": "groups whose rewards are all equal, of all",
+        "cost_between_dollars": "of `cost_dollars`, before the step's first request",
+        "line_round_trip_median": "of preemptible instances: seconds from a renewal to its answer",
         "line_round_trip_worst": "of the farthest of them, seconds",
-        "line_losses_median": "share of packets that a line loses, as far as its round trips tell",
+        "line_losses_median": "share of packets that a line loses, by its round trips",
         "line_losses_worst": "of the line that loses most",
         "lease_seconds_median": "that a server may be silent for before it counts as lost",
-        "lease_seconds_worst": "the longest: work of a server that dies there waits that long",
-        "parked_share": "of the step's unfinished responses, those that wait for their "
-        "environment, averaged over time; null without environments, as those that follow are",
+        "lease_seconds_worst": "the longest",
+        "parked_share": "of unfinished responses, those that wait for their environment; null "
+        "without environments, as those that follow are",
         "turns_mean": "of a response, in all its sequences",
         "sequences_mean": "of a response; more than 1 where conversations were rewritten",
-        "returned_share": "of the times that a response went on after an answer, those where it "
-        "did so at the server that it came from",
+        "returned_share": "answered responses that resumed at the server that they came from",
         "tool_calls": "that the step's responses made",
-        "tool_failures": "of these, that could not be carried out, or whose tool raised",
-        "environment_seconds": "in steps, resets and tools, summed over the step's responses",
-        "tokens_retokenised": "tokens of later sequences' prompts that stand for sampled turns, "
-        "encoded again from text; 0 unless `environment.unstable_template` is `new_sequence` or "
-        "`environment.thinking` is `drop`",
-        "episodes_left_out": "responses whose reward nobody knows, since their environment failed "
-        "or no reward function says anything: in no loss and in no group's mean",
-        "groups_filled_up": "groups that `algorithm.dynamic_sampling` took for want of ones whose "
-        "rewards differ: they have no part in the update",
-        "slots_lent_mean": "slots of preemptible servers that others on their devices had, "
-        "averaged over the step: docs/how-to/shared-machines.md",
-        "instances_frozen_mean": "of these servers, those that grow again with the next step only",
-        "rollouts_handed_back": "that they had no room for any more; they go on elsewhere",
-        "learner_devices": "that the step was trained on: those of `learner.mesh`",
+        "tool_failures": "of these, that failed",
+        "environment_seconds": "in steps, resets and tools, summed over responses",
+        "tokens_retokenised": "sampled turns that later sequences' prompts encode again from text",
+        "episodes_left_out": "responses without a reward: in no loss and in no group's mean",
+        "groups_filled_up": "groups of equal rewards that fill up a batch of `dynamic_sampling`",
+        "slots_lent_mean": "slots of preemptible servers that others on their devices had",
+        "instances_frozen_mean": "of these servers, those that grow again with the next step",
+        "rollouts_handed_back": "that they had no room for any more",
+        "learner_devices": "of `learner.mesh`",
         "max_choice_gap": "largest probability between a token's interval and the noise that "
-        "selected it; 0 where all tokens are those that the learner's numbers select",
+        "selected it; 0 without rounding",
         "max_mean_choice_gap": "largest mean choice gap of a response, with 64 tokens without a "
-        "gap added; a server above a 64th of `learner.tolerated_choice_gap` is quarantined",
-        "rounded_choices": "number of sampled tokens that rounding decided: their noise lies "
-        "outside the interval that the learner computes, but within the tolerance",
-        "durable_step": "step of the newest durable checkpoint: where the run would resume after "
-        "a power cut at the end of this step. At best `step`; see `checkpoint.max_behind`",
-        "instances_left": "of `instances_lost`, those that gave notice: a goodbye, with all their "
-        "work handed over",
-        "final": "true in the row after the last step, which has the evaluation of the final "
-        "parameters and what was lost and paid meanwhile; null in the row of a step",
+        "gap added",
+        "rounded_choices": "sampled tokens outside the learner's interval, within the tolerance",
+        "durable_step": "newest durable checkpoint, where the run would resume after a power cut",
+        "instances_left": "of `instances_lost`, those that handed over all their work",
+        "final": "true in the row after the last step, of the evaluation of the final parameters",
     }
 )
 KEYS: Final = tuple(MEANINGS)
@@ -177,10 +162,8 @@ def document() -> str:
     return (
         "# Metrics\n\n"
         "<!-- Made by `python -m rlboost_jax.observe.metrics > docs/reference/metrics.md`. -->\n\n"
-        "Every row of `metrics.jsonl` has these keys in this order; a number that a run does not\n"
-        "have, or that is not finite, is null. There is a row for each step and, once all are\n"
-        "done, one more for the evaluation of the final parameters (`final`). Trackers get the\n"
-        "same numbers, and `report.html` plots most of them.\n\n"
+        "Every row of `metrics.jsonl` has these keys in this order, with null for what a run does\n"
+        "not have. Trackers get the same numbers, and `report.html` plots most of them.\n\n"
         f"| key | what |\n|---|---|\n{lines}\n| `accuracy/NAME` | of the held-out prompts of the "
         "data set NAME, in a mixture; where evaluated. `accuracy` is their mean by weight |\n"
         "| `reward/NAME` | mean of what the reward function "

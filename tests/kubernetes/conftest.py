@@ -4,23 +4,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.docs_blocks import blocks_of
+from tests.docs_blocks import ROOT
 from tests.kubernetes.build import missing
 
-PAGE = "docs/how-to/fleet-kubernetes.md"
+MANIFESTS = ROOT / "deploy" / "kubernetes"
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """Start a cluster with the namespace, accounts and role that the page has for copying."""
+    """Start a cluster with the namespace, accounts and role of `deploy/`."""
     if reason := missing():
         pytest.skip(f"no Kubernetes here: {reason}")
     pytest.importorskip("lightkube", reason="no lightkube; make test-kubernetes installs it")
     from tests.kubernetes.cluster import running_cluster
 
     with running_cluster(tmp_path_factory.mktemp("kubernetes") / "cluster") as made:
-        (prepared,) = (b for b in blocks_of(PAGE) if b.saved_as == "rlboost.yaml")
-        made.kubectl("apply", "--filename=-", given=prepared.text)
+        made.kubectl("apply", f"--filename={MANIFESTS / 'rlboost.yaml'}")
         accounts = "rlboost-server", "rlboost-trainer"
         made.wait_until(lambda: made.named("serviceaccounts") >= set(accounts), "accounts")
         yield made

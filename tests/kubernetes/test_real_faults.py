@@ -17,9 +17,8 @@ from rlboost_jax.providers.kubernetes.kubernetes_launcher import KubernetesLaunc
 from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
 from rlboost_jax.settings.kubernetes_config import KubernetesConfig
-from tests.docs_blocks import blocks_of
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.conftest import PAGE
+from tests.kubernetes.conftest import MANIFESTS
 from tests.providers.benches import made_join, rendezvous
 from tests.providers.test_contract import Ear, play
 
@@ -191,12 +190,12 @@ def test_one_that_has_too_much_to_do_is_asked_again_when_it_says(
 
 def test_the_trainers_manifest_is_taken(cluster: Cluster) -> None:
     """As far as 1.20 knows its fields: of an indexed Job and its policy it does not."""
-    (block,) = (b for b in blocks_of(PAGE) if b.saved_as == "trainer.yaml")
+    manifest = (MANIFESTS / "trainer.yaml").read_text(encoding="utf-8")
     words = ("apply", "--dry-run=server", "--validate=false", "--filename=-")
-    said = cluster.kubectl(*words, given=block.text)
+    said = cluster.kubectl(*words, given=manifest)
     assert "service/rlboost-trainer created (server dry run)" in said
     assert "job.batch/rlboost-trainer created (server dry run)" in said
-    broken = block.text.replace("completions: 2", "completions: two")
+    broken = manifest.replace("completions: 2", "completions: two")
     assert "created" not in cluster.kubectl(*words, given=broken, check=False).partition("job")[2]
 
 

@@ -30,12 +30,12 @@ from rlboost_jax.providers.launcher import LaunchFailed
 from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.settings.fleet_config import FleetConfig
 from rlboost_jax.trust.credentials import packed
-from tests.docs_blocks import blocks_of
+from tests.docs_blocks import ROOT
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import CODE, SECRET, KubernetesBench, polled, rendezvous
 from tests.providers.test_contract import Ear, play
 
-PAGE = "docs/how-to/fleet-kubernetes.md"
+MANIFEST = ROOT / "deploy" / "kubernetes" / "rlboost.yaml"
 
 
 class Bench(KubernetesBench):
@@ -376,8 +376,8 @@ def test_the_role_to_copy_has_what_is_called_and_no_more(tmp_path: Path) -> None
         wanted = {(words[each.split()[0]], each.split()[1]) for each in called} - {
             ("list", "pods/log")
         }
-        (block,) = (b for b in blocks_of(PAGE) if b.saved_as == "rlboost.yaml")
-        (role,) = (each for each in yaml.safe_load_all(block.text) if each["kind"] == "Role")
+        objects = yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))
+        (role,) = (each for each in objects if each["kind"] == "Role")
         given = {
             (verb, kind)
             for rule in role["rules"]

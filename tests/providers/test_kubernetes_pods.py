@@ -21,7 +21,7 @@ from rlboost_jax.providers.kubernetes.states import pod_state
 from rlboost_jax.settings.config_loading import run_config_from_dict
 from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
 from rlboost_jax.settings.kubernetes_config import KubernetesConfig, kubernetes_mistakes, pools_of
-from tests.docs_blocks import blocks_of
+from tests.docs_blocks import ROOT, blocks_of
 
 PAGE = "docs/how-to/fleet-kubernetes.md"
 SETTINGS = KubernetesConfig(
@@ -75,12 +75,9 @@ def test_manifests_keep_to_the_schema_of_kubernetes(resources: Any) -> None:
 
 
 def test_the_files_to_copy_keep_to_the_schema_of_kubernetes(resources: Any) -> None:
-    saved = {block.saved_as: block for block in blocks_of(PAGE) if block.saved_as}
-    assert saved.keys() == {"rlboost.yaml", "on_kubernetes.py", "trainer.yaml"}
+    files = [ROOT / "deploy" / "kubernetes" / name for name in ("rlboost.yaml", "trainer.yaml")]
     objects = [
-        each
-        for name in ("rlboost.yaml", "trainer.yaml")
-        for each in yaml.safe_load_all(saved[name].text)
+        each for file in files for each in yaml.safe_load_all(file.read_text(encoding="utf-8"))
     ]
     kinds = Counter(each["kind"] for each in objects)
     assert kinds["Job"] == kinds["Service"] == kinds["Role"] == 1 and len(objects) == 7
