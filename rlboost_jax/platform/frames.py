@@ -54,11 +54,7 @@ def send(file: int, record: msgspec.Struct, *, timeout: float | None = None) -> 
         TimeoutError: nobody has read it in `timeout` seconds.
         Unsendable: nothing was written.
     """
-    end = None if timeout is None else time.monotonic() + timeout
-    view = memoryview(frame(record))
-    while view:
-        _wait(file, select.POLLOUT, end)
-        view = view[os.write(file, view[: select.PIPE_BUF]) :]
+    write_whole(file, frame(record), None if timeout is None else time.monotonic() + timeout)
 
 
 def receive(
@@ -75,9 +71,37 @@ def receive(
         FrameTooLong, msgspec.ValidationError, msgspec.DecodeError: the frame is invalid.
     """
     end = None if timeout is None else time.monotonic() + timeout
-    header = _exactly(file, _LENGTH.size, end)
-    body = None if header is None else _exactly(file, _body_bytes(header, max_bytes), end)
+    header = read_exactly(file, _LENGTH.size, end)
+    body = None if header is None else read_exactly(file, _body_bytes(header, max_bytes), end)
     return None if body is None else msgspec.msgpack.decode(body, type=kind)
+
+
+def write_whole(file: int, data: bytes, end: float | None) -> None:
+    """Write all of it to a pipe or socket.
+
+    Args:
+        end: by the monotonic clock, for all to be written. Raises TimeoutError.
+    """
+    view = memoryview(data)
+    while view:
+        _wait(file, select.POLLOUT, end)
+        view = view[os.write(file, view[: select.PIPE_BUF]) :]
+
+
+def read_exactly(file: int, count: int, end: float | None) -> bytes | None:
+    """Read so many bytes of a pipe or socket; None if the other side closes before.
+
+    Args:
+        end: by the monotonic clock, for all to have come. Raises TimeoutError.
+    """
+    data = bytearray()
+    while len(data) < count:
+        _wait(file, select.POLLIN, end)
+        part = os.read(file, min(count - len(data), 2**16))
+        if not part:
+            return None
+        data += part
+    return bytes(data)
 
 
 async def read_body(
@@ -140,17 +164,6 @@ def _body_bytes(header: bytes | bytearray, max_bytes: int) -> int:
 def _check(length: int, max_bytes: int) -> None:
     if length > max_bytes:
         raise FrameTooLong(f"a frame of {length} bytes, {max_bytes} allowed")
-
-
-def _exactly(file: int, count: int, end: float | None) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        _wait(file, select.POLLIN, end)
-        part = os.read(file, min(count - len(data), 2**16))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
 
 
 async def _exactly_from(end: socket.socket, count: int) -> bytes | None:

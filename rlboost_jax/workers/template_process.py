@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from rlboost_jax.platform.frames import read_exactly, write_whole
 from rlboost_jax.platform.mistakes import ConfigError, install
 from rlboost_jax.workers import sandbox_child
 from rlboost_jax.workers import template_child as child
@@ -32,7 +32,6 @@ MAY: Final = (
     f"and write {CHARACTERS:,} characters"
 )
 _START_SECONDS: Final = 120.0
-_PIECE: Final = 2**16
 
 
 class TemplateAnswer(NamedTuple):
@@ -152,32 +151,23 @@ def _exchanged(
 ) -> TemplateAnswer | None:
     """Send a request and wait for the answer; None if the process has ended."""
     assert process.stdin is not None and process.stdout is not None
-    sending, receiving = process.stdin.fileno(), process.stdout.fileno()
-    os.set_blocking(sending, False)
-    left, held, wanted = memoryview(request), bytearray(), child.ANSWER.size
-    while len(held) < wanted:
-        ready = select.poll()
-        ready.register(receiving, select.POLLIN)
-        if left:
-            ready.register(sending, select.POLLOUT)
-        found = dict(ready.poll(max(0.0, deadline - time.monotonic()) * 1000))
-        if not found:
-            return TemplateAnswer(b"", "did not end in time")
-        if left and sending in found:
-            try:
-                left = left[os.write(sending, left[:_PIECE]) :]
-            except BrokenPipeError:
-                return None
-        if receiving in found:
-            if not (data := os.read(receiving, min(_PIECE, wanted - len(held)))):
-                return None
-            held += data
-            if len(held) == child.ANSWER.size == wanted:
-                wanted += child.ANSWER.unpack(held)[-1]
-                if wanted > child.ANSWER.size + 4 * CHARACTERS:
-                    return TemplateAnswer(b"", f"wrote {wanted:,} bytes")
-    kind, used, _ = child.ANSWER.unpack(held[: child.ANSWER.size])
-    return TemplateAnswer(kind, held[child.ANSWER.size :].decode(errors="surrogatepass"), used)
+    receiving = process.stdout.fileno()
+    try:
+        write_whole(process.stdin.fileno(), request, deadline)
+        header = read_exactly(receiving, child.ANSWER.size, deadline)
+        if header is None:
+            return None
+        kind, used, length = child.ANSWER.unpack(header)
+        if length > 4 * CHARACTERS:
+            return TemplateAnswer(b"", f"wrote {length:,} bytes")
+        text = read_exactly(receiving, length, deadline)
+    except BrokenPipeError:
+        return None
+    except TimeoutError:
+        return TemplateAnswer(b"", "did not end in time")
+    if text is None:
+        return None
+    return TemplateAnswer(kind, text.decode(errors="surrogatepass"), used)
 
 
 PROCESS: Final = TemplateProcess()
