@@ -49,7 +49,7 @@ from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.sampling_config import NoiseKind
 
 PROMPTS = 64  # of a batch
-NOISE = "rlboost_jax.engine.step_programs.token_noise"
+NOISE = "rlboost_jax.engine.row_sampling.token_noise"
 
 
 @dataclass

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlboost_jax.engine import row_sampling, step_programs
+from rlboost_jax.engine import row_sampling
 from rlboost_jax.rollout import engine_worker, server
 
 
@@ -79,7 +79,7 @@ def seldom(keys: Any, positions: Any, kind: Any, **options: Any) -> Any:
     return jnp.where(now, 0.5, noise)
 
 
-honest_noise = step_programs.token_noise
+honest_noise = row_sampling.token_noise
 
 
 def heldout(logits: Any, noise: Any, temperature: Any, *cuts: Any, **options: Any) -> Any:
@@ -105,7 +105,7 @@ class Laggard(engine_worker.EngineWorker):
 def main(arguments: list[str]) -> int:
     kind, *rest = arguments
     if forged := {"constant": constant, "shifted": shifted, "seldom": seldom}.get(kind):
-        step_programs.token_noise = forged  # type: ignore[assignment]
+        row_sampling.token_noise = forged  # type: ignore[assignment]
     elif kind == "heldout":
         row_sampling.tokens_from_noise = heldout
     elif kind == "stale":
