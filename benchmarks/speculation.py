@@ -1,6 +1,6 @@
 """Decode steps and seconds that drafts save, for the batches of a run at several of its versions.
 
-    python -m benchmarks.speculation RUN [--steps=0,10,20] [--slots=64] [--rows=256]
+    python -m benchmarks.speculation RUN [--steps=5,10] [--slots=64] [--rows=256] [--leaders_first]
 
 RUN is the folder of a run that kept checkpoints (`checkpoint.keep_every`). For each step an engine
 samples the step's batch with the weights of that step, once without and once with drafts. Tokens
@@ -10,11 +10,14 @@ With `--rows` every step has so many rows, as on a GPU, where `engine.token_rows
 preset are 256 for 64 slots: there a step takes as long with drafts as without, so the ratio of
 steps is that of time but for the host's part. Without it the engine is that of the CPU, rows cost
 time, and seconds (of the second pass each, in turns) are what counts.
+
+With `--leaders_first` one response of each prompt is begun before the second of any, so that later
+ones find the texts of earlier ones; as a trainer asks, all responses to a prompt begin together.
 """
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +32,13 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.layouts import StepLayout, make_layout
 from rlboost_jax.learner.checkpoints.base import read_policy
 from rlboost_jax.learner.evaluation.local_batch import LocalBatch
-from rlboost_jax.messages import BeginBatch, PromptRequest, Sampling, pack_tokens
+from rlboost_jax.messages import (
+    BeginBatch,
+    GenerateRequest,
+    PromptRequest,
+    Sampling,
+    pack_tokens,
+)
 from rlboost_jax.models.params import Params
 from rlboost_jax.sequences.identities import Batch, Version
 from rlboost_jax.settings.config_loading import read_run_config
@@ -69,6 +78,16 @@ def begin_of(run: RunConfig, step: int) -> BeginBatch:
             for place, prompt in enumerate(prompts)
         ),
     )
+
+
+def leaders_first(engine: Engine, group_size: int) -> None:
+    """Have the engine begin one response of each prompt before the second of any."""
+    submit = engine.submit
+
+    def sorted_submit(requests: Sequence[GenerateRequest]) -> None:
+        submit(sorted(requests, key=lambda each: each.work.sample % group_size))
+
+    engine.submit = sorted_submit  # type: ignore[method-assign]
 
 
 def sampled(engine: Engine, begin: BeginBatch) -> tuple[dict[Any, bytes], int, float]:
@@ -135,6 +154,7 @@ def main() -> None:
     parser.add_argument("--steps", default="", help="checkpoints, as 5,10; all that there are")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--rows", type=int, default=0, help="of each step; 0: as the CPU's engine")
+    parser.add_argument("--leaders_first", action="store_true")
     parser.add_argument("--drafters", default="siblings,prompt")
     options = parser.parse_args()
     run = read_run_config(options.run / "config.json")
@@ -142,6 +162,9 @@ def main() -> None:
     run = replace(run, engine=replace(run.engine, slots=options.slots, **rows))
     drafters = SpeculationConfig(enabled=True, drafters=tuple(options.drafters.split(","))).used
     engines = [engine_for(run, use, bool(options.rows)) for use in ((), drafters)]
+    if options.leaders_first:
+        for engine in engines:
+            leaders_first(engine, run.algorithm.group_size)
     there = sorted(int(path.name) for path in (options.run / "checkpoints").glob("[0-9]*"))
     steps = [int(step) for step in options.steps.split(",")] if options.steps else there
     print(f"{options.slots} slots, rows of a step: {engines[1].layout.decode_rows}")

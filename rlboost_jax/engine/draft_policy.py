@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-LEAST_GAIN: Final = 1.2  # tokens of a sequence in a step, from which on drafts are worth it
+LEAST_GAIN: Final = 1.1  # tokens of a sequence in a step, from which on drafts are worth it
 MOST_TOKENS_A_STEP: Final = 4  # of a sequence, on average over the steps of a dispatch
 _FREE_ROWS: Final = 0.5  # for each sequence, at least
-_LONGEST_PAUSE: Final = 64  # dispatches
+_LONGEST_PAUSE: Final = 16  # dispatches
 _NEWEST: Final = 0.5  # weight of the newest dispatch in the mean gain
 
 
