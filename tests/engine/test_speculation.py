@@ -230,7 +230,7 @@ def test_drafts_that_gain_little_pause_for_longer_and_longer() -> None:
     policy.verified(useless)
     assert policy.wants(2), "the mean of two dispatches is good still"
     assert policy.most_tokens(8) == round(8 * 1.5 * (3 + 17 / 16) / 2)
-    for _ in range(4):
+    for _ in range(5):
         assert policy.wants(2)
         policy.verified(useless)
     assert not policy.wants(2)
