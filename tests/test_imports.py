@@ -22,9 +22,9 @@ PACKAGE = ROOT / "rlboost_jax"
 LAYERS = (
     {"sequences", "messages"},
     {"platform"},
-    {"settings", "configs"},
+    {"settings", "configs", "algorithms"},  # an algorithm is a record of settings
     {"trust"},
-    {"algorithms", "models", "observe"},
+    {"models", "observe"},
     {"weights"},
     {"providers"},
     {"engine"},

@@ -41,11 +41,11 @@ CorrectionLevel = Literal["token", "sequence", "geometric"]
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """What is optimised, choices that combine freely; `validate_algorithm.py` says which do not.
+    """What is optimised, choices that combine freely; `algorithm_checks.py` says which do not.
 
-    A name stands for the choices of a paper (`presets.py`); a field that the configuration leaves
-    at None takes that paper's. `config.json` in the workdir has the result. Formulas:
-    docs/reference/algorithms.md.
+    A name stands for the choices of a paper (`algorithms/`, a module for each); a field that the
+    configuration leaves at None takes that paper's. `config.json` in the workdir has the result.
+    Formulas: docs/reference/algorithms.md.
     """
 
     name: AlgorithmName = setting(

@@ -1,8 +1,11 @@
 """A name stands for the choices of its paper; what contradicts itself is one line."""
 
+import ast
 import functools
 import json
+import re
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,8 @@ from rlboost_jax.settings.algorithm_config import AlgorithmConfig
 from rlboost_jax.settings.config_loading import run_config, run_config_from_dict, to_dict
 from rlboost_jax.settings.dry_run import plan_text
 from rlboost_jax.settings.presets import PRESETS
+
+ALGORITHMS = Path(__file__).resolve().parents[2] / "rlboost_jax" / "algorithms"
 
 
 def changed(**choices):
@@ -51,27 +56,87 @@ def test_a_near_name_is_suggested():
         run_config(changed(name="drgrpo"))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("grpo", {"advantage": "group_std", "clip_low": 0.2, "loss_aggregation": "sequence_mean"}),
-        ("dr_grpo", {"advantage": "group_mean", "loss_aggregation": "constant"}),
-        ("dapo", {"clip_low": 0.2, "clip_high": 0.28, "loss_aggregation": "token_mean"}),
-        ("dapo", {"dynamic_sampling": True, "overlong_penalty": 1.0, "overlong_band": 0.2}),
-        ("gspo", {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}),
-        ("rloo", {"advantage": "leave_one_out", "surrogate": "reinforce"}),
-        ("reinforce_pp", {"advantage": "return", "whiten": True, "kl_placement": "reward"}),
-        (
-            "reinforce_pp_baseline",
-            {"advantage": "group_mean", "whiten": True, "kl_estimator": "k2"},
-        ),
-        ("cispo", {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0}),
-        ("sapo", {"surrogate": "sapo", "sapo_temperature_negative": 1.05}),
-        ("ppo", {"advantage": "gae", "whiten": True, "gae_lambda": 0.95, "group_size": 1}),
-    ],
-)
-def test_presets_are_their_papers(name, expected):
-    assert asdict(PRESETS[name]).items() >= expected.items()
+COMMON = {
+    "group_size": 8, "advantage": "group_std", "deviation": "population",
+    "turn_advantages": "episode", "turn_discount": 1.0, "whiten": False, "discount": 1.0,
+    "gae_lambda": 0.95, "old_policy": "behaviour", "ratio_level": "token", "surrogate": "clip",
+    "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0, "sapo_temperature_positive": 1.0,
+    "sapo_temperature_negative": 1.05, "loss_aggregation": "sequence_mean",
+    "kl_coefficient": 0.0, "kl_estimator": "k3", "kl_placement": "loss", "kl_gradient": "own",
+    "entropy_coefficient": 0.0, "correction": "none", "correction_level": "token",
+    "correction_low": 0.5, "correction_high": 2.0, "overlong_penalty": 0.0,
+    "overlong_band": 0.2, "overlong_filter": False, "dynamic_sampling": False,
+    "dynamic_sampling_by": "first_function", "dynamic_sampling_factor": 4.0, "mini_batches": 1,
+    "epochs": 1, "lag": 0, "critic_learning_rate": 1e-5, "value_clip": 0.2,
+    "routing_replay": True,
+}  # fmt: skip
+OWN: dict[str, dict[str, object]] = {
+    "grpo": {},
+    "dr_grpo": {"advantage": "group_mean", "loss_aggregation": "constant"},
+    "dapo": {
+        "clip_high": 0.28,
+        "loss_aggregation": "token_mean",
+        "overlong_penalty": 1.0,
+        "dynamic_sampling": True,
+    },
+    "gspo": {"ratio_level": "sequence", "clip_low": 0.0003, "clip_high": 0.0004},
+    "rloo": {
+        "advantage": "leave_one_out",
+        "surrogate": "reinforce",
+        "loss_aggregation": "sequence_sum",
+        "kl_coefficient": 0.03,
+        "kl_estimator": "k1",
+        "kl_placement": "reward",
+    },
+    "reinforce_pp": {
+        "advantage": "return",
+        "whiten": True,
+        "loss_aggregation": "token_mean",
+        "kl_coefficient": 0.01,
+        "kl_estimator": "k1",
+        "kl_placement": "reward",
+    },
+    "reinforce_pp_baseline": {
+        "advantage": "group_mean",
+        "whiten": True,
+        "loss_aggregation": "token_mean",
+        "kl_coefficient": 0.001,
+        "kl_estimator": "k2",
+    },
+    "cispo": {
+        "surrogate": "cispo",
+        "clip_low": 1.0,
+        "clip_high": 4.0,
+        "loss_aggregation": "token_mean",
+    },
+    "sapo": {"surrogate": "sapo"},
+    "ppo": {
+        "group_size": 1,
+        "advantage": "gae",
+        "whiten": True,
+        "loss_aggregation": "token_mean",
+    },
+}
+
+
+def test_presets_are_their_papers():
+    """Every choice of every name, written down from the papers a second time."""
+    assert {name: asdict(preset) for name, preset in PRESETS.items()} == {
+        name: {"name": name, **COMMON, **own} for name, own in OWN.items()
+    }
+
+
+DECISIONS = {"advantage", "ratio_level", "surrogate", "kl_coefficient", "loss_aggregation"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_module_of_a_name_says_all_that_it_is_made_of(name):
+    """And where that is from, on one screen."""
+    text = (ALGORITHMS / f"{name}.py").read_text(encoding="utf-8")
+    (call,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    assert {keyword.arg for keyword in call.keywords} >= {"name", *DECISIONS}
+    assert re.search(r"^Source: .*arXiv:\d{4}\.\d{5}", text, re.MULTILINE)
+    assert text.count("\n") <= 100
 
 
 CONTRADICTIONS = [
