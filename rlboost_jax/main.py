@@ -196,6 +196,10 @@ def _plan(run: RunConfig, workdir: str) -> None:
         )
         where = "on each server" if run.distillation.on_servers else "over the learner's devices"
         print(plan_line("teachers", f"{where}: {', '.join(each)}"))
+    if run.algorithm.outside_functions:
+        from rlboost_jax.learner.programs.objective import check_traced  # looks for no device
+
+        check_traced(run.algorithm)
     if run.fleet.provider == "kubernetes":
         from rlboost_jax.providers.kubernetes.manifests import shown
 

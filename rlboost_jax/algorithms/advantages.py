@@ -7,7 +7,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from rlboost_jax.settings.algorithm_config import Advantage, Deviation, GroupAdvantage
+from rlboost_jax.algorithms.outside_functions import advantages_from_outside
+from rlboost_jax.settings.algorithm_config import Advantage, ComparingAdvantage, Deviation
+from rlboost_jax.settings.outside import Outside
 
 STD_FLOOR: Final = 1e-4  # added to the deviation, in units of reward
 VARIANCE_FLOOR: Final = 1e-8  # added to the variance of a batch
@@ -39,7 +41,7 @@ def comparable(rewards: ArrayLike, advantage: Advantage) -> bool:
 def group_advantages(
     rewards: Float[np.ndarray, " G"],
     *,
-    advantage: GroupAdvantage,
+    advantage: ComparingAdvantage,
     deviation: Deviation = "population",
     raw: Float[np.ndarray, " G"] | None = None,
 ) -> Float[np.ndarray, " G"]:
@@ -56,7 +58,8 @@ def group_advantages(
             which are nearly always or nearly never solved do not weigh more than the others;
             "leave_one_out", each reward minus the mean of the others;
             "pass_at_k", the group's best reward minus the best of the others: what the response
-            adds to the best of k = G, so 0 for all but the best one.
+            adds to the best of k = G, so 0 for all but the best one;
+            or a function of another package.
         deviation: "population" divides the squares by G, "sample" by G - 1.
 
     Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2; Liu et al. 2025,
@@ -76,6 +79,8 @@ def group_advantages(
         case "pass_at_k":
             second, best = np.sort(rewards)[-2:]
             return np.where(rewards == best, best - second, 0.0)
+        case Outside():
+            return advantages_from_outside(advantage, rewards, rewards if raw is None else raw)
         case _:
             assert_never(advantage)
 
@@ -83,7 +88,7 @@ def group_advantages(
 def turn_advantages(
     returns: Sequence[Float[np.ndarray, " _"]],
     *,
-    advantage: GroupAdvantage,
+    advantage: ComparingAdvantage,
     deviation: Deviation = "population",
     raw: Sequence[Float[np.ndarray, " _"]] | None = None,
 ) -> list[Float[np.ndarray, " _"]]:

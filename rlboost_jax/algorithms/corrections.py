@@ -4,15 +4,17 @@ An engine computes in another precision or order than the learner: w = old / beh
 importance of what it sampled, old being recomputed by the learner from the same parameters.
 """
 
-from typing import Literal, assert_never
+from typing import assert_never
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from rlboost_jax.algorithms.outside_functions import arrays_from_outside
 from rlboost_jax.algorithms.ratios import MOST_LOG_RATIO, log_ratios
 from rlboost_jax.algorithms.segments import segment_means, segment_sums
-from rlboost_jax.settings.algorithm_config import CorrectionLevel, LossAggregation
+from rlboost_jax.settings.algorithm_config import ActiveCorrection, CorrectionLevel, LossAggregation
+from rlboost_jax.settings.outside import Outside
 
 
 def correction_weights(
@@ -21,7 +23,7 @@ def correction_weights(
     mask: Bool[Array, "R T"],
     segments: Int[Array, "R T"],
     *,
-    correction: Literal["truncate", "mask", "reject"],
+    correction: ActiveCorrection,
     level: CorrectionLevel,
     low: float,
     high: float,
@@ -31,7 +33,8 @@ def correction_weights(
     Args:
         correction: "truncate" cuts w off at `high` (TIS). "mask" gives w outside of
             [low, high] weight 0 and the divisor stays as it is (IcePop, MIS). "reject" does the
-            same, and what has no weight does not count in the divisor either.
+            same, and what has no weight does not count in the divisor either. A function of
+            another package leaves the divisor as it is.
         level: w of the "token", of the whole "sequence" (the product over its tokens), or
             "geometric": the sequence's mean per token.
 
@@ -57,6 +60,9 @@ def correction_weights(
         case "mask" | "reject":
             beyond = (weight < low) | (weight > high)
             return jnp.where(beyond, 0.0, weight), mask & beyond
+        case Outside():
+            given = {"weight": weight, "mask": mask, "correction_low": low, "correction_high": high}
+            return arrays_from_outside(correction, given, weight.shape)
         case _:
             assert_never(correction)
 

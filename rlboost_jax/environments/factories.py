@@ -1,6 +1,5 @@
 """Environments by name: built-in ones, and a user's own."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,6 +8,7 @@ import msgspec
 
 from rlboost_jax.environments.protocol import Environment
 from rlboost_jax.platform.mistakes import ConfigError, suggestion
+from rlboost_jax.platform.outside_code import CodeNotFound, imported
 from rlboost_jax.settings.validation.environment_checks import BUILT_IN_ENVIRONMENTS, name_mistakes
 
 Make = Callable[[], Environment]
@@ -47,20 +47,10 @@ def check_made(name: str, environment: object) -> None:
 
 
 def _imported(name: str, path: str) -> Callable[..., Any]:
-    module_name, _, place = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a module of the user's raises anything
-        raise ConfigError(
-            f"environment.name {name!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    found: Any = module
-    for part in place.split("."):
-        if not hasattr(found, part):
-            known = [n for n in vars(found) if not n.startswith("_") and callable(vars(found)[n])]
-            hint = suggestion(part, known) if known else "it has no factory"
-            raise ConfigError(f"environment.name {name!r}: no {part!r} in {module_name}; {hint}")
-        found = getattr(found, part)
+        found = imported(path)
+    except CodeNotFound as error:
+        raise ConfigError(f"environment.name {name!r} {error}") from error
     if not callable(found):
         raise ConfigError(
             f"environment.name {name!r} is {type(found).__name__}, which makes nothing; name a "

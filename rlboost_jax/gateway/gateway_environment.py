@@ -14,7 +14,6 @@ the policy's turns, as of any environment (see `environments/protocol.py`).
 """
 
 import asyncio
-import importlib
 import inspect
 import json
 import shlex
@@ -37,6 +36,7 @@ from rlboost_jax.gateway.harness import Harness
 from rlboost_jax.gateway.harness_channel import HarnessChannel, Over
 from rlboost_jax.gateway.listener import HarnessListener, listener_of
 from rlboost_jax.gateway.served import asked_for, message_of
+from rlboost_jax.platform.outside_code import imported
 from rlboost_jax.settings.page_config import host_mistakes
 
 Reward = Callable[..., float]
@@ -79,7 +79,7 @@ class Gateway:
                 "(port and folder)"
             )
         self._variables = {name: str(value) for name, value in (variables or {}).items()}
-        self._reward = _imported(reward) if reward else None
+        self._reward: Reward | None = imported(reward) if reward else None
         self._host, self._port, self._folder = host, port, folder
         self._model, self._inside = model, own_folder
         self._hosts = tuple(allowed_hosts)
@@ -240,9 +240,3 @@ def _described(ask: Ask) -> list[Tool]:
 
 def _not_ours(arguments: Mapping[str, Any], key: str) -> str:
     raise RuntimeError("the harness carries its calls out itself")
-
-
-def _imported(path: str) -> Reward:
-    module, _, name = path.partition(":")
-    found: Reward = getattr(importlib.import_module(module), name)
-    return found

@@ -11,6 +11,7 @@ from rlboost_jax.learner.checkpoints.forking import origin_to_begin_with
 from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.processes.process_group import ALONE, ProcessGroup
+from rlboost_jax.learner.programs.objective import check_traced
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.setup.complete import complete
 from rlboost_jax.learner.setup.makers import Makers, plan_of
@@ -54,7 +55,8 @@ def run_training(
         WorkdirUnusable, NotEnoughDevices, IdleProcess: before anything is written.
         NotEnoughMemory: before anything is written where the plan says so; else once learner and
             engine are seen not to fit the first device together.
-        ConfigError, DataChanged: the data or the reward functions cannot be used.
+        ConfigError, DataChanged: the data, the reward functions or those of the algorithm cannot
+            be used.
         CannotFork, CheckpointBroken: the run cannot begin with that checkpoint of another.
         OriginChanged, CheckpointUnusable: nor can the checkpoint to begin with.
         FollowerLost: another process of this trainer ended.
@@ -62,6 +64,7 @@ def run_training(
             deterministic run has begun with.
         ManagerNotStarted, ManagerLost, NotFinite: the run stops; what was checkpointed stays.
     """
+    check_traced(run.algorithm)
     compile_cache.enable(run.compile_cache_dir)
     add_in_order(run.deterministic)
     show_compiles()

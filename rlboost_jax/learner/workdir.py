@@ -35,11 +35,13 @@ from rlboost_jax.settings.changes import Change, differences, foreign, recorded,
 from rlboost_jax.settings.config_loading import (
     Origin,
     read_changes,
+    read_code,
     read_origin,
     read_run_config,
     read_run_id,
     write_run_config,
 )
+from rlboost_jax.settings.outside import changed_since, digests_of
 from rlboost_jax.settings.run_config import RunConfig
 
 CONFIG_PART = "config.json" + PART
@@ -174,6 +176,7 @@ class Workdir:
             self.run_id,
             changes=self.changes,
             fork=self.fork,
+            code=digests_of(self._run.outside_functions),
         )
 
     def __exit__(
@@ -198,7 +201,7 @@ class Workdir:
         self.before, self.fork = before, origin
         self.changes, self.run_id = read_changes(self.path), read_run_id(self.path)
         self.config_changed = bool(differences(before, self._run))
-        wrong = list(map(str, foreign(before, self._run)))
+        wrong = [*map(str, foreign(before, self._run)), *_other_code(self.path, self._run)]
         reference = self.path / "reference"
         if self._run.algorithm.has_reference and not reference.exists() and not wrong:
             wrong = [str(each) for each in differences(before, self._run) if "kl_" in each.name]
@@ -227,9 +230,10 @@ def check_usable(path: str | Path, run: RunConfig) -> None:
             _check_empty(path)
             return
         before, origin = read_run_config(path), read_origin(path)
-        wrong = [d for d in foreign(before, run) if not d.name.startswith(_BY_DEVICES)]
+        wrong = [str(d) for d in foreign(before, run) if not d.name.startswith(_BY_DEVICES)]
+        wrong += _other_code(path, run)
         if wrong and _has_updates(path, after=origin.step if origin else 0):
-            raise _another(path, list(map(str, wrong)))
+            raise _another(path, wrong)
         if is_held(path):
             raise _in_use(path, (path / "lock").read_text())
     except OSError as error:
@@ -244,6 +248,17 @@ def _check_empty(path: Path) -> None:
             f"{path} holds {len(others)} files and no config.json, so it is not a "
             "run's; choose another --workdir"
         )
+
+
+def check_code(path: Path, run: RunConfig) -> None:
+    """Raise WorkdirUnusable if this process has other functions than the run began with."""
+    if wrong := _other_code(path, run):
+        raise _another(path, wrong)
+
+
+def _other_code(path: Path, run: RunConfig) -> list[str]:
+    """Functions of other packages that are not those with which the run began."""
+    return list(changed_since(read_code(path), run.algorithm.outside_functions))
 
 
 def _another(path: Path, wrong: list[str]) -> WorkdirUnusable:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, assert_never
 
+from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.providers.base import Provider, Rendezvous
 from rlboost_jax.providers.command import CommandLauncher
 from rlboost_jax.providers.ec2 import Ec2Launcher
@@ -15,7 +16,8 @@ from rlboost_jax.providers.polled import PolledProvider
 from rlboost_jax.providers.pooled_provider import PooledProvider
 from rlboost_jax.providers.skypilot import SkyPilotLauncher
 from rlboost_jax.providers.slurm import SlurmLauncher
-from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.settings.fleet_config import PROVIDER_IS_GIVEN, FleetConfig
+from rlboost_jax.settings.outside import Outside, loaded
 from rlboost_jax.settings.pool_config import PoolConfig
 from rlboost_jax.settings.pool_fleets import fleet_of
 
@@ -55,11 +57,13 @@ def open_launcher(fleet: FleetConfig, rendezvous: Rendezvous) -> Launcher | None
 
 
 def _open(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
-    match fleet.provider:
+    match chosen := fleet.chosen_provider:
         case "local":
             return LocalProvider(rendezvous, price_per_hour=fleet.price_per_hour)
         case "none":
             return NoProvider()
+        case Outside():
+            return _from_outside(chosen, fleet, rendezvous)
         case _:
             way = _way(fleet, rendezvous)
             assert way is not None, "a provider without a launcher has a case of its own"
@@ -71,6 +75,17 @@ def _open(fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
             )
 
 
+def _from_outside(function: Outside, fleet: FleetConfig, rendezvous: Rendezvous) -> Provider:
+    """Open the provider of another package. Raises ConfigError where it makes something else."""
+    make, names = loaded(function, PROVIDER_IS_GIVEN)
+    made = make(**{name: {"fleet": fleet, "rendezvous": rendezvous}[name] for name in names})
+    for method in ("request", "terminate", "list", "events", "close"):
+        if not callable(getattr(made, method, None)):
+            raise ConfigError(f"{function} makes {type(made).__name__}, which has no {method}()")
+    provider: Provider = made
+    return provider
+
+
 class _Way(NamedTuple):
     """A launcher and its polling intervals, as `PolledProvider` takes them."""
 
@@ -80,8 +95,8 @@ class _Way(NamedTuple):
 
 
 def _way(fleet: FleetConfig, rendezvous: Rendezvous) -> _Way | None:
-    match fleet.provider:
-        case "local" | "none":
+    match fleet.chosen_provider:
+        case "local" | "none" | Outside():
             return None
         case "command":
             command, price = fleet.command, fleet.price_per_hour

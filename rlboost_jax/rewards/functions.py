@@ -1,7 +1,6 @@
 """Reward functions by name, and one call of a function."""
 
 import asyncio
-import importlib
 import inspect
 import math
 import os
@@ -13,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from rlboost_jax.platform.mistakes import install
+from rlboost_jax.platform.outside_code import CodeNotFound, imported
 from rlboost_jax.rewards.builtin import BUILT_IN
 from rlboost_jax.rewards.reward_frames import Found, RewardJob, RewardOutcome, all_failed
 from rlboost_jax.settings.rewards_config import RewardConfig
@@ -39,12 +39,11 @@ def load(reward: RewardConfig, columns: Collection[str]) -> Call:
         Unusable
     """
     path = BUILT_IN.get(reward.name, reward.name)
-    module, _, name = path.partition(":")
     try:
-        function = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module of the user's raises anything
+        function = imported(path)
+    except CodeNotFound as error:
         hint = f"; {install('math')}" if reward.name == "math" else ""
-        raise Unusable(f"cannot be imported: {type(error).__name__}: {error}{hint}") from error
+        raise Unusable(f"{error}{hint}") from error
     if reward.name in BUILT_IN:
         _check_types(function, reward.options)
     wanted = _wanted(function, reward.options, columns)

@@ -1,8 +1,9 @@
 """Settings of what is optimised."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
+from rlboost_jax.settings.outside import Outside, outside
 from rlboost_jax.settings.setting import FROM_PRESET, setting
 
 AlgorithmName = Literal[
@@ -24,17 +25,22 @@ GroupAdvantage = Literal[  # compares the rewards of one prompt
     "pass_at_k",
 ]
 TokenAdvantage = Literal["return", "gae"]
-Advantage = Literal[GroupAdvantage, TokenAdvantage]
+BuiltInAdvantage = Literal[GroupAdvantage, TokenAdvantage]
+ComparingAdvantage = GroupAdvantage | Outside
+Advantage = BuiltInAdvantage | Outside
 Deviation = Literal["population", "sample"]
 TurnAdvantages = Literal["episode", "turn", "both"]
 OldPolicy = Literal["behaviour", "recomputed"]
 RatioLevel = Literal["token", "sequence", "sequence_token"]
-Surrogate = Literal["clip", "cispo", "sapo", "reinforce"]
+BuiltInSurrogate = Literal["clip", "cispo", "sapo", "reinforce"]
+Surrogate = BuiltInSurrogate | Outside
 LossAggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 KlPlacement = Literal["loss", "reward"]
 KlGradient = Literal["own", "straight_through", "importance"]
-Correction = Literal["none", "truncate", "mask", "reject"]
+BuiltInCorrection = Literal["none", "truncate", "mask", "reject"]
+ActiveCorrection = Literal["truncate", "mask", "reject"] | Outside
+Correction = Literal["none"] | ActiveCorrection
 DynamicSamplingBy = Literal["first_function", "reward"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
 
@@ -52,7 +58,12 @@ class AlgorithmConfig:
         "grpo", "a preset: nothing but the choices below is computed from it"
     )
     group_size: int = setting(FROM_PRESET, "responses per prompt", at_least=1)
-    advantage: Advantage = setting(FROM_PRESET, "what a response's reward is compared with")
+    advantage: str = setting(
+        FROM_PRESET,
+        "what a response's reward is compared with",
+        choices=get_args(BuiltInAdvantage),
+        outside=True,
+    )
     deviation: Deviation = setting(
         FROM_PRESET,
         "what group_std divides the sum of squares by: the size of the group, or one less",
@@ -75,7 +86,12 @@ class AlgorithmConfig:
         FROM_PRESET, "denominator of the ratio: the engine's log-probabilities, or the learner's"
     )
     ratio_level: RatioLevel = setting(FROM_PRESET, "whose probability a ratio is of")
-    surrogate: Surrogate = setting(FROM_PRESET, "what the ratio and the advantage make of a token")
+    surrogate: str = setting(
+        FROM_PRESET,
+        "what the ratio and the advantage make of a token",
+        choices=get_args(BuiltInSurrogate),
+        outside=True,
+    )
     clip_low: float = setting(
         FROM_PRESET,
         "ratios range over [1 - clip_low, 1 + clip_high]",
@@ -117,8 +133,11 @@ class AlgorithmConfig:
         at_least=0,
         may_change="from its step",
     )
-    correction: Correction = setting(
-        FROM_PRESET, "what is done where engine and learner disagree about a probability"
+    correction: str = setting(
+        FROM_PRESET,
+        "what is done where engine and learner disagree about a probability",
+        choices=get_args(BuiltInCorrection),
+        outside=True,
     )
     correction_level: CorrectionLevel = setting(FROM_PRESET, "whose ratio, learner / engine, it is")
     correction_low: float = setting(
@@ -180,6 +199,32 @@ class AlgorithmConfig:
     routing_replay: bool = setting(
         FROM_PRESET, "the learner sends tokens to the experts that they were sampled with"
     )
+
+    @property
+    def chosen_advantage(self) -> Advantage:
+        found = outside("algorithm.advantage", self.advantage)
+        return found or cast(BuiltInAdvantage, self.advantage)
+
+    @property
+    def chosen_surrogate(self) -> Surrogate:
+        found = outside("algorithm.surrogate", self.surrogate)
+        return found or cast(BuiltInSurrogate, self.surrogate)
+
+    @property
+    def chosen_correction(self) -> Correction:
+        found = outside("algorithm.correction", self.correction)
+        return found or cast(BuiltInCorrection, self.correction)
+
+    @property
+    def outside_functions(self) -> tuple[Outside, ...]:
+        """The functions of other packages that it is made of."""
+        chosen = (self.chosen_advantage, self.chosen_surrogate, self.chosen_correction)
+        return tuple(each for each in chosen if isinstance(each, Outside))
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether advantages compare the responses of one prompt."""
+        return self.advantage not in get_args(TokenAdvantage)
 
     @property
     def has_critic(self) -> bool:

@@ -9,6 +9,7 @@ import difflib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -29,7 +30,7 @@ from rlboost_jax.settings.validation.run_checks import check, check_files
 
 REMEDY: Final = "bring it back from a copy, or choose another --workdir"  # of a damaged record
 
-_BESIDE: Final = ("run_id", "changes", "fork")  # of settings, in `config.json`
+_BESIDE: Final = ("run_id", "changes", "fork", "code")  # of settings, in `config.json`
 
 Record = TypeVar("Record")
 
@@ -201,6 +202,11 @@ def read_origin(path: str | Path) -> Origin | None:
     return _part(path, "fork", Origin)
 
 
+def read_code(path: str | Path) -> Mapping[str, str]:
+    """Read the digests of code from other packages, by its path; raises ConfigError."""
+    return _part(path, "code", dict[str, str]) or {}
+
+
 def write_run_config(
     path: str | Path,
     config: RunConfig,
@@ -208,11 +214,18 @@ def write_run_config(
     *,
     changes: Sequence[Change] = (),
     fork: Origin | None = None,
+    code: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write `config.json` durably, in one piece: a reader never sees half of it."""
+    """Write `config.json` durably, in one piece: a reader never sees half of it.
+
+    Args:
+        code: digests of what the run takes from other packages, by its path.
+    """
     history = {"changes": msgspec.to_builtins(tuple(changes))} if changes else {}
     if fork is not None:
         history["fork"] = msgspec.to_builtins(fork)
+    if code:
+        history["code"] = dict(code)
     at_rest.write_sealed(_file(path), {"run_id": run_id, **history, **to_dict(config)})
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, assert_never
 
 from rlboost_jax.platform import command_parser
 from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.platform.outside_code import OWN
 from rlboost_jax.settings.renamed import successor
 from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.setting import FROM_PRESET, Setting, settings_of
@@ -89,7 +90,7 @@ def _change(setting: Setting) -> str:
 def values_of(setting: Setting) -> str:
     """Type, unit and range of a setting, or its choices."""
     if setting.choices:
-        return " | ".join(map(json.dumps, setting.choices))
+        return " | ".join(map(json.dumps, (*setting.choices, *[OWN] * setting.outside)))
     limits = (("≥", setting.at_least), (">", setting.above), ("≤", setting.at_most))
     ranges = [f"{sign}{limit:.10g}" for sign, limit in limits if limit is not None]
     return ", ".join(filter(None, (_KINDS.get(setting.kind, "tuple"), setting.unit, *ranges)))

@@ -1,17 +1,23 @@
 """Settings of preemptible instances: who starts them, how many, what they cost."""
 
+import re
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Final, Literal, cast, get_args
 
 from rlboost_jax.messages import MAX_NOTICE_SECONDS
+from rlboost_jax.platform.outside_code import entry_points_of
 from rlboost_jax.settings.ec2_config import Ec2Config
 from rlboost_jax.settings.kubernetes_config import KubernetesConfig
 from rlboost_jax.settings.launchers_config import CommandConfig, SlurmConfig
+from rlboost_jax.settings.outside import Outside, outside
 from rlboost_jax.settings.pool_config import PoolConfig
 from rlboost_jax.settings.setting import setting
 from rlboost_jax.settings.skypilot_config import SkyPilotConfig
 
-Provider = Literal["local", "none", "command", "slurm", "kubernetes", "ec2", "skypilot"]
+BuiltInProvider = Literal["local", "none", "command", "slurm", "kubernetes", "ec2", "skypilot"]
+Provider = BuiltInProvider | Outside
+PROVIDERS: Final = "rlboost_jax.providers"  # group of entry points
+PROVIDER_IS_GIVEN: Final = ("fleet", "rendezvous")  # one of another package, by name
 Sizing = Literal["fixed", "paper", "marginal"]
 Notices = Literal["auto", "none", "aws", "gcp", "azure"]
 NoticeSignal = Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]
@@ -35,8 +41,17 @@ class FleetConfig:
     See docs/reference/failure-modes.md and docs/explanation/policies.md.
     """
 
-    provider: Provider = setting(
-        "local", "who starts servers", note="docs/how-to/providers.md has them."
+    provider: str = setting(
+        "local",
+        "who starts servers",
+        note="docs/how-to/providers.md has them. A package's own has the name of its entry point "
+        "in the group rlboost_jax.providers.",
+        choices=get_args(BuiltInProvider),
+        outside=True,
+        entry_points=PROVIDERS,
+    )
+    options: dict[str, Any] = setting(
+        {}, "settings of a provider of another package, which finds them here"
     )
     max_instances: int = setting(2, "preemptible instances that the provider may start", at_least=0)
     pools: tuple[PoolConfig, ...] = setting(
@@ -139,6 +154,28 @@ class FleetConfig:
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     ec2: Ec2Config = field(default_factory=Ec2Config)
     skypilot: SkyPilotConfig = field(default_factory=SkyPilotConfig)
+
+    @property
+    def chosen_provider(self) -> Provider:
+        """The provider where there are no pools."""
+        if self.provider in get_args(BuiltInProvider):
+            return cast(BuiltInProvider, self.provider)
+        named = outside("fleet.provider", self.provider)
+        path = self.provider if named else entry_points_of(PROVIDERS).get(self.provider, "")
+        return Outside("fleet.provider", path)
+
+    @property
+    def outside_functions(self) -> tuple[Outside, ...]:
+        """The providers of other packages."""
+        names = {pool.provider: None for pool in self.pools} or {self.provider: None}
+        chosen = (replace(self, provider=name, pools=()).chosen_provider for name in names)
+        return tuple(each for each in chosen if isinstance(each, Outside))
+
+    @property
+    def name_prefix(self) -> str:
+        """The first part of the instances' names."""
+        plain = re.sub("[^a-z0-9]+", "-", self.provider.rpartition(":")[2].lower())
+        return plain[:24].strip("-") or "server"
 
     @property
     def billed(self) -> bool:

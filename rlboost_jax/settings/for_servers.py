@@ -9,6 +9,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from typing import Any, Final
 
 from rlboost_jax.settings.alerts_config import AlertsConfig
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig
 from rlboost_jax.settings.config_loading import to_dict
 from rlboost_jax.settings.data_config import DataConfig, TaskConfig
 from rlboost_jax.settings.distillation_config import NOT_SAID, DistillationConfig, TeacherConfig
@@ -16,6 +17,7 @@ from rlboost_jax.settings.environment_config import EnvironmentConfig
 from rlboost_jax.settings.fleet_config import ChaosConfig, FleetConfig
 from rlboost_jax.settings.manager_config import ManagerConfig
 from rlboost_jax.settings.observe_config import ObserveConfig, WandbConfig
+from rlboost_jax.settings.outside import outside
 from rlboost_jax.settings.page_config import PageConfig
 from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
 from rlboost_jax.settings.run_config import RunConfig
@@ -84,7 +86,7 @@ def for_servers(run: RunConfig) -> RunConfig:
             source="none", tokenizer="bytes", max_prompt_tokens=run.engine.max_prompt_tokens
         ),
         rewards=RewardsConfig(functions=(RewardConfig(name="exact"),)),
-        algorithm=replace(run.algorithm, turn_advantages="episode", turn_discount=1.0),
+        algorithm=_algorithm(run.algorithm),
         environment=EnvironmentConfig(max_given_tokens=run.environment.max_given_tokens),
         warmup=WarmupConfig(max_updates=0),
         distillation=_distillation(run),
@@ -107,6 +109,23 @@ def for_servers(run: RunConfig) -> RunConfig:
             notice_signal=fleet.notice_signal,
             notice_seconds=fleet.notice_seconds,
         ),
+    )
+
+
+def _algorithm(algorithm: AlgorithmConfig) -> AlgorithmConfig:
+    """The learner's functions of other packages are not on a server's host."""
+
+    def here(name: str, neutral: str) -> str:
+        value: str = getattr(algorithm, name)
+        return neutral if outside(name, value) else value
+
+    return replace(
+        algorithm,
+        turn_advantages="episode",
+        turn_discount=1.0,
+        advantage=here("advantage", "group_std"),
+        surrogate=here("surrogate", "clip"),
+        correction=here("correction", "truncate"),
     )
 
 

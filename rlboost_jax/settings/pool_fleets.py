@@ -7,12 +7,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from rlboost_jax.platform.mistakes import ConfigError, suggestion
-from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.settings.fleet_config import BuiltInProvider, FleetConfig
 from rlboost_jax.settings.pool_config import MOST_POOLS, POOL_NAME, PoolConfig
 from rlboost_jax.settings.ranges import objection_to
 from rlboost_jax.settings.setting import settings_of
@@ -27,7 +27,9 @@ def fleet_of(fleet: FleetConfig, pool: PoolConfig) -> FleetConfig:
     """
     section = getattr(fleet, pool.provider, None)
     own: dict[str, Any] = {}
-    if is_dataclass(section) and not isinstance(section, type):
+    if pool.provider not in get_args(BuiltInProvider):
+        own = {"options": dict(pool.options)}
+    elif is_dataclass(section) and not isinstance(section, type):
         known = {each.name for each in fields(section)}
         values: dict[str, Any] = {"zone": pool.zone} if pool.zone and "zone" in known else {}
         values |= pool.options
@@ -46,7 +48,7 @@ def fleet_of(fleet: FleetConfig, pool: PoolConfig) -> FleetConfig:
         raise ConfigError(f"provider {pool.provider!r} has no settings of its own")
     return replace(
         fleet,
-        provider=pool.provider,  # type: ignore[arg-type]
+        provider=pool.provider,
         max_instances=pool.max_instances,
         price_per_hour=pool.price_per_hour,
         pools=(),

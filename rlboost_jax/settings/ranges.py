@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlboost_jax.platform.mistakes import suggestion
+from rlboost_jax.platform.outside_code import OWN, PATH, entry_points_of
 from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.setting import Setting, settings_of
 
@@ -28,9 +29,12 @@ def out_of_range(config: Any, section: str = "") -> Iterator[str]:
 def objection_to(setting: Setting, value: Any) -> str:
     """Say why a setting cannot have a value of its type; "" if it can."""
     if setting.choices:
-        if value in setting.choices:
+        if value in setting.choices or (setting.outside and PATH.fullmatch(value)):
             return ""
-        return f"{value!r} does not exist; {suggestion(value, setting.choices)}"
+        if setting.entry_points and value in entry_points_of(setting.entry_points):
+            return ""
+        yours = f"; yours is {OWN!r}" if setting.outside else ""
+        return f"{value!r} does not exist; {suggestion(value, setting.choices)}{yours}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     least, above, most = setting.at_least, setting.above, setting.at_most

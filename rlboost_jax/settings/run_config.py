@@ -17,6 +17,7 @@ from rlboost_jax.settings.learner_config import LearnerConfig
 from rlboost_jax.settings.manager_config import ManagerConfig
 from rlboost_jax.settings.model_config import ModelConfig
 from rlboost_jax.settings.observe_config import ObserveConfig
+from rlboost_jax.settings.outside import Outside
 from rlboost_jax.settings.rewards_config import RewardsConfig
 from rlboost_jax.settings.sampling_config import EvaluationConfig, SamplingConfig
 from rlboost_jax.settings.setting import section, setting
@@ -63,6 +64,11 @@ class RunConfig:
     fleet: FleetConfig = section(may_change="at once")
     evaluation: EvaluationConfig = section(may_change="from its step")
     observe: ObserveConfig = section(may_change="at once")
+
+    @property
+    def outside_functions(self) -> tuple[Outside, ...]:
+        """What the run takes from other packages in place of built-in choices."""
+        return (*self.algorithm.outside_functions, *self.fleet.outside_functions)
 
     @property
     def num_updates(self) -> int:

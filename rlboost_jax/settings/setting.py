@@ -52,6 +52,8 @@ class Setting:
         note: what else is to be known, sentences.
         at_least, above, at_most: limits that hold by themselves; None: no such limit.
         choices: all values there are; () for any.
+        outside: "package.module:function" is a value, too.
+        entry_points: group of entry points whose names are values, too; "": none.
         may_change: in a run that has begun.
     """
 
@@ -65,6 +67,8 @@ class Setting:
     above: float | None = None
     at_most: float | None = None
     choices: tuple[str, ...] = ()
+    outside: bool = False
+    entry_points: str = ""
     may_change: MayChange = "never"
 
 
@@ -78,6 +82,8 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     choices: tuple[str, ...] = (),
+    outside: bool = False,
+    entry_points: str = "",
     may_change: MayChange | None = None,
 ) -> Any:
     """Define a field of a record of settings; the arguments are those of `Setting`.
@@ -96,6 +102,8 @@ def setting(
         "above": above,
         "at_most": at_most,
         "choices": choices,
+        "outside": outside,
+        "entry_points": entry_points,
         "may_change": may_change,
     }
     if default is FROM_PRESET:

@@ -1,16 +1,18 @@
 """Whose folder it is, and that a start which was killed is no obstacle to the next."""
 
+import hashlib
 import os
 from dataclasses import replace
 
 import pytest
 
 from configs import tiny
-from rlboost_jax.learner.workdir import Workdir, WorkdirUnusable, check_usable, is_held
+from rlboost_jax.learner.workdir import Workdir, WorkdirUnusable, check_code, check_usable, is_held
 from rlboost_jax.settings.changes import Change
 from rlboost_jax.settings.config_loading import (
     Origin,
     read_changes,
+    read_code,
     read_run_config,
     read_run_id,
     run_config,
@@ -42,6 +44,30 @@ def test_the_checkpoint_may_have_moved_but_not_changed_its_shape(tmp_path):
     other = replace(moved, model=replace(RUN.model, family="llama"))
     with pytest.raises(WorkdirUnusable, match=r"model\.family"):
         Workdir(tmp_path, other).__enter__()
+
+
+def test_code_from_outside_that_has_changed_is_another_run(tmp_path, monkeypatch):
+    """By the bytes of its file; a run without an update begins anew with it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_loss.py").write_text("def loss(ratio): return ratio, ratio > 9\n")
+    named = {"algorithm": replace(RUN.algorithm, surrogate="own_loss:loss")}
+    run, folder = replace(RUN, **named), tmp_path / "run"
+    with Workdir(folder, run):
+        pass
+    digest = hashlib.sha256((tmp_path / "own_loss.py").read_bytes()).hexdigest()
+    assert read_code(folder) == {"own_loss:loss": digest}
+    (tmp_path / "own_loss.py").write_text("def loss(ratio): return ratio, ratio > 8\n")
+    with Workdir(folder, run) as again:
+        assert again.replaced
+        again.begin_anew()
+    assert read_code(folder) != {"own_loss:loss": digest}
+    (folder / "checkpoints" / "7").mkdir(parents=True)
+    check_usable(folder, run)
+    (tmp_path / "own_loss.py").write_text("def loss(ratio): return ratio, ratio > 7\n")
+    checks = (check_usable, check_code, lambda *given: Workdir(*given).__enter__())
+    for refuse in checks:
+        with pytest.raises(WorkdirUnusable, match=r"surrogate 'own_loss:loss': .*own_loss\.py has"):
+            refuse(folder, run)
 
 
 def changed(run, **settings):

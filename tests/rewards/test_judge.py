@@ -225,7 +225,7 @@ def test_what_a_function_prints_and_reads_is_nobodys(judge):
     ("reward", "message"),
     [
         (RewardConfig(name="no.such.module:x"), r"'no.such.module:x' cannot be imported: Module"),
-        (own("missing"), r"missing' cannot be imported: AttributeError"),
+        (own("missing"), r"missing' cannot be imported: no 'missing' in tests"),
         (own("not_callable"), r"not_callable' is no function"),
         (own("columns_of"), r"columns_of' needs 'answer', which is no option and no column"),
         (own("plain", options={"scale": 1}), r"plain' takes no option 'scale'"),

@@ -1,6 +1,5 @@
 """Tools by name, as settings name them: built-in ones, and a user's own."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from rlboost_jax.environments.builtin.search_tool import search_tools
 from rlboost_jax.environments.protocol import Tool, Turn
 from rlboost_jax.environments.tools import BadTool, tool
 from rlboost_jax.platform.mistakes import suggestion
+from rlboost_jax.platform.outside_code import CodeNotFound, imported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,13 @@ def toolset(name: str, options: Mapping[str, Any]) -> Toolset:
             return BUILT_IN_TOOLS[name](**options)
         except TypeError as error:
             raise BadTool(f"tool {name!r}: {error}") from None
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         hint = suggestion(name, BUILT_IN_TOOLS)
         raise BadTool(f"there is no tool {name!r}; {hint}; yours is 'package.module:function'")
     if options:
         raise BadTool(f"tool {name!r} is one of your own and takes no options")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise BadTool(f"tool {name!r}: {error}") from None
+        found = imported(name)
+    except CodeNotFound as error:
+        raise BadTool(f"tool {name!r} {error}") from None
     return Toolset(tools=(found if isinstance(found, Tool) else tool(found),))

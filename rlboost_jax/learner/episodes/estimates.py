@@ -12,7 +12,7 @@ episode to the next as well: an advantage is an episode's, or of a turn of it, a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never, get_args
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from rlboost_jax.algorithms.shaping import overlong_penalty
 from rlboost_jax.learner.episodes.raw_rewards import batch_differs, turn_returns
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.sequences.endings import stopped
-from rlboost_jax.settings.algorithm_config import AlgorithmConfig, GroupAdvantage, TokenAdvantage
+from rlboost_jax.settings.algorithm_config import AlgorithmConfig, ComparingAdvantage
 
 ByToken = Mapping[int, NDArray[np.float32]]  # sample → one value for each sampled token
 
@@ -88,7 +88,7 @@ class Estimates:
         counted = [t for t in trajectories if not (t.left_out or t.fills_up)]
         if not (self.algorithm.needs_batch and counted):
             return tuple(trajectories)
-        if self.algorithm.advantage in get_args(TokenAdvantage) and not batch_differs(counted):
+        if not (self.algorithm.compares_groups or batch_differs(counted)):
             advantages = [np.zeros(t.num_sampled) for t in counted]
         elif self.algorithm.whiten:
             advantages = whitened([_by_token(t) for t in counted])
@@ -125,17 +125,20 @@ class Estimates:
     def _estimated(
         self, members: Sequence[Trajectory], found: ResponseScores | None
     ) -> tuple[Trajectory, ...]:
-        advantage = self.algorithm.advantage
+        advantage = self.algorithm.chosen_advantage
         match advantage:
             case "return":
                 return tuple(self._with_returns(t, self._in_turns(t, found)) for t in members)
             case "gae":
                 return tuple(self._with_values(t, self._in_turns(t, found)) for t in members)
-            case _:  # a `GroupAdvantage`
+            case _:  # a `ComparingAdvantage`
                 return self._compared(members, found, advantage)
 
     def _compared(
-        self, members: Sequence[Trajectory], found: ResponseScores | None, advantage: GroupAdvantage
+        self,
+        members: Sequence[Trajectory],
+        found: ResponseScores | None,
+        advantage: ComparingAdvantage,
     ) -> tuple[Trajectory, ...]:
         """Advantages within a group, without the members left out.
 
@@ -163,7 +166,10 @@ class Estimates:
         return tuple(done.get(t.sample, t) for t in members)
 
     def _of_episodes(
-        self, members: Sequence[Trajectory], found: ResponseScores | None, advantage: GroupAdvantage
+        self,
+        members: Sequence[Trajectory],
+        found: ResponseScores | None,
+        advantage: ComparingAdvantage,
     ) -> NDArray[np.float64]:
         """Advantage of each episode."""
         outcomes = np.array([self._rewards(t, found).sum() for t in members])
@@ -175,7 +181,10 @@ class Estimates:
         )
 
     def _of_turns(
-        self, members: Sequence[Trajectory], found: ResponseScores | None, advantage: GroupAdvantage
+        self,
+        members: Sequence[Trajectory],
+        found: ResponseScores | None,
+        advantage: ComparingAdvantage,
     ) -> list[NDArray[np.float64]]:
         """Advantages of each episode, turn by turn."""
         returns = []

@@ -60,7 +60,7 @@ def batch_differs(members: Sequence[Trajectory]) -> bool:
 def _compared_differ(members: Sequence[Trajectory], algorithm: AlgorithmConfig) -> bool:
     """Whether any comparison that the algorithm makes within a group has unequal sides."""
     whole = algorithm.turn_advantages != "turn" and comparable(
-        [t.reward for t in members], algorithm.advantage
+        [t.reward for t in members], algorithm.chosen_advantage
     )
     if whole or algorithm.turn_advantages == "episode":
         return whole

@@ -44,6 +44,7 @@ from rlboost_jax.learner.setup.preparation import (
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner, learner_of
+from rlboost_jax.learner.workdir import check_code
 from rlboost_jax.models.collectives import add_in_order
 from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import Params
@@ -246,6 +247,7 @@ def follow_training(
     Raises:
         LeaderLost: process 0 ended before that.
         OtherFolder: `path` is not process 0's.
+        WorkdirUnusable: functions of other packages are not those of process 0.
     """
     compile_cache.enable(run.compile_cache_dir)
     add_in_order(run.deterministic)
@@ -273,6 +275,7 @@ def _follow_session(
             disk_seconds=run.checkpoint.disk_seconds,
         ) as checkpoints,
     ):
+        check_code(path, run)
         restored = restore(run, policy, critic, checkpoints, world, lambda line: None)
         first = checkpoints.latest() or 0
         changes, begins = settled((), first, 0, world)

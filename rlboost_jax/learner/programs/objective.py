@@ -5,7 +5,8 @@ sum over all of them may be divided, by the update's own number of tokens or res
 weights of a batch say how much a token counts. Log-probabilities are in nats.
 """
 
-from typing import Literal, assert_never
+from functools import partial
+from typing import assert_never
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rlboost_jax.algorithms import surrogates
 from rlboost_jax.algorithms.corrections import correction_weights, kept_weights
 from rlboost_jax.algorithms.kl import distilled_losses, kl_estimates, kl_losses
+from rlboost_jax.algorithms.outside_functions import arrays_from_outside
 from rlboost_jax.algorithms.ratios import (
     log_ratios,
     sequence_log_ratios,
@@ -22,7 +24,8 @@ from rlboost_jax.algorithms.ratios import (
 from rlboost_jax.algorithms.segments import segment_sums
 from rlboost_jax.learner.packing import PackedBatch
 from rlboost_jax.learner.programs.choices import logprob_gaps, mean_choice_gaps
-from rlboost_jax.settings.algorithm_config import AlgorithmConfig
+from rlboost_jax.settings.algorithm_config import ActiveCorrection, AlgorithmConfig
+from rlboost_jax.settings.outside import Outside
 
 Sums = dict[str, Float[Array, ""]]
 # Keys of Sums that are maxima over tokens.
@@ -74,7 +77,7 @@ def objective(
     ratio = jnp.exp(_at_level(algorithm, batch, log_ratio))
     surrogate, stopped = _surrogate(algorithm, ratio, jnp.where(mask, logprobs, 0.0), advantages)
     extra: Sums = {}
-    correction = algorithm.correction
+    correction = algorithm.chosen_correction
     if correction != "none":
         factors, weights, extra = _corrected(algorithm, correction, batch, old)
         surrogate = surrogate * factors
@@ -120,6 +123,22 @@ def objective(
         **_choices(batch, choice_gaps),
         **extra,
     }
+
+
+def check_traced(algorithm: AlgorithmConfig) -> None:
+    """Trace the functions that an algorithm has from other packages; no device is looked for.
+
+    Raises ConfigError where one returns something else than the objective needs.
+    """
+    tokens = jax.ShapeDtypeStruct((8,), jnp.float32)
+    jax.eval_shape(partial(_surrogate, algorithm), tokens, tokens, tokens)
+    correction = algorithm.chosen_correction
+    if correction != "none":
+        rows, marks, numbers = (
+            jax.ShapeDtypeStruct((2, 4), kind) for kind in (jnp.float32, jnp.bool_, jnp.int32)
+        )
+        weigh = partial(_correction_weights, algorithm, correction)
+        jax.eval_shape(weigh, rows, rows, marks, numbers)
 
 
 def _choices(batch: PackedBatch, gaps: Float[Array, " N"] | None) -> Sums:
@@ -184,7 +203,7 @@ def _surrogate(
     advantages: Float[Array, " N"],
 ) -> tuple[Float[Array, " N"], Bool[Array, " N"]]:
     bounds = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
-    match algorithm.surrogate:
+    match chosen := algorithm.chosen_surrogate:
         case "clip":
             return surrogates.clipped(ratio, advantages, **bounds, dual_clip=algorithm.dual_clip)
         case "cispo":
@@ -198,29 +217,26 @@ def _surrogate(
             )
         case "reinforce":
             return surrogates.reinforce(logprobs, advantages)
+        case Outside():
+            given = {"ratio": ratio, "logprobs": logprobs, "advantages": advantages, **bounds}
+            given["dual_clip"] = algorithm.dual_clip
+            return arrays_from_outside(chosen, given, ratio.shape)
         case _:
-            assert_never(algorithm.surrogate)
+            assert_never(chosen)
 
 
 def _corrected(
     algorithm: AlgorithmConfig,
-    correction: Literal["truncate", "mask", "reject"],
+    correction: ActiveCorrection,
     batch: PackedBatch,
     old: Float[Array, " N"],
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], Sums]:
     """Factors of the tokens' surrogates, their weights, and metrics of the correction."""
     mask, segments = jnp.asarray(batch.response_mask), jnp.asarray(batch.segments)
     weights = jnp.asarray(batch.weights)
-    factors, changed = correction_weights(
-        old.reshape(mask.shape),
-        jnp.asarray(batch.behaviour_logprobs),
-        mask,
-        segments,
-        correction=correction,
-        level=algorithm.correction_level,
-        low=algorithm.correction_low,
-        high=algorithm.correction_high,
-    )
+    behaviour = jnp.asarray(batch.behaviour_logprobs)
+    weigh = partial(_correction_weights, algorithm, correction)
+    factors, changed = weigh(old.reshape(mask.shape), behaviour, mask, segments)
     sums = {"corrected": changed.sum().astype(jnp.float32)}
     if correction == "reject":
         kept = mask & (weights > 0) & ~changed
@@ -231,6 +247,26 @@ def _corrected(
             shares=_shares(batch, mask, segments),
         )
     return jnp.ravel(factors), jnp.ravel(weights), sums
+
+
+def _correction_weights(
+    algorithm: AlgorithmConfig,
+    correction: ActiveCorrection,
+    old: Float[Array, "R T"],
+    behaviour: Float[Array, "R T"],
+    mask: Bool[Array, "R T"],
+    segments: Int[Array, "R T"],
+) -> tuple[Float[Array, "R T"], Bool[Array, "R T"]]:
+    return correction_weights(
+        old,
+        behaviour,
+        mask,
+        segments,
+        correction=correction,
+        level=algorithm.correction_level,
+        low=algorithm.correction_low,
+        high=algorithm.correction_high,
+    )
 
 
 def _shares(

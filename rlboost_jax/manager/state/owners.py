@@ -39,7 +39,7 @@ class Owners:
             fleet=Fleet(
                 fleet.most_instances,
                 capped=fleet.sizing != "fixed",
-                prefix=fleet.provider,
+                prefix=fleet.name_prefix,
                 life=life,
                 pools=pools,
             ),

@@ -1,11 +1,10 @@
 """Choices of an algorithm that contradict each other: one line per contradiction."""
 
 from collections.abc import Iterator
-from typing import Final, assert_never, get_args
+from typing import Final, assert_never
 
 from rlboost_jax.messages import MAX_FRAME_BYTES
 from rlboost_jax.sequences.shared_limits import AGREEING
-from rlboost_jax.settings.algorithm_config import GroupAdvantage, TokenAdvantage
 from rlboost_jax.settings.distillation_config import NOT_SAID, DistillationConfig
 from rlboost_jax.settings.fleet_config import FleetConfig
 from rlboost_jax.settings.mixture_parts import parts_of
@@ -27,7 +26,7 @@ def algorithm_mistakes(config: RunConfig) -> Iterator[str]:
 
 def _advantage(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.group_size == 1 and algorithm.advantage in get_args(GroupAdvantage):
+    if algorithm.group_size == 1 and algorithm.compares_groups:
         yield (
             f"algorithm.group_size is 1; algorithm.advantage {algorithm.advantage!r} compares the "
             "responses of one prompt: choose 2 or more, or 'return' or 'gae'"
@@ -61,7 +60,7 @@ def _turns(config: RunConfig) -> Iterator[str]:
             )
         return
     said = f"algorithm.turn_advantages is {algorithm.turn_advantages!r}"
-    if algorithm.advantage in get_args(TokenAdvantage):
+    if not algorithm.compares_groups:
         yield (
             f"{said}, which compares turns within a group, but algorithm.advantage "
             f"{algorithm.advantage!r} compares nothing, and takes rewards where their turn ends "
@@ -81,7 +80,7 @@ def _turns(config: RunConfig) -> Iterator[str]:
 
 def _surrogate(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.ratio_level == "sequence" and algorithm.advantage in get_args(TokenAdvantage):
+    if algorithm.ratio_level == "sequence" and not algorithm.compares_groups:
         yield (
             "algorithm.ratio_level is 'sequence', one ratio for a response, but "
             f"algorithm.advantage {algorithm.advantage!r} differs by token: take 'sequence_token'"
@@ -97,7 +96,7 @@ def _surrogate(config: RunConfig) -> Iterator[str]:
             f"{algorithm.epochs}; with algorithm.surrogate 'reinforce', which has no ratio, only "
             "the first update of a batch is on policy: set both to 1, or take 'clip'"
         )
-    if algorithm.dual_clip and algorithm.surrogate != "clip":
+    if algorithm.dual_clip and algorithm.surrogate in ("cispo", "sapo", "reinforce"):
         yield (
             f"algorithm.dual_clip is {algorithm.dual_clip}; algorithm.surrogate "
             f"{algorithm.surrogate!r} has no such bound: set it to 0, or take 'clip'"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rlboost_jax.platform.mistakes import suggestion
+from rlboost_jax.platform.outside_code import PATH
 from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.task_sizes import DATASET, ENVIRONMENT
 
@@ -25,7 +26,6 @@ BUILT_IN_ENVIRONMENTS: Final[dict[str, str]] = {
 }
 MAX_TURNS: Final = 2**15
 _ADDRESS: Final = re.compile(r".+:(\d{1,5})")
-_PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def environment_mistakes(config: RunConfig) -> Iterator[str]:
@@ -83,7 +83,7 @@ def environment_mistakes(config: RunConfig) -> Iterator[str]:
 
 def name_mistakes(name: str) -> Iterator[str]:
     """Yield a line per mistake in `environment.name` that shows without an import."""
-    if name in BUILT_IN_ENVIRONMENTS or _PATH.fullmatch(name):
+    if name in BUILT_IN_ENVIRONMENTS or PATH.fullmatch(name):
         return
     if BUILT_IN_ENVIRONMENTS:
         hint = suggestion(name, BUILT_IN_ENVIRONMENTS)

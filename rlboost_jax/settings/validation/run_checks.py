@@ -11,14 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
+from rlboost_jax.algorithms.outside_functions import check_outside_functions
 from rlboost_jax.platform.mistakes import ConfigError, install, suggestion
 from rlboost_jax.sequences.identities import MOST_TRAINED
 from rlboost_jax.settings.ec2_config import ec2_mistakes
-from rlboost_jax.settings.fleet_config import FleetConfig
+from rlboost_jax.settings.fleet_config import PROVIDER_IS_GIVEN, FleetConfig
 from rlboost_jax.settings.kubernetes_config import kubernetes_mistakes
 from rlboost_jax.settings.launchers_config import command_mistakes, slurm_mistakes
 from rlboost_jax.settings.model_config import ModelConfig
 from rlboost_jax.settings.observe_config import TRACKERS
+from rlboost_jax.settings.outside import Outside, loaded
 from rlboost_jax.settings.page_config import host_mistakes
 from rlboost_jax.settings.pool_fleets import pool_mistakes
 from rlboost_jax.settings.ranges import out_of_range
@@ -92,13 +94,16 @@ def check_files(
     installed: Callable[[str], bool] = _installed,
     program: Callable[[str], object] = shutil.which,
 ) -> None:
-    """Raise ConfigError where a file, a library or a program that the run needs is missing.
+    """Raise ConfigError where a file, a library, a program or a function of the run is missing.
 
     Args:
         installed: whether a package is.
         program: where a program is, if anywhere.
     """
+    check_outside_functions(config.algorithm)
     fleet = config.fleet
+    for provider in fleet.outside_functions:
+        loaded(provider, PROVIDER_IS_GIVEN)
     if fleet.trace not in ("", "synthetic"):
         read_trace(fleet.trace)
     providers = {pool.provider for pool in fleet.pools} or {fleet.provider}
@@ -228,6 +233,11 @@ def _fleet_alone(fleet: FleetConfig) -> Iterator[str]:
         yield (
             "fleet.trace and fleet.chaos need servers that the run started itself; "
             "set fleet.provider to 'local', or trace to '' and chaos.enabled to False"
+        )
+    if fleet.options and not isinstance(fleet.chosen_provider, Outside):
+        yield (
+            f"fleet.options is {fleet.options}, and fleet.provider {fleet.provider!r} has settings "
+            f"of its own (fleet.{fleet.provider}): leave them out, or name another package's"
         )
     if fleet.provider == "command":
         yield from command_mistakes(fleet.command)

@@ -17,13 +17,13 @@ import msgspec
 
 from rlboost_jax.platform.bounded_files import read_text
 from rlboost_jax.platform.mistakes import ConfigError, suggestion
-from rlboost_jax.settings.fleet_config import Provider
+from rlboost_jax.settings.fleet_config import BuiltInProvider
 from rlboost_jax.settings.pool_config import POOL_NAME
 from rlboost_jax.settings.shipped import FOLDER, OF_SIMULATIONS
 from rlboost_jax.simulator.market.availability import read_availability
 
 EXAMPLE_FILE: Final = FOLDER / OF_SIMULATIONS / "prices.toml"
-PROVIDERS: Final = tuple(name for name in get_args(Provider) if name != "none")
+PROVIDERS: Final = tuple(name for name in get_args(BuiltInProvider) if name != "none")
 MOST_BYTES: Final = 2**20  # of a list
 MOST_TYPES: Final = 32
 MOST_INSTANCES: Final = 64  # of one type

@@ -276,6 +276,24 @@ def test_the_trap_of_denominators_one_and_four_micro_batches_agree(name, respons
         np.testing.assert_allclose(parts[key], whole[key], rtol=1e-6, atol=1e-6)
 
 
+OUTSIDE = {
+    "grpo": {"surrogate": "rlboost_jax.algorithms.surrogates:clipped"},
+    "dual clip": {"surrogate": "rlboost_jax.algorithms.surrogates:clipped"},
+    "truncate by sequence, token_mean": {
+        "correction": "tests.algorithms.test_outside_functions:truncated"
+    },
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_the_same_formula_from_outside_has_the_same_bits(name, responses):
+    trajectories, live, reference = responses
+    batches = packed(ALGORITHMS[name], trajectories, rows=4)
+    ours = sums_of(ALGORITHMS[name], batches, live, reference)
+    theirs = sums_of(replace(ALGORITHMS[name], **OUTSIDE[name]), batches, live, reference)
+    assert jax.tree.all(jax.tree.map(np.array_equal, ours, theirs))
+
+
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum", "constant"])
 def test_divisors(responses, aggregation):
     """Sample 3, of two tokens, is not trained on and counts nowhere."""
