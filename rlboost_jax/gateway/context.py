@@ -6,7 +6,7 @@ chat template writes it. A conversation that cannot go on so begins another sequ
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,10 @@ from rlboost_jax.environments.protocol import Message
 from rlboost_jax.gateway.api_errors import CONTEXT_FULL, ApiError, invalid
 from rlboost_jax.gateway.client_calls import Call, ChatCall
 from rlboost_jax.gateway.gateway_session import Ask
+from rlboost_jax.messages import pack_tokens, unpack_tokens
+from rlboost_jax.sequences.transcript import Transcript
+
+_SAMPLER: Final = "policy"  # of all sampled tokens
 
 
 class Chat(Protocol):
@@ -45,44 +49,35 @@ class Context:
 
     Attributes:
         number: of the sequence in its episode.
-        runs: of the response, in turn sampled and given.
+        transcript: never changed in place: after a turn that fails, the one before it counts.
         messages: before the newest turn, the policy's own as they were parsed; None where token
             ids alone are known.
         turn: the newest; None: there is none.
     """
 
     number: int
-    prompt: tuple[int, ...]
-    response: tuple[int, ...] = ()
-    runs: tuple[int, ...] = ()
+    transcript: Transcript
     messages: tuple[Message, ...] | None = None
     turn: ParsedTurn | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return (*self.prompt, *self.response)
+        """All token ids, the prompt's included."""
+        return tuple(unpack_tokens(self.transcript.between(0, self.transcript.length)).tolist())
 
-    @property
-    def length(self) -> int:
-        return len(self.prompt) + len(self.response)
-
-    @property
-    def num_sampled(self) -> int:
-        return sum(self.runs[::2])
-
-    def with_given(self, tokens: Sequence[int]) -> "Context":
+    def with_given(self, tokens: ArrayLike) -> "Context":
         """Append what follows a turn; nothing if the turn continues."""
-        if not tokens:
+        data, transcript = pack_tokens(tokens), self.transcript.copy()
+        if not data:
             return self
-        return replace(
-            self, response=(*self.response, *tokens), runs=(*self.runs, len(tokens)), turn=None
-        )
+        transcript.give(data)
+        return replace(self, transcript=transcript, turn=None)
 
-    def with_sampled(self, tokens: Sequence[int], turn: ParsedTurn) -> "Context":
-        runs = self.runs
-        goes_on = len(runs) % 2  # a turn that was cut off
-        runs = (*runs[:-1], runs[-1] + len(tokens)) if goes_on else (*runs, len(tokens))
-        return replace(self, response=(*self.response, *tokens), runs=runs, turn=turn)
+    def with_sampled(self, tokens: ArrayLike, turn: ParsedTurn) -> "Context":
+        """Append a turn, or the rest of one that was cut off."""
+        transcript = self.transcript.copy()
+        transcript.append(pack_tokens(tokens), b"", _SAMPLER)
+        return replace(self, transcript=transcript, turn=turn)
 
 
 def ahead_of(context: Context | None, ask: Ask, chat: Chat) -> Context:
@@ -98,7 +93,7 @@ def ahead_of(context: Context | None, ask: Ask, chat: Chat) -> Context:
     call = ask.call
     if not isinstance(call, ChatCall):
         if ask.begins or context is None:
-            return Context(number=number, prompt=call.tokens)
+            return _begun(number, call.tokens)
         return replace(context.with_given(ask.given), messages=None)
     tools = call.tools or None
     if not (ask.begins or context is None or context.turn is None or context.messages is None):
@@ -106,7 +101,7 @@ def ahead_of(context: Context | None, ask: Ask, chat: Chat) -> Context:
         messages = (*before, context.turn.message, *ask.new)
         match chat.after(before, context.turn, ask.new, tools):
             case Given(tokens):
-                return replace(context.with_given(tokens.tolist()), messages=messages)
+                return replace(context.with_given(tokens), messages=messages)
             case NewSequence(prompt):
                 return _begun(number, prompt, messages)
     return _begun(number, chat.first(call.messages, tools), call.messages)
@@ -131,9 +126,10 @@ def room_for(context: Context, slot_tokens: int, *, asked: int | None, most: int
     Raises:
         ApiError: there is room for none.
     """
-    room = slot_tokens - context.length
+    length = context.transcript.length
+    room = slot_tokens - length
     if room < 1:
-        raise _full(f"{context.length} tokens", slot_tokens)
+        raise _full(f"{length} tokens", slot_tokens)
     return min(room, asked or room, most or room)
 
 
@@ -146,5 +142,5 @@ def _full(tokens: str, slot_tokens: int) -> ApiError:
     )
 
 
-def _begun(number: int, prompt: NDArray[np.int32], messages: tuple[Message, ...]) -> Context:
-    return Context(number=number, prompt=tuple(prompt.tolist()), messages=messages)
+def _begun(number: int, prompt: ArrayLike, messages: tuple[Message, ...] | None = None) -> Context:
+    return Context(number=number, transcript=Transcript(pack_tokens(prompt)), messages=messages)

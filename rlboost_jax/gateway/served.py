@@ -22,7 +22,7 @@ from rlboost_jax.gateway.context import Chat, Context, ahead_of, check_length, r
 from rlboost_jax.gateway.engine_thread import EngineFailed, EngineThread, RequestYield, TokenStream
 from rlboost_jax.gateway.gateway_session import Ask, Called, Finish, SampledTurn
 from rlboost_jax.gateway.stops import before_stop, certain, stopped_after
-from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens
+from rlboost_jax.messages import GenerateRequest, Sampling
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.sequences.identities import Batch, Version, Work
 
@@ -117,7 +117,7 @@ class EngineBackend:
             context, policy.slot_tokens, asked=asked.max_tokens, most=policy.turn_tokens
         )
         self._requests = (self._requests + 1) % _UINT32
-        own = policy.sampling
+        own, transcript = policy.sampling, context.transcript
         return GenerateRequest(
             request_id=self._requests,
             work=Work(
@@ -128,14 +128,14 @@ class EngineBackend:
                 sequence=context.number,
             ),
             version=policy.version,
-            prompt_tokens=pack_tokens(context.prompt),
-            response_tokens=pack_tokens(context.response),
-            runs=context.runs,
+            prompt_tokens=transcript.prompt,
+            response_tokens=bytes(transcript.tokens),
+            runs=transcript.runs,
             sampling=Sampling(
                 temperature=own.temperature if asked.temperature is None else asked.temperature,
                 top_p=own.top_p if asked.top_p is None else asked.top_p,
                 top_k=own.top_k if asked.top_k is None else asked.top_k,
-                max_tokens=context.num_sampled + room,
+                max_tokens=transcript.num_sampled + room,
                 stop_ids=asked.stop_ids or own.stop_ids,
                 stops=own.stops,
             ),
@@ -178,7 +178,7 @@ class _Turn:
             finish = "stop"
         calls = tuple(
             Called(
-                id=each.id or f"call_{context.length}_{index}",
+                id=each.id or f"call_{context.transcript.length}_{index}",
                 name=each.name,
                 arguments=json.dumps(dict(each.arguments)),
             )

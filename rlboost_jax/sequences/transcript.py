@@ -8,8 +8,8 @@ string or a limit. What somebody gives then (a tool's output, a user's turn) beg
     transcript.give(tokens)  # the next turn begins
     transcript.cut(length)  # keep the first tokens alone
 
-Where it is made, and under which request, stands beside it, never in it. Positions are among all
-tokens after the prompt.
+Where it is made, and under which request, stands beside it, never in it. Lengths to cut at are
+among all tokens after the prompt.
 """
 
 import itertools
@@ -65,6 +65,35 @@ class Transcript:
         self.parts: list[tuple[str, int]] = []
         self.turn = 0
 
+    @classmethod
+    def from_runs(cls, prompt: bytes, tokens: bytes, runs: Runs, sampler: str) -> "Transcript":
+        """Make a transcript of the tokens after a prompt.
+
+        Args:
+            runs: of these tokens, in turn sampled and given, see `runs_after_prompt`.
+            sampler: stands for all who sampled any.
+        """
+        transcript, start = cls(prompt), 0
+        for place, count in enumerate(runs):
+            end = start + 4 * count
+            if place % 2:
+                transcript.give(tokens[start:end])
+            else:
+                transcript.append(tokens[start:end], b"", sampler)
+            start = end
+        return transcript
+
+    def copy(self) -> "Transcript":
+        """Return another one with the same content."""
+        new = Transcript(self.prompt)
+        new.tokens += self.tokens
+        new.logprobs += self.logprobs
+        new.routes += self.routes
+        new.num_tokens, new.num_sampled = self.num_tokens, self.num_sampled
+        new._sampled_before, new.turn = self._sampled_before, self.turn
+        new.parts += self.parts
+        return new
+
     @property
     def num_given(self) -> int:
         return self.num_tokens - self.num_sampled
@@ -78,6 +107,11 @@ class Transcript:
     def newest_given(self) -> int:
         """Number of tokens given since the last sampled one; 0 before any was sampled."""
         return self.parts[-1][1] if self.parts and self.parts[-1][0] == GIVEN else 0
+
+    @property
+    def newest_token(self) -> int:
+        """Last token, the prompt's if none follows it."""
+        return int.from_bytes(self.tokens[-4:] or self.prompt[-4:], "little", signed=True)
 
     @property
     def lead(self) -> int:
@@ -105,8 +139,16 @@ class Transcript:
         """Names of those that sampled any of it, in order."""
         return tuple(dict.fromkeys([name for name, _ in self.parts if name != GIVEN]))
 
+    def between(self, start: int, end: int) -> bytes:
+        """Return tokens from a position to before another, both counted from the prompt's first."""
+        prompt = len(self.prompt)
+        start, end = 4 * start, 4 * end
+        if end <= prompt:
+            return self.prompt[start:end]
+        return self.prompt[start:] + self.tokens[max(0, start - prompt) : end - prompt]
+
     def append(self, tokens: bytes, logprobs: bytes, sampler: str, routes: bytes = b"") -> None:
-        """Append tokens that `sampler` sampled."""
+        """Append tokens that `sampler` sampled; b"" for log-probabilities that nobody reads."""
         count = len(tokens) // 4
         self.tokens += tokens
         self.logprobs += logprobs
@@ -156,7 +198,7 @@ class Transcript:
             return False
         sampled = self.num_sampled - self._sampled_before
         reason = finish_reason(
-            int.from_bytes(self.tokens[-4:], "little", signed=True),
+            self.newest_token,
             sampled,
             max_tokens=sampled + self.room(limits),
             stop_ids=limits.stop_ids,

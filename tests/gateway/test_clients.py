@@ -159,4 +159,4 @@ async def test_a_program_drives_ten_turns(served: Any) -> None:
         assert json.loads(done.stdout) == {"turns": 10}
         assert place.sessions.find("program").state.turns == 10
         context = place.backend._contexts["program"]
-        assert context.number == 0 and len(context.runs) == 19
+        assert context.number == 0 and len(context.transcript.runs) == 19
