@@ -3,8 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
+from rlboost_jax import messages
 from rlboost_jax.environments.episode_records import EpisodeRecord, Past, TurnAnswered
+from rlboost_jax.rewards.verdict import Account, CallMade, Verdict
+from rlboost_jax.sequences.identities import Work
+from rlboost_jax.sequences.transcript import Transcript
+
+COMPONENT: Final = "environment"  # of a reward
+SOLVED: Final = "solved"  # the metric that is an episode's accuracy, if it has one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,17 +20,16 @@ class EpisodeQuestion:
     """A sequence whose newest turn is over, to be answered.
 
     Attributes:
-        turns: of the sequence: what was sampled and then given; of the newest nothing yet.
+        work: names the sequence.
+        transcript: of the sequence; its prompt is not looked at.
         finished: nothing more is sampled in the episode: what is it worth?
-        logprobs: of what was sampled in each turn, float32; (): not known.
         stream: on which it is asked; the answer belongs there.
     """
 
+    work: Work
     attempt: int
-    sequence: int
-    turns: tuple[tuple[bytes, bytes | None], ...]
+    transcript: Transcript
     finished: bool = False
-    logprobs: tuple[bytes, ...] = ()
     stream: int = 0
 
 
@@ -85,6 +92,20 @@ class Say:
     answered: TurnAnswered | None = None
     restart: bool = False
 
+    @property
+    def answer(self) -> messages.Answer:
+        """The message to the manager."""
+        question, answered = self.question, self.answered
+        return messages.Answer(
+            work=question.work,
+            attempt=question.attempt,
+            turn=question.transcript.turn,
+            tokens=answered.given if answered else b"",
+            over=answered.over if answered else not self.restart,
+            prompt=answered.prompt if answered else b"",
+            restart=self.restart,
+        )
+
 
 @dataclass(frozen=True)
 class JudgeEpisode:
@@ -97,6 +118,34 @@ class JudgeEpisode:
 
     turns: tuple[TurnAnswered, ...]
     left_out: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on the episode: its reward is the sum over its turns.
+
+        Its accuracy is what it says of being solved, or the reward.
+        """
+        rewards = tuple(turn.reward for turn in self.turns)
+        metrics = self.turns[-1].metrics if self.turns else {}
+        reward = float(sum(rewards))
+        calls = tuple(
+            CallMade(turn=index, name=name, failed=failed)
+            for index, turn in enumerate(self.turns)
+            for name, failed in turn.calls
+        )
+        return Verdict(
+            reward=reward,
+            accuracy=metrics.get(SOLVED, reward),
+            components={COMPONENT: reward},
+            left_out=self.left_out,
+            turn_rewards=() if self.left_out else rewards,
+            account=Account(
+                calls=calls,
+                seconds=sum(turn.seconds for turn in self.turns),
+                tokens_retokenised=sum(turn.retokenised for turn in self.turns),
+                metrics=metrics,
+            ),
+        )
 
 
 @dataclass(frozen=True)

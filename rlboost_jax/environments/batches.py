@@ -12,7 +12,6 @@ from rlboost_jax.environments.environment_journal import EnvironmentJournal
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.episode_records import identity
 from rlboost_jax.environments.hosted import Around, CallJournal, EpisodeStart, Hosted
-from rlboost_jax.environments.translation import verdict_of
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.environment_config import EnvironmentConfig
@@ -31,13 +30,13 @@ class EpisodesOfBatch:
         problems: Problems,
         *,
         room: int,
-        say: Callable[[Work, Say], None],
+        say: Callable[[Say], None],
     ) -> None:
         """
         Args:
             problems: of works; None: the work is no episode of the batch.
             room: tokens that the prompt of a later sequence may have.
-            say: an answer, about an episode.
+            say: an answer.
         """
         self._around, self._settings, self._journal = around, settings, journal
         self._problems, self._room, self._say = problems, room, say
@@ -45,7 +44,7 @@ class EpisodesOfBatch:
         self._records: dict[int, list[Any]] = {}  # that were kept before, by sample
         self._episodes: dict[int, Hosted] = {}
         self._verdicts: dict[int, Future[Verdict]] = {}
-        self._waiting: list[tuple[Work, EpisodeQuestion]] | None = []  # None: it is open
+        self._waiting: list[EpisodeQuestion] | None = []  # None: it is open
 
     async def open(self) -> None:
         """Read the journal. Raises JournalNotWritten."""
@@ -55,32 +54,31 @@ class EpisodesOfBatch:
             if hasattr(record, "sample"):
                 self._records.setdefault(record.sample, []).append(record)
         waiting, self._waiting = self._waiting or [], None
-        for work, question in waiting:
-            self.ask(work, question)
+        for question in waiting:
+            self.ask(question)
 
-    def ask(
-        self, work: Work, question: EpisodeQuestion, verdict: Future[Verdict] | None = None
-    ) -> None:
+    def ask(self, question: EpisodeQuestion, verdict: Future[Verdict] | None = None) -> None:
         """Ask a question about an episode.
 
         Args:
             verdict: is done with what a finished episode is worth.
         """
+        sample = question.work.sample
         if verdict is not None:
-            self._verdicts[work.sample] = verdict
+            self._verdicts[sample] = verdict
         if self._waiting is not None:
-            self._waiting.append((work, question))
+            self._waiting.append(question)
             return
-        hosted = self._episodes.get(work.sample)
+        hosted = self._episodes.get(sample)
         if hosted is None:
-            first = msgspec.structs.replace(work, sequence=0)
+            first = msgspec.structs.replace(question.work, sequence=0)
             problem = self._problems(first)
             if problem is None:  # of a batch that was begun otherwise
                 return
             if problem.failed:
-                self._leave_out(first, question, problem.failed)
+                self._leave_out(question, problem.failed)
                 return
-            hosted = self._episodes[work.sample] = self._hosted(first, problem)
+            hosted = self._episodes[sample] = self._hosted(first, problem)
         hosted.ask(question)
 
     async def close(self) -> None:
@@ -109,18 +107,18 @@ class EpisodesOfBatch:
             prompt=data,
             ledger=self._ledger,
             keep=self._journal.keep,
-            say=lambda say: self._say(work, say),
+            say=self._say,
             judged=lambda judged: self._judged(sample, judged),
         )
 
-    def _leave_out(self, work: Work, question: EpisodeQuestion, why: str) -> None:
+    def _leave_out(self, question: EpisodeQuestion, why: str) -> None:
         """End an episode that no environment could begin, with its first turn."""
         if question.finished:
-            self._judged(work.sample, JudgeEpisode((), why))
+            self._judged(question.work.sample, JudgeEpisode((), why))
         else:
-            self._say(work, Say(question))
+            self._say(Say(question))
 
     def _judged(self, sample: int, judged: JudgeEpisode) -> None:
         verdict = self._verdicts.pop(sample, None)
         if verdict is not None and verdict.set_running_or_notify_cancel():
-            verdict.set_result(verdict_of(judged))
+            verdict.set_result(judged.verdict)

@@ -105,14 +105,6 @@ class Episode:
         """Answers to the turns before one."""
         return tuple(self._answered[past.name] for past in self._history[:index])
 
-    def logprobs(self, index: int) -> bytes:
-        """Log-probabilities of a turn, float32; b"": not known, as for completed sequences."""
-        question = self._question
-        place = index - len(self._history) + (len(question.turns) if question else 0)
-        if question is None or not 0 <= place < len(question.logprobs):
-            return b""
-        return question.logprobs[place]
-
     def ask(self, question: EpisodeQuestion) -> Actions:
         """Take a question, which replaces the one before.
 
@@ -207,10 +199,10 @@ class Episode:
             return ()
         if self._left_out:
             return self._over(question, None)
-        begun = self._begun.get(question.sequence)
+        begun = self._begun.get(question.work.sequence)
         if begun is None:  # its prompt was ours, and what was kept of it is lost
-            return self._abandoned(f"nothing is known of its sequence {question.sequence}")
-        own = named(begun.name, begun.prompt, question.turns)
+            return self._abandoned(f"nothing is known of its sequence {question.work.sequence}")
+        own = named(begun.name, begun.prompt, question.transcript.turns())
         self._history = history = (*begun.before, *own)
         missing = next((i for i, past in enumerate(history) if past.name not in self._answered), -1)
         if missing < 0:

@@ -6,11 +6,13 @@ attempt. A call is named after its turn.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+
+from rlboost_jax.sequences.transcript import TurnTokens
 
 FORMAT: Final = 1
 NAME_BYTES: Final = 16
@@ -106,30 +108,30 @@ class Past:
         name: of all that led to it and of its own tokens.
         sampled: its tokens, int32.
         given: what it was answered, int32; None: not known from the sequence.
+        logprobs: of its tokens, float32; b"": not known, as for completed sequences.
     """
 
     name: bytes
     sampled: bytes
     given: bytes | None
+    logprobs: bytes = b""
 
 
-def named(
-    before: bytes, prompt: bytes, turns: Sequence[tuple[bytes, bytes | None]]
-) -> tuple[Past, ...]:
+def named(before: bytes, prompt: bytes, turns: Iterable[TurnTokens]) -> tuple[Past, ...]:
     """Name the turns of a sequence.
 
     Args:
         before: the name of the turn that the sequence follows on; of a first one, that of the
             episode (`identity`).
         prompt: of the sequence, int32.
-        turns: of each what was sampled, and then given.
     """
     digest = hashlib.blake2b(before, digest_size=NAME_BYTES)
     _add(digest, prompt)
     found: list[Past] = []
-    for sampled, given in turns:
+    for sampled, logprobs, given in turns:
         _add(digest, sampled)
-        found.append(Past(name=digest.copy().digest(), sampled=sampled, given=given))
+        name = digest.copy().digest()
+        found.append(Past(name=name, sampled=sampled, given=given, logprobs=logprobs))
         _add(digest, given or b"")
     return tuple(found)
 

@@ -7,7 +7,7 @@ for seconds. What an environment said is on disk before it is sent to anybody
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
@@ -31,11 +31,11 @@ from rlboost_jax.environments.prompt_renderer import (
     renderer_of,
 )
 from rlboost_jax.environments.runner import CallLedger, RememberedCalls
-from rlboost_jax.environments.translation import answer_of, question_of
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
-from rlboost_jax.sequences.sequence import runs_after_prompt
+from rlboost_jax.sequences.sequence import Sequence, runs_after_prompt
+from rlboost_jax.sequences.transcript import Transcript
 from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.workers.service_thread import ServiceThread
 from rlboost_jax.workers.worker_pool import WorkerPool
@@ -166,7 +166,7 @@ class EpisodeService:
             journal,
             problems,
             room=self._run.engine.max_prompt_tokens + self._settings.max_given_tokens,
-            say=lambda work, say: self._answer(answer_of(work, say), say.question.stream),
+            say=lambda say: self._answer(say.answer, say.question.stream),
         )
         self._thread.call(self._begin, batch, begun, fail=self.fail)
 
@@ -178,26 +178,16 @@ class EpisodeService:
         """
         self._thread.call(self._take, parked, stream, fail=self.fail)
 
-    def judge(
-        self,
-        work: Work,
-        sequence: int,
-        attempt: int,
-        tokens: NDArray[np.int32],
-        runs: Sequence[int],
-        logprobs: NDArray[np.float32] | None = None,
-    ) -> Future[Verdict]:
+    def judge(self, work: Work, attempt: int, sequence: Sequence) -> Future[Verdict]:
         """Compute the verdict on a finished episode; callable in any thread.
 
         Args:
-            sequence: its last.
-            tokens: of that sequence, all after its prompt.
-            runs: of these, in turn sampled and given.
-            logprobs: of the sampled tokens; None: not known.
+            work, attempt, sequence: of its last sequence.
         """
         verdict: Future[Verdict] = Future()
-        question = question_of(attempt, sequence, tokens, runs, logprobs=logprobs, finished=True)
-        self._thread.call(self._ask, work, question, verdict, fail=self.fail)
+        transcript = Transcript.from_sequence(sequence)
+        question = EpisodeQuestion(work=work, attempt=attempt, transcript=transcript, finished=True)
+        self._thread.call(self._ask, question, verdict, fail=self.fail)
         return verdict
 
     def over(self, batch: int) -> None:
@@ -263,13 +253,12 @@ class EpisodeService:
         if batch is None:
             self._early.setdefault(parked.work.batch, {})[parked.work.sample] = parked, stream
             return
-        tokens = messages.unpack_tokens(parked.tokens)
-        runs = runs_after_prompt(parked.runs, len(tokens))
-        logprobs = messages.unpack_logprobs(parked.logprobs)
-        question = question_of(
-            parked.attempt, parked.work.sequence, tokens, runs, logprobs=logprobs, stream=stream
+        runs = runs_after_prompt(parked.runs, len(parked.tokens) // 4)
+        transcript = Transcript.from_runs(b"", parked.tokens, runs, parked.logprobs)
+        question = EpisodeQuestion(
+            work=parked.work, attempt=parked.attempt, transcript=transcript, stream=stream
         )
-        batch.ask(parked.work, question)
+        batch.ask(question)
 
     def _begin(self, number: int, batch: EpisodesOfBatch) -> None:
         self._batches[number] = batch
@@ -277,10 +266,10 @@ class EpisodeService:
         for parked, stream in self._early.pop(number, {}).values():
             self._take(parked, stream)
 
-    def _ask(self, work: Work, question: EpisodeQuestion, verdict: Future[Verdict]) -> None:
-        batch = self._batches.get(work.batch)
+    def _ask(self, question: EpisodeQuestion, verdict: Future[Verdict]) -> None:
+        batch = self._batches.get(question.work.batch)
         if batch is not None:
-            batch.ask(work, question, verdict)
+            batch.ask(question, verdict)
 
     def _over(self, number: int) -> None:
         self._early = {n: parked for n, parked in self._early.items() if n > number}

@@ -11,7 +11,7 @@ from typing import Any, Protocol, assert_never
 import msgspec
 import numpy as np
 
-from rlboost_jax.chat.conversation import answers
+from rlboost_jax.chat.conversation import ParsedTurn, answers
 from rlboost_jax.environments import actions as decided
 from rlboost_jax.environments.actions import Actions, EpisodeQuestion, Reply
 from rlboost_jax.environments.environment_frames import Opened, Taken
@@ -31,12 +31,12 @@ from rlboost_jax.environments.prompt_renderer import (
     PromptRenderer,
     UnencodableObservation,
     messages_of,
+    turn_of,
 )
-from rlboost_jax.environments.protocol import Message, ToolCall, ToolResult, Turn
+from rlboost_jax.environments.protocol import Message, ToolCall, ToolResult
 from rlboost_jax.environments.runner import CallLedger, KnownCall
 from rlboost_jax.platform import foreign_json
 from rlboost_jax.platform.mistakes import Mistake
-from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.workers.worker_sessions import Lost
 
 
@@ -209,19 +209,12 @@ class Hosted:
         assert self._live is not None
         tokens = tuple(np.frombuffer(past.sampled, "<i4").tolist())
         renderer = self._around.renderer
-        decoded = renderer.decode(tokens)
-        turn = Turn(
-            index=index,
-            tokens=tokens,
-            text=decoded.text,
-            thinking=decoded.thinking,
-            calls=decoded.calls,
-            finish="stop" if stopped(tokens, renderer.stop_ids, renderer.stops) else "length",
-            logprobs=tuple(np.frombuffer(self._episode.logprobs(index), "<f4").tolist()),
-        )
+        logprobs = tuple(np.frombuffer(past.logprobs, "<f4").tolist())
+        parsed = renderer.parse(tokens)
+        turn = turn_of(index, tokens, parsed, renderer, logprobs)
         try:
             taken = await self._live.take(turn, past.name.hex())
-            reply = self._reply(index, decoded, taken)
+            reply = self._reply(index, parsed, taken)
         except Lost as lost:
             self._lost(lost)
         except UnencodableObservation as error:
@@ -229,7 +222,7 @@ class Hosted:
         else:
             self._act(self._episode.taken(reply))
 
-    def _reply(self, index: int, decoded: Any, taken: Taken) -> Reply:
+    def _reply(self, index: int, parsed: ParsedTurn, taken: Taken) -> Reply:
         """Render the environment's step as a reply. Raises UnencodableObservation."""
         opened, renderer = self._problem.opened, self._around.renderer
         before = [*messages_of(opened.said.observation)]
@@ -247,7 +240,7 @@ class Hosted:
                 messages=messages_of(observation),
             )
         else:
-            said = renderer.after(before, decoded, results, observation, self._tools)
+            said = renderer.after(before, parsed, results, observation, self._tools)
         return Reply(
             given=said.given.astype("<i4").tobytes(),
             prompt=said.prompt.astype("<i4").tobytes(),

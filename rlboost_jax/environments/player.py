@@ -13,8 +13,12 @@ from rlboost_jax.environments.environment_frames import ToolSpec
 from rlboost_jax.environments.episode_exercises import Numbers, RowsOf
 from rlboost_jax.environments.factories import check_made, maker_of
 from rlboost_jax.environments.observations import is_empty
-from rlboost_jax.environments.prompt_renderer import PromptRenderer, messages_of, renderer_of
-from rlboost_jax.environments.protocol import Turn
+from rlboost_jax.environments.prompt_renderer import (
+    PromptRenderer,
+    messages_of,
+    renderer_of,
+    turn_of,
+)
 from rlboost_jax.environments.runner import EnvironmentFailed, EpisodeRunner, RememberedCalls
 from rlboost_jax.platform import foreign_json
 from rlboost_jax.platform.bounded_files import Unreadable
@@ -58,17 +62,8 @@ class Player:
         most = self._run.environment.max_turns
         for index, typed in zip(range(most), turns, strict=False):
             tokens = encoded(typed.replace("\\n", "\n"), self._tokenizer, renderer)
-            decoded = renderer.decode(tokens)
-            ended = stopped(tokens, renderer.stop_ids, renderer.stops)
-            finish = "stop" if ended else "length"
-            turn = Turn(
-                index=index,
-                tokens=tokens,
-                text=decoded.text,
-                thinking=decoded.thinking,
-                calls=decoded.calls,
-                finish=finish,  # type: ignore[arg-type]
-            )
+            parsed = renderer.parse(tokens)
+            turn = turn_of(index, tokens, parsed, renderer)
             done = await runner.step(turn, key=f"turn-{index}")
             for result in done.turn.results:
                 call, failed = result.call, " (failed)" * result.failed
@@ -85,7 +80,7 @@ class Player:
                 prompt = renderer.first(step.observation, tools)
                 yield f"another sequence, {len(prompt)} tokens:\n{renderer.text(prompt)}"
                 continue
-            said = renderer.after(before, decoded, done.turn.results, step.observation, tools)
+            said = renderer.after(before, parsed, done.turn.results, step.observation, tools)
             if not len(said.given) and not len(said.prompt) and is_empty(step.observation):
                 raise EnvironmentFailed("it said nothing, and not that the episode is done")
             before += said.messages

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.chat.conversation import Conversation, Given, answers, described
+from rlboost_jax.chat.conversation import Conversation, Given, ParsedTurn, answers, described
 from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data import vocabulary
 from rlboost_jax.data.chat_rendering import ChatRefused
@@ -20,7 +20,7 @@ from rlboost_jax.data.id_range import about_ids, ids_without_row
 from rlboost_jax.data.tokenizers import open_tokenizer
 from rlboost_jax.environments.environment_frames import ToolSpec
 from rlboost_jax.environments.observations import is_empty
-from rlboost_jax.environments.protocol import Message, Observation, ToolCall, ToolResult
+from rlboost_jax.environments.protocol import Message, Observation, ToolResult, Turn
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.settings.data_presets import resolved
@@ -31,22 +31,6 @@ Messages = Sequence[Message]
 
 class UnencodableObservation(ValueError):
     """An observation that cannot become tokens; the message says why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodedTurn:
-    """A sampled turn.
-
-    Attributes:
-        message: of a conversation; None where there is none.
-        parsed: as the conversation wants it back.
-    """
-
-    text: str
-    thinking: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    message: Message | None = None
-    parsed: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +66,14 @@ class PromptRenderer(Protocol):
         """Render the prompt that an episode begins with. Raises UnencodableObservation."""
         ...
 
-    def decode(self, tokens: Sequence[int]) -> DecodedTurn:
-        """Decode a turn; never raises."""
+    def parse(self, tokens: Sequence[int]) -> ParsedTurn:
+        """Read a turn; never raises."""
         ...
 
     def after(
         self,
         before: Messages,
-        decoded: DecodedTurn,
+        turn: ParsedTurn,
         results: Sequence[ToolResult],
         observation: Observation,
         tools: Sequence[ToolSpec],
@@ -115,6 +99,25 @@ class PromptRenderer(Protocol):
 NOTHING = np.zeros(0, np.int32)
 
 
+def turn_of(
+    index: int,
+    tokens: tuple[int, ...],
+    parsed: ParsedTurn,
+    renderer: PromptRenderer,
+    logprobs: tuple[float, ...] = (),
+) -> Turn:
+    """Make the turn that an environment is given, whose calls are not carried out yet."""
+    return Turn(
+        index=index,
+        tokens=tokens,
+        text=parsed.text,
+        thinking=parsed.thinking,
+        calls=parsed.calls,
+        finish="stop" if stopped(tokens, renderer.stop_ids, renderer.stops) else "length",
+        logprobs=logprobs,
+    )
+
+
 class TokenRenderer:
     """Renderer for the vocabulary of generated tasks: observations are token ids."""
 
@@ -128,14 +131,16 @@ class TokenRenderer:
     def first(self, observation: Observation, tools: Sequence[ToolSpec]) -> NDArray[np.int32]:
         return self._tokens(observation)
 
-    def decode(self, tokens: Sequence[int]) -> DecodedTurn:
-        said = tokens[:-1] if stopped(tokens, self.stop_ids) else tokens
-        return DecodedTurn(text=vocabulary.text(said))
+    def parse(self, tokens: Sequence[int]) -> ParsedTurn:
+        stop = tokens[-1] if stopped(tokens, self.stop_ids) else None
+        text = vocabulary.text(tokens if stop is None else tokens[:-1])
+        message = Message(role="assistant", content=text)
+        return ParsedTurn(text=text, thinking="", calls=(), message=message, stop=stop)
 
     def after(
         self,
         before: Messages,
-        decoded: DecodedTurn,
+        turn: ParsedTurn,
         results: Sequence[ToolResult],
         observation: Observation,
         tools: Sequence[ToolSpec],
@@ -176,20 +181,13 @@ class ChatRenderer:
                 f"the chat template refuses the first observation: {error}"
             ) from None
 
-    def decode(self, tokens: Sequence[int]) -> DecodedTurn:
-        parsed = self._conversation.parse(np.asarray(tokens, np.int32))
-        return DecodedTurn(
-            text=parsed.text,
-            thinking=parsed.thinking,
-            calls=parsed.calls,
-            message=parsed.message,
-            parsed=parsed,
-        )
+    def parse(self, tokens: Sequence[int]) -> ParsedTurn:
+        return self._conversation.parse(np.asarray(tokens, np.int32))
 
     def after(
         self,
         before: Messages,
-        decoded: DecodedTurn,
+        turn: ParsedTurn,
         results: Sequence[ToolResult],
         observation: Observation,
         tools: Sequence[ToolSpec],
@@ -201,13 +199,11 @@ class ChatRenderer:
             own = (*answers(results), *own)
         if not self._conversation.takes_results:
             own = _as_users(own)
-        said = (*([decoded.message] if decoded.message else []), *own)
+        said = (turn.message, *own)
         if not own:
             return Continued(given=NOTHING, prompt=NOTHING, messages=said)
         try:
-            following = self._conversation.after(
-                before, decoded.parsed, own, described_tools(tools)
-            )
+            following = self._conversation.after(before, turn, own, described_tools(tools))
         except (ChatRefused, ConfigError) as error:
             raise UnencodableObservation(
                 f"the chat template refuses what follows: {error}"

@@ -6,7 +6,7 @@ chat template writes it. A conversation that cannot go on so begins another sequ
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,6 @@ from rlboost_jax.gateway.client_calls import Call, ChatCall
 from rlboost_jax.gateway.gateway_session import Ask
 from rlboost_jax.messages import pack_tokens, unpack_tokens
 from rlboost_jax.sequences.transcript import Transcript
-
-_SAMPLER: Final = "policy"  # of all sampled tokens
 
 
 class Chat(Protocol):
@@ -76,7 +74,7 @@ class Context:
     def with_sampled(self, tokens: ArrayLike, turn: ParsedTurn) -> "Context":
         """Append a turn, or the rest of one that was cut off."""
         transcript = self.transcript.copy()
-        transcript.append(pack_tokens(tokens), b"", _SAMPLER)
+        transcript.append(pack_tokens(tokens))
         return replace(self, transcript=transcript, turn=turn)
 
 

@@ -13,15 +13,17 @@ among all tokens after the prompt.
 """
 
 import itertools
-from typing import Protocol
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from rlboost_jax.sequences.endings import finish_reason, most_of_turn
-from rlboost_jax.sequences.sequence import Runs
+from rlboost_jax.sequences.sequence import Runs, Sequence
 from rlboost_jax.sequences.stop_table import stop_table
 
 GIVEN = ""  # in the place of a sampler's name: nobody sampled these
+POLICY = "policy"  # in the place of a sampler's name, where it does not matter which server it was
 
 
 class TurnLimits(Protocol):
@@ -38,6 +40,14 @@ class TurnLimits(Protocol):
 
     @property
     def stops(self) -> bytes: ...
+
+
+class TurnTokens(NamedTuple):
+    """What was sampled in a turn, and what it was answered; None: nothing yet."""
+
+    sampled: bytes
+    logprobs: bytes  # b"": not known
+    given: bytes | None
 
 
 class Transcript:
@@ -66,12 +76,14 @@ class Transcript:
         self.turn = 0
 
     @classmethod
-    def from_runs(cls, prompt: bytes, tokens: bytes, runs: Runs, sampler: str) -> "Transcript":
+    def from_runs(
+        cls, prompt: bytes, tokens: bytes, runs: Runs, logprobs: bytes = b""
+    ) -> "Transcript":
         """Make a transcript of the tokens after a prompt.
 
         Args:
             runs: of these tokens, in turn sampled and given, see `runs_after_prompt`.
-            sampler: stands for all who sampled any.
+            logprobs: of those that were sampled; b"": not known.
         """
         transcript, start = cls(prompt), 0
         for place, count in enumerate(runs):
@@ -79,9 +91,25 @@ class Transcript:
             if place % 2:
                 transcript.give(tokens[start:end])
             else:
-                transcript.append(tokens[start:end], b"", sampler)
+                sampled = 4 * transcript.num_sampled
+                own = logprobs[sampled : sampled + end - start]
+                transcript.append(tokens[start:end], own)
             start = end
         return transcript
+
+    @classmethod
+    def from_sequence(cls, sequence: Sequence) -> "Transcript":
+        """Make a transcript of a finished sequence, without its routes."""
+        prompt, tokens = (
+            part.astype("<i4").tobytes() for part in (sequence.prompt, sequence.continuation)
+        )
+        logprobs = sequence.logprobs.astype("<f4").tobytes()
+        return cls.from_runs(prompt, tokens, sequence.runs[1:], logprobs)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Transcript):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
     def copy(self) -> "Transcript":
         """Return another one with the same content."""
@@ -147,8 +175,27 @@ class Transcript:
             return self.prompt[start:end]
         return self.prompt[start:] + self.tokens[max(0, start - prompt) : end - prompt]
 
-    def append(self, tokens: bytes, logprobs: bytes, sampler: str, routes: bytes = b"") -> None:
-        """Append tokens that `sampler` sampled; b"" for log-probabilities that nobody reads."""
+    def turns(self) -> Iterator[TurnTokens]:
+        """Yield all turns that have any tokens."""
+        runs = self.runs or ((self.num_tokens,) if self.num_tokens else ())
+        start = sampled = 0
+        for count, answer in itertools.zip_longest(runs[::2], runs[1::2]):
+            end = start + count
+            yield TurnTokens(
+                bytes(self.tokens[4 * start : 4 * end]),
+                bytes(self.logprobs[4 * sampled : 4 * (sampled + count)]),
+                None if answer is None else bytes(self.tokens[4 * end : 4 * (end + answer)]),
+            )
+            start, sampled = end + (answer or 0), sampled + count
+
+    def append(
+        self, tokens: bytes, logprobs: bytes = b"", sampler: str = POLICY, routes: bytes = b""
+    ) -> None:
+        """Append tokens that `sampler` sampled.
+
+        Args:
+            logprobs: of these tokens; b"": nobody asks for those of this transcript.
+        """
         count = len(tokens) // 4
         self.tokens += tokens
         self.logprobs += logprobs

@@ -28,6 +28,8 @@ from rlboost_jax.environments.actions import (
 )
 from rlboost_jax.environments.episode import CONTEXT_FULL, OUT_OF_TIME, Episode
 from rlboost_jax.environments.episode_records import EpisodeLeftOut, TurnAnswered
+from rlboost_jax.sequences.identities import Batch, Work
+from rlboost_jax.sequences.transcript import Transcript
 from rlboost_jax.settings.environment_config import EnvironmentConfig
 
 SETTINGS = EnvironmentConfig(name="x:y", max_given_tokens=100, attempts=3)
@@ -66,6 +68,23 @@ class World:
             seconds=1.0,
             calls=(("tool", False),),
         )
+
+
+def asked_about(
+    turns: Sequence[tuple[bytes, bytes | None]],
+    *,
+    sequence: int = 0,
+    attempt: int = 0,
+    finished: bool = False,
+) -> EpisodeQuestion:
+    """A question about turns: of each what was sampled, and what it was answered."""
+    transcript = Transcript(b"")
+    for turn, answer in turns:
+        transcript.append(turn)
+        if answer is not None:
+            transcript.give(answer)
+    work = Work(seed=0, batch=Batch(0), prompt=2, sample=5, sequence=sequence)
+    return EpisodeQuestion(work=work, attempt=attempt, transcript=transcript, finished=finished)
 
 
 def made(kept: Sequence[Any] = (), config: EnvironmentConfig = SETTINGS) -> Episode:
@@ -168,7 +187,7 @@ def policy(stage: Stage, between: Any = lambda: None) -> tuple[list[Any], JudgeE
     turns: list[tuple[bytes, bytes | None]] = []
     while True:
         turns.append((sampled(sequence, len(turns), 0), None))
-        question = EpisodeQuestion(attempt=attempt, sequence=sequence, turns=tuple(turns))
+        question = asked_about(turns, sequence=sequence, attempt=attempt)
         stage.ask(question)
         for _ in range(2000):
             between()
@@ -238,8 +257,8 @@ def test_whatever_dies_the_answers_are_those_of_the_calm_episode(
 
 
 def question(*given: bytes | None, attempt: int = 0, finished: bool = False) -> EpisodeQuestion:
-    turns = tuple((sampled(0, place), each) for place, each in enumerate(given))
-    return EpisodeQuestion(attempt=attempt, sequence=0, turns=turns, finished=finished)
+    turns = [(sampled(0, place), each) for place, each in enumerate(given)]
+    return asked_about(turns, attempt=attempt, finished=finished)
 
 
 def test_the_last_turn_of_a_finished_episode_is_taken_too() -> None:
@@ -426,7 +445,7 @@ def test_an_older_verdict_is_not_asked_for_in_place_of_a_newer_turn() -> None:
     stage = Stage(World(turns=3))
     stage.ask(question(None))
     stage.go_on()
-    newer = EpisodeQuestion(attempt=1, sequence=0, turns=((ids(7), None),))
+    newer = asked_about([(ids(7), None)], attempt=1)
     stage.ask(newer)
     stage.ask(replace(question(None), finished=True))
     stage.until(lambda: stage.said)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rlboost_jax.environments.episode_records import CallBegun, CallDone, identity, named
 from rlboost_jax.environments.hosted import CallJournal
 from rlboost_jax.environments.protocol import ToolCall, ToolResult
+from rlboost_jax.sequences.transcript import TurnTokens
 
 
 def call(key: str) -> ToolCall:
@@ -59,7 +60,7 @@ episodes = st.tuples(
     st.sampled_from([b"", b"a", b"b"]),
 )
 parts = st.binary(max_size=3)
-turns = st.lists(st.tuples(parts, parts), min_size=1, max_size=3)
+turns = st.lists(st.builds(TurnTokens, parts, st.just(b""), parts), min_size=1, max_size=3)
 
 
 @given(st.lists(episodes, min_size=2, max_size=2, unique=True))
@@ -76,8 +77,8 @@ def test_turns_have_the_same_name_if_all_that_led_to_them_is_the_same(two: list[
     for (i, x), (j, y) in (
         ((i, x), (j, y)) for i, x in enumerate(first) for j, y in enumerate(second)
     ):
-        led_a = (before_a, prompt_a, a[:i], a[i][0])
-        led_b = (before_b, prompt_b, b[:j], b[j][0])
+        led_a = (before_a, prompt_a, a[:i], a[i].sampled)
+        led_b = (before_b, prompt_b, b[:j], b[j].sampled)
         assert (x.name == y.name) == (led_a == led_b)
     for x, y in combinations(first, 2):
         assert x.name != y.name

@@ -15,6 +15,7 @@ from rlboost_jax import messages
 from rlboost_jax.environments.environment_journal import JournalNotWritten
 from rlboost_jax.environments.episodes import EpisodeService
 from rlboost_jax.environments.hosted import EpisodeFailed, EpisodeStart
+from rlboost_jax.learner.setup.lessons import taught
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Batch, Work
@@ -92,9 +93,8 @@ class Desk:
         return messages.unpack_tokens(answer.tokens).tolist(), answer.over
 
     def judge(self, *runs: list[int], sample: int = 0, batch: int = 0) -> Verdict:
-        tokens = np.concatenate(runs).astype(np.int32)
-        lengths = tuple(map(len, runs))
-        judged = self.service.judge(work(sample, batch), 0, 0, tokens, lengths)
+        sequence = taught([np.array(run, np.int32) for run in ([1], *runs)])
+        judged = self.service.judge(work(sample, batch), 0, sequence)
         return judged.result(PATIENCE_SECONDS)
 
     def killed(self) -> "Desk":

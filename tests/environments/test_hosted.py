@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from rlboost_jax.environments.actions import EpisodeQuestion, Say
+from rlboost_jax.chat.conversation import ParsedTurn
+from rlboost_jax.environments.actions import Say
 from rlboost_jax.environments.environment_frames import Opened, Taken, ToolSpec, WireObservation
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.hosted import CallJournal, EpisodeStart, Hosted
-from rlboost_jax.environments.prompt_renderer import Continued, DecodedTurn
+from rlboost_jax.environments.prompt_renderer import Continued
 from rlboost_jax.environments.protocol import Message, Turn
 from rlboost_jax.settings.environment_config import EnvironmentConfig
 from rlboost_jax.workers.worker_sessions import Lost
+from tests.environments.test_episode import asked_about
 
 SETTINGS = EnvironmentConfig(name="x:y", max_given_tokens=100)
 NOTHING = np.zeros(0, np.int32)
@@ -110,11 +112,12 @@ class Pretence:
         self.tools += [tool.name for tool in tools]
         return np.array((1, 2), np.int32)
 
-    def decode(self, tokens: Any) -> DecodedTurn:
-        return DecodedTurn(text="")
+    def parse(self, tokens: Any) -> ParsedTurn:
+        said = Message(role="assistant", content="")
+        return ParsedTurn(text="", thinking="", calls=(), message=said, stop=9)
 
     def after(
-        self, before: Any, decoded: Any, results: Any, observation: Any, tools: Sequence[ToolSpec]
+        self, before: Any, turn: Any, results: Any, observation: Any, tools: Sequence[ToolSpec]
     ) -> Continued:
         self.tools += [tool.name for tool in tools]
         self.before.append([message["content"] for message in before])
@@ -130,9 +133,9 @@ def test_what_follows_a_sequence_that_began_anew_is_written_with_its_own_tools()
     async def story() -> list[str]:
         around = Pretence()
         hosted = around.hosted()
-        hosted.ask(EpisodeQuestion(attempt=0, sequence=0, turns=((ids(5, 9), None),)))
+        hosted.ask(asked_about([(ids(5, 9), None)]))
         await around.settled()
-        hosted.ask(EpisodeQuestion(attempt=0, sequence=1, turns=((ids(6, 9), None),)))
+        hosted.ask(asked_about([(ids(6, 9), None)], sequence=1))
         await around.settled()
         assert len(around.said) == 2 and not around.failed
         return around.tools
@@ -148,7 +151,7 @@ def test_nothing_of_before_is_before_what_follows_a_sequence_that_began_anew() -
         more = ((ids(6, 9), ids(3)), (ids(7, 9), None))
         for says, sequence, turns in ("in short", 0, again), ("more", 1, again), ("end", 1, more):
             around.live.says = says
-            hosted.ask(EpisodeQuestion(attempt=0, sequence=sequence, turns=turns))
+            hosted.ask(asked_about(turns, sequence=sequence))
             await around.settled()
         assert len(around.said) == 3 and not around.failed
         return around.before
@@ -161,7 +164,7 @@ def test_one_that_is_closed_while_it_begins_leaves_no_environment_behind() -> No
         around = Pretence()
         around.opening.clear()
         hosted = around.hosted()
-        hosted.ask(EpisodeQuestion(attempt=0, sequence=0, turns=((ids(5, 9), None),)))
+        hosted.ask(asked_about([(ids(5, 9), None)]))
         await asyncio.sleep(0)
         hosted.close()
         around.opening.set()
@@ -176,7 +179,7 @@ def test_one_that_is_closed_at_work_has_not_failed() -> None:
         around = Pretence()
         around.live.waits = True
         hosted = around.hosted()
-        hosted.ask(EpisodeQuestion(attempt=0, sequence=0, turns=((ids(5, 9), None),)))
+        hosted.ask(asked_about([(ids(5, 9), None)]))
         for _ in range(3):
             await asyncio.sleep(0)
         hosted.close()

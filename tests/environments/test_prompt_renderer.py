@@ -37,14 +37,14 @@ def test_results_are_the_users_where_a_template_has_no_role_for_them(tmp_path):
     (written,) = tokenizer.encode(
         ['<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call><end_of_turn>'], chat=True
     )
-    decoded = renderer.decode(written)
+    parsed = renderer.parse(written)
     results = [ToolResult(call=ToolCall(name="add", arguments={}), content="no tool", failed=True)]
     before = [{"role": "user", "content": "3 + 4?"}]
-    said = renderer.after(before, decoded, results, "Go on.", ())
+    said = renderer.after(before, parsed, results, "Go on.", ())
     turn = "<start_of_turn>{}\n{}<end_of_turn>\n"
     text = turn.format("user", "no tool\nGo on.") + "<start_of_turn>model\n"
     assert renderer.text(said.given) == f"\n{text}"
     assert [message["role"] for message in said.messages] == ["assistant", "user"]
     before = [*before, *said.messages]
-    again = renderer.after(before, decoded, results, (), ())
+    again = renderer.after(before, parsed, results, (), ())
     assert "no tool<end_of_turn>" in renderer.text(again.given) and len(prompt)

@@ -5,6 +5,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import Prompt
 from rlboost_jax.environments.episode_exercises import EpisodeExercises
@@ -72,16 +74,8 @@ class Environments:
         self._service.begin(batch, problem)
 
     def judge(self, prompt: Prompt, episode: DeliveredEpisode, /) -> Future[Verdict]:
-        last = episode.sequences[-1]
-        number = len(episode.sequences) - 1
-        worth = self._service.judge(
-            episode.work,
-            number,
-            episode.attempts[-1],
-            last.continuation,
-            last.runs[1:],
-            last.logprobs,
-        )
+        work = msgspec.structs.replace(episode.work, sequence=len(episode.sequences) - 1)
+        worth = self._service.judge(work, episode.attempts[-1], episode.sequences[-1])
         return self._exercises.judged(prompt, episode.response, worth)
 
     def over(self, batch: Batch) -> None:

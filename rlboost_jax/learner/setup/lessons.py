@@ -13,12 +13,12 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from rlboost_jax.chat.conversation import ParsedTurn
 from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
 from rlboost_jax.environments.environment_frames import ToolSpec
 from rlboost_jax.environments.factories import maker_of
 from rlboost_jax.environments.prompt_renderer import (
-    DecodedTurn,
     PromptRenderer,
     messages_of,
     renderer_of,
@@ -111,12 +111,12 @@ class EpisodeLessons:
         runs = [self._renderer.first(first, tools)]
         for number in range(MOST_TURNS):
             runs.append(self._ids(environment.demonstration(rng, worked)))
-            decoded = self._renderer.decode(runs[-1].tolist())
-            turn = _carried_out(environment, number, runs[-1], decoded)
+            parsed = self._renderer.parse(runs[-1].tolist())
+            turn = _carried_out(environment, number, runs[-1], parsed)
             step = _now(environment.step(turn))
             if step.done:
                 break
-            said = self._renderer.after(before, decoded, turn.results, step.observation, tools)
+            said = self._renderer.after(before, parsed, turn.results, step.observation, tools)
             if not len(said.given):
                 break
             before += said.messages
@@ -165,14 +165,14 @@ def taught(runs: Iterable[NDArray[np.int32]]) -> Sequence:
 
 
 def _carried_out(
-    environment: Any, number: int, tokens: NDArray[np.int32], decoded: DecodedTurn
+    environment: Any, number: int, tokens: NDArray[np.int32], parsed: ParsedTurn
 ) -> Turn:
     turn = Turn(
         index=number,
         tokens=tuple(tokens.tolist()),
-        text=decoded.text,
-        thinking=decoded.thinking,
-        calls=decoded.calls,
+        text=parsed.text,
+        thinking=parsed.thinking,
+        calls=parsed.calls,
     )
     own = getattr(environment, "calls", None)
     calls = turn.calls if own is None else tuple(own(turn))
