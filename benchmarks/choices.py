@@ -133,7 +133,6 @@ def sampled(run: RunConfig, engine: Engine, batch: int) -> Iterator[Group]:
                 prompt=work.prompt,
                 sample=work.sample,
                 sequence=sequence_of(rollout, prompts[work.prompt].tokens),
-                reward=0.0,
                 advantage=0.0,
                 batch=work.batch,
             )

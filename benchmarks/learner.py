@@ -134,7 +134,6 @@ def draw(
                 np.full(length, -math.log(model.vocab_size)),
                 version=0,
             ),
-            reward=0.0,
             advantage=float(rng.normal()),
         )
 

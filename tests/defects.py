@@ -270,8 +270,8 @@ DEFECTS = (
         "turns",
         "what a turn earns goes to the last turn of its episode",
         "rlboost_jax/learner/episodes/estimates.py",
-        "rewards[np.cumsum(t.turns) - 1] += t.turn_rewards",
-        "rewards[-1] += math.fsum(t.turn_rewards)",
+        "rewards[np.cumsum(t.turns) - 1] += by_turn",
+        "rewards[-1] += math.fsum(by_turn)",
         "tests/learner/episodes/test_turn_advantages.py::"
         "test_a_turn_is_compared_with_the_same_turn_of_the_others",
     ),

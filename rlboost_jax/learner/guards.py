@@ -66,9 +66,9 @@ def check_judged(
     checkpoint: Callable[[], int | None],
 ) -> None:
     """Raise RewardsFailed if more than this share of the responses have no proper reward."""
-    failed = [t for t in trajectories if t.reward_faults]
+    failed = [t for t in trajectories if t.verdict.faults]
     if len(failed) > tolerated * len(trajectories):
-        name, why = next(iter(failed[0].reward_faults.items()))
+        name, why = next(iter(failed[0].verdict.faults.items()))
         raise RewardsFailed(
             f"step {step}: reward functions failed for {len(failed)} of {len(trajectories)} "
             f"responses, rewards.tolerated_failures allows {tolerated:g} of them; {name!r} for "

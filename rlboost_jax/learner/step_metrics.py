@@ -111,7 +111,7 @@ def policy_metrics(
     return {
         "reward_mean": float(rewards.mean()) if counted else None,
         "reward_std": float(rewards.std()) if counted else None,
-        "reward_failures": sum(bool(t.reward_faults) for t in trajectories),
+        "reward_failures": sum(bool(t.verdict.faults) for t in trajectories),
         "episodes_left_out": len(trajectories) - len(counted),
         "groups_filled_up": len({t.prompt for t in trajectories if t.fills_up}),
         "loss": figures["loss"],
@@ -143,13 +143,13 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
     `environment/NAME` is the mean of an environment's own metric over the episodes that have it.
     """
-    accounts = [t.account for t in trajectories]
+    accounts = [t.verdict.account for t in trajectories]
     calls = [call for account in accounts for call in account.calls]
     named: dict[str, list[float]] = {}
     for t in trajectories:
         if t.left_out:
             continue
-        for name, value in t.account.metrics.items():
+        for name, value in t.verdict.account.metrics.items():
             named.setdefault(name, []).append(value)
     return {
         "turns_mean": fmean(len(t.turns) for t in trajectories),

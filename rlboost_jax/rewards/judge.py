@@ -22,7 +22,7 @@ from rlboost_jax.rewards.reward_frames import (
 from rlboost_jax.rewards.reward_kind import judged, reward_kind
 from rlboost_jax.rewards.reward_queue import RewardQueue
 from rlboost_jax.rewards.reward_service import RewardService
-from rlboost_jax.rewards.verdict import RewardInput, Verdict
+from rlboost_jax.rewards.verdict import UNJUDGED, RewardInput, Verdict
 from rlboost_jax.settings.rewards_config import Per, RewardConfig, RewardsConfig
 from rlboost_jax.workers.futures import seen, when_all
 from rlboost_jax.workers.sandbox import MEMORY_MB, SECONDS
@@ -31,7 +31,6 @@ from rlboost_jax.workers.worker_pool import WorkerPool
 from rlboost_jax.workers.worker_process import START_SECONDS
 
 HTTP = "http"
-NOTHING: Final = Verdict(reward=0.0, accuracy=None)
 SILENT: Final = "no reward function says anything about it"
 Made = TypeVar("Made")
 
@@ -186,7 +185,9 @@ class Judge:
             for member, verdict in enumerate(alone)
         )
 
-    def _verdict(self, outcomes: Mapping[int, RewardOutcome], before: Verdict = NOTHING) -> Verdict:
+    def _verdict(
+        self, outcomes: Mapping[int, RewardOutcome], before: Verdict = UNJUDGED
+    ) -> Verdict:
         """Add up outcomes in the order of the configuration, so that the sum has the same bits.
 
         Args:

@@ -57,7 +57,7 @@ class Verdict:
     """
 
     reward: float  # weighted sum of the components
-    accuracy: float | None
+    accuracy: float | None = None
     outcome: float | None = None
     # What each function returned, before its weight; the fallback of one that failed. One that
     # returned None says nothing about this response and is absent.
@@ -66,6 +66,9 @@ class Verdict:
     left_out: str = ""
     turn_rewards: tuple[float, ...] = ()
     account: Account = NO_ACCOUNT
+
+
+UNJUDGED: Final = Verdict(reward=0.0)
 
 
 def of_member(group: Verdict, alone: Verdict) -> Verdict:

@@ -143,7 +143,6 @@ class Scorer:
                 logprobs=np.zeros(scored, np.float32),
                 versions=((Version(0), scored),),
             ),
-            reward=0.0,
             advantage=0.0,
         )
         (batch,) = pack([member], rows=1, row_tokens=length, loss_aggregation="token_mean")

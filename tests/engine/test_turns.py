@@ -284,7 +284,6 @@ def test_a_learner_finds_what_was_said_of_every_turn(
                 prompt=0,
                 sample=work.sample,
                 sequence=sequence,
-                reward=0.0,
                 advantage=0.0,
                 batch=None if work.sequence else work.batch,  # noise of a first sequence
             )

@@ -10,6 +10,7 @@ from configs import base
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.models.parameter_sharding import make_mesh
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.config_loading import run_config
 from rlboost_jax.settings.run_config import RunConfig
@@ -73,7 +74,7 @@ def groups() -> tuple[Group, ...]:
                 -rng.uniform(4.5, 5.0, length),
                 version=3,
             ),
-            reward=float(rng.integers(2)),
+            verdict=Verdict(reward=float(rng.integers(2))),
             advantage=float(rng.normal()),
         )
 

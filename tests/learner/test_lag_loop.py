@@ -120,7 +120,6 @@ class Fleet(ManagerLink):
                 prompt=work.prompt,
                 sample=work.sample,
                 sequence=Sequence.of_response(prompt, tokens, np.zeros(3), version=Version(0)),
-                reward=0.0,
                 advantage=0.0,
             )
             for work, prompt, tokens in wanted

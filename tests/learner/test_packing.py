@@ -29,7 +29,6 @@ def trajectory(sample, prompt_length, response_length, advantage=1.5):
             -np.arange(start, start + response_length, dtype=np.float32),
             version=0,
         ),
-        reward=0.0,
         advantage=advantage,
     )
 

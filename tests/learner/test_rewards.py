@@ -87,7 +87,7 @@ def test_a_group_is_finished_when_all_of_it_is_judged():
     assert collector.groups == {0: group}
     assert [t.reward for t in group.trajectories] == [0.0, 1.0]
     assert [t.advantage for t in group.trajectories] == [-0.5, 0.5]
-    assert [t.reward_components for t in group.trajectories] == [{"own": 0.0}, {"own": 1.0}]
+    assert [t.verdict.components for t in group.trajectories] == [{"own": 0.0}, {"own": 1.0}]
     assert collector.settle() == []
 
 
@@ -165,7 +165,7 @@ def test_a_group_is_asked_about_once_in_the_order_of_its_samples(order):
     whole.set_result((verdict(0.0), verdict(1.0, own="it raised")))
     (group,) = collector.settle()
     assert [t.reward for t in group.trajectories] == [0.0, 1.0]
-    assert [t.reward_faults for t in group.trajectories] == [{}, {"own": "it raised"}]
+    assert [t.verdict.faults for t in group.trajectories] == [{}, {"own": "it raised"}]
     assert collector.unjudged == (2,) and len(notes) == 1 and len(desk.whole) == 1
 
 
@@ -307,7 +307,7 @@ def test_failures_are_reported_once_a_kind():
     check_judged(trajectories, step=0, tolerated=0.9, checkpoint=lambda: 3)
     with pytest.raises(RewardsFailed, match=r"failed for 5 of 6 .* allows 0.5 .* sample 1: took"):
         check_judged(trajectories, step=0, tolerated=0.5, checkpoint=lambda: 3)
-    sound = [replace(t, reward_faults={}) for t in trajectories]
+    sound = [replace(t, verdict=replace(t.verdict, faults={})) for t in trajectories]
     check_judged(sound, step=0, tolerated=0.0, checkpoint=lambda: 3)
 
 

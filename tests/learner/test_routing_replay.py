@@ -82,7 +82,6 @@ def trajectories(model, params):
                 version=0,
                 routes=routes[sample],
             ),
-            reward=0.0,
             advantage=float(rng.normal()),
         )
         for sample, (prompt, response) in enumerate(LENGTHS)

@@ -6,6 +6,7 @@ import numpy as np
 
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.step_metrics import policy_metrics
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.sequence import Sequence
 
 STOP = 1
@@ -14,7 +15,13 @@ FIGURES = defaultdict(float, gradient_norm=2.5, learning_rate=3e-4)
 
 def trajectory(prompt, sample, tokens, reward):
     sequence = Sequence.of_response([7, 8], tokens, np.full(len(tokens), -1.0), version=0)
-    return Trajectory(prompt=prompt, sample=sample, sequence=sequence, reward=reward, advantage=0.0)
+    return Trajectory(
+        prompt=prompt,
+        sample=sample,
+        sequence=sequence,
+        verdict=Verdict(reward=reward),
+        advantage=0.0,
+    )
 
 
 def test_shares_of_a_batch():

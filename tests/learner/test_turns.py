@@ -18,6 +18,7 @@ from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.packing import by_sample, pack, update_divisor
 from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.models.params import init_params
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import BadSequence, Sequence
 from rlboost_jax.settings.presets import PRESETS
@@ -59,7 +60,7 @@ def made(sample, counts, advantages=None):
         start += count
     n = sequence.num_sampled
     return Trajectory(
-        prompt=0, sample=sample, sequence=sequence, reward=0.0, advantage=0.0,
+        prompt=0, sample=sample, sequence=sequence, advantage=0.0,
         advantages=np.arange(n, dtype=np.float32) + 1, returns=np.arange(n, dtype=np.float32) + 50,
     )  # fmt: skip
 
@@ -231,7 +232,7 @@ def by_full_rows(t, values, *, reward, discount, gae_lambda):
 
 def test_the_trap_of_observations_they_are_passed_over(turns):
     members = everything(turns)[:3]
-    members = [replace(t, reward=float(i)) for i, t in enumerate(members)]
+    members = [replace(t, verdict=Verdict(reward=float(i))) for i, t in enumerate(members)]
     rng = np.random.default_rng(4)
     values = {t.sample: rng.normal(size=t.sequence.num_sampled).astype(np.float32) for t in members}
     algorithm = replace(PRESETS["ppo"], discount=0.9, gae_lambda=0.8)
@@ -270,7 +271,9 @@ class Numbers:
 def test_a_sample_shows_who_wrote_what():
     sequence = Sequence.of_response([1, 2], [7, 8], [-1, -1], version=0)
     sequence = with_given(sequence, [4, 3, 5]).with_sampled([9, 3], [-1, -1], version=0)
-    t = Trajectory(prompt=0, sample=0, sequence=sequence, reward=1.0, advantage=0.5)
+    t = Trajectory(
+        prompt=0, sample=0, sequence=sequence, verdict=Verdict(reward=1.0), advantage=0.5
+    )
     (row,) = sample_rows(0, [t], task=Numbers(), num_prompts=1)
     assert (row.prompt_text, row.response_text) == ("1 2", "7 8 4 3 5 9 3")
     found = [(part.sampled, part.text, part.turn) for part in row.turns]

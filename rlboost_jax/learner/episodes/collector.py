@@ -82,7 +82,7 @@ class StepCollector:
         self._note, self._reported = note, set[tuple[str, str]]()
         self._data_of = data_of
         self._episodes = Episodes()
-        self._taken: dict[int, Trajectory] = {}  # reward and components only once judged
+        self._taken: dict[int, Trajectory] = {}  # with a verdict only once judged
         self._asked: dict[int, Future[Verdict]] = {}  # those of `_taken` not judged yet
         self._alone: dict[int, Future[Verdict]] = {}  # the same of all, where groups are asked
         self._unscored: dict[int, Future[NDArray[np.float32]]] = {}  # those of `_taken`
@@ -154,7 +154,6 @@ class StepCollector:
             sample=work.sample,
             sequence=first,
             later=tuple(later),
-            reward=0.0,
             advantage=0.0,
             data=self._data_of(work.prompt),
             batch=work.batch,
@@ -235,7 +234,7 @@ class StepCollector:
         times: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], Trajectory] = {}
         for trajectory in self.trajectories():
-            failed = trajectory.reward_faults.items()
+            failed = trajectory.verdict.faults.items()
             faults = [(f"reward {name!r} failed", why) for name, why in failed]
             if trajectory.left_out:
                 faults.append(("nobody knows the reward", trajectory.left_out))
@@ -280,24 +279,15 @@ class StepCollector:
                 self._note(f"step {self.step}: reward {name!r} fails: {why} (sample {sample})")
 
     def _judge(self, sample: int, verdict: Verdict) -> None:
-        taken, turn_rewards = self._taken[sample], verdict.turn_rewards
+        taken = self._taken[sample]
         if verdict.left_out:
-            turn_rewards = ()  # of as many turns as went well
-        if turn_rewards and len(turn_rewards) != len(taken.turns):
+            verdict = replace(verdict, turn_rewards=())  # of as many turns as went well
+        if verdict.turn_rewards and len(verdict.turn_rewards) != len(taken.turns):
             raise WrongTurns(
-                f"step {self.step}, sample {sample}: {len(turn_rewards)} rewards for "
+                f"step {self.step}, sample {sample}: {len(verdict.turn_rewards)} rewards for "
                 f"{len(taken.turns)} turns"
             )
-        self._taken[sample] = replace(
-            taken,
-            reward=verdict.reward,
-            outcome=verdict.outcome,
-            left_out=verdict.left_out,
-            turn_rewards=turn_rewards,
-            reward_components=verdict.components,
-            reward_faults=verdict.faults,
-            account=verdict.account,
-        )
+        self._taken[sample] = replace(taken, verdict=verdict)
 
     def _group_if_finished(self, prompt: int) -> list[Group]:
         samples = self._samples(prompt)

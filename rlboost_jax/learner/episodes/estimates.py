@@ -214,9 +214,9 @@ class Estimates:
         last token of the episode.
         """
         rewards = self._rewards(t, found)
-        if t.turn_rewards:
-            rewards[-1] -= math.fsum(t.turn_rewards)
-            rewards[np.cumsum(t.turns) - 1] += t.turn_rewards
+        if by_turn := t.verdict.turn_rewards:
+            rewards[-1] -= math.fsum(by_turn)
+            rewards[np.cumsum(t.turns) - 1] += by_turn
         return rewards
 
     def _kl_rewards(

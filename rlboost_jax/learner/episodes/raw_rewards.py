@@ -21,9 +21,9 @@ from rlboost_jax.settings.algorithm_config import AlgorithmConfig
 def turn_rewards(t: Trajectory) -> NDArray[np.float64]:
     """Reward of each turn; the last one has what the turns do not add up to."""
     rewards = np.zeros(len(t.turns))
-    if t.turn_rewards:
-        rewards += t.turn_rewards
-    rewards[-1] += t.reward - math.fsum(t.turn_rewards)
+    if t.verdict.turn_rewards:
+        rewards += t.verdict.turn_rewards
+    rewards[-1] += t.reward - math.fsum(t.verdict.turn_rewards)
     return rewards
 
 
@@ -46,7 +46,11 @@ def informative(members: Sequence[Trajectory], algorithm: AlgorithmConfig) -> bo
     """
     if not (any(t.trained for t in members) and _compared_differ(members, algorithm)):
         return False
-    alone = [replace(t, reward=t.outcome) for t in members if t.outcome is not None]
+    alone = [
+        replace(t, verdict=replace(t.verdict, reward=t.verdict.outcome))
+        for t in members
+        if t.verdict.outcome is not None
+    ]
     by_reward = algorithm.dynamic_sampling_by == "reward"
     return by_reward or not alone or _compared_differ(alone, algorithm)
 

@@ -80,7 +80,7 @@ def reward_parts(trajectories: Iterable[Trajectory]) -> dict[str, float]:
 
 def _parts_of(t: Trajectory, task: ResponseReader) -> tuple[SamplePart, ...]:
     """Parts of a response with given text or tool calls; () for any other."""
-    if len(t.sequence.runs) <= 2 and not (t.later or t.account.calls):
+    if len(t.sequence.runs) <= 2 and not (t.later or t.verdict.account.calls):
         return ()
     parts: list[SamplePart] = []
     ends = np.cumsum(t.turns)
@@ -103,11 +103,11 @@ def _of_turn(t: Trajectory, turn: int, ends: NDArray[np.int_]) -> dict[str, Any]
         advantage = float(t.advantages[ends[turn] - t.turns[turn] : ends[turn]].mean())
     return {
         "turn": turn,
-        "reward": t.turn_rewards[turn] if t.turn_rewards else None,
+        "reward": t.verdict.turn_rewards[turn] if t.verdict.turn_rewards else None,
         "advantage": advantage if t.trained else None,
         "calls": tuple(
             SampleCall(name=call.name, failed=call.failed)
-            for call in t.account.calls
+            for call in t.verdict.account.calls
             if call.turn == turn
         ),
     }
@@ -115,5 +115,5 @@ def _of_turn(t: Trajectory, turn: int, ends: NDArray[np.int_]) -> dict[str, Any]
 
 def _parts(trajectory: Trajectory) -> Mapping[str, float]:
     """Parts of a reward that several functions gave."""
-    parts = trajectory.reward_components
+    parts = trajectory.verdict.components
     return dict(parts) if len(parts) > 1 else {}

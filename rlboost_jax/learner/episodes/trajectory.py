@@ -1,15 +1,14 @@
 """Finished episodes as the learner sees them: host-side records of NumPy arrays."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.rewards.verdict import NO_ACCOUNT, Account
+from rlboost_jax.rewards.verdict import UNJUDGED, Verdict
 from rlboost_jax.sequences.sequence import Sequence
 
 
@@ -24,13 +23,10 @@ class Trajectory:
     sample: int  # index of the response within the step
     sequence: Sequence  # the first one
     later: tuple[Sequence, ...] = ()  # those after it
-    reward: float
-    outcome: float | None = None  # by the first reward function or environment; None: not known
+    verdict: Verdict = UNJUDGED
     advantage: float  # of all sampled tokens, unless `advantages` has one for each
     trained: bool = True  # False: it is in no loss
     fills_up: bool = False  # its group has nothing to tell apart and is in no mean of the batch
-    left_out: str = ""  # why nobody knows its reward: it is not in its group's mean either
-    turn_rewards: tuple[float, ...] = ()  # parts of `reward`, by turn; (): not known
     advantages: NDArray[np.float32] | None = None
     old_logprobs: NDArray[np.float32] | None = None  # nats, of the learner before the first update
     old_values: NDArray[np.float32] | None = None  # of the critic before the first update
@@ -40,10 +36,15 @@ class Trajectory:
     data: str = ""  # name of its prompt's data set, in a mixture
     batch: int | None = None  # whose noise sampled it; None: not known, and no choice is checked
     attempts: tuple[int, ...] = (0,)  # of each sequence, see `FinishedRollout`; in no digest
-    # What each reward function returned, before its weight, and why those that failed did.
-    reward_components: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    reward_faults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    account: Account = NO_ACCOUNT  # of its environment
+
+    @property
+    def reward(self) -> float:
+        return self.verdict.reward
+
+    @property
+    def left_out(self) -> str:
+        """Why nobody knows its reward; such an episode is not in its group's mean either."""
+        return self.verdict.left_out
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:

@@ -305,7 +305,6 @@ def _trajectory(episode: DeliveredEpisode) -> Trajectory:
         sample=episode.work.sample,
         sequence=first,
         later=tuple(later),
-        reward=0.0,
         advantage=0.0,
         trained=False,
         batch=episode.work.batch,

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
-from rlboost_jax.rewards.verdict import NO_ACCOUNT
+from rlboost_jax.rewards.verdict import NO_ACCOUNT, Verdict
 from rlboost_jax.sequences.sequence import Sequence
 
 BEGIN: Final = "begin"
@@ -54,10 +54,15 @@ def _trajectory(members: Mapping[str, Any]) -> Trajectory:
         "sequence": _sequence(members["sequence"]),
         "later": tuple(map(_sequence, members["later"])),
         "attempts": tuple(members["attempts"]),
-        "turn_rewards": tuple(members["turn_rewards"]),
-        "account": NO_ACCOUNT,  # which is for the leader's records
+        "verdict": _verdict(members["verdict"]),
     }
     return Trajectory(**{**members, **changed})
+
+
+def _verdict(members: Mapping[str, Any]) -> Verdict:
+    turn_rewards = tuple(members["turn_rewards"])
+    # The account is for the leader's records.
+    return Verdict(**{**members, "turn_rewards": turn_rewards, "account": NO_ACCOUNT})
 
 
 def _sequence(parts: Mapping[str, Any]) -> Sequence:

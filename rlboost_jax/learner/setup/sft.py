@@ -148,7 +148,7 @@ def _programs(run: RunConfig, num_updates: int, mesh: Mesh) -> PolicyPrograms:
 
 
 def _trajectory(index: int, runs: Runs) -> Trajectory:
-    return Trajectory(prompt=index, sample=index, sequence=taught(runs), reward=0.0, advantage=1.0)
+    return Trajectory(prompt=index, sample=index, sequence=taught(runs), advantage=1.0)
 
 
 def _floats(applied: dict[str, jax.Array]) -> dict[str, float]:

@@ -134,7 +134,6 @@ class _Drawn:
             prompt=index,
             sample=0,
             sequence=self._lessons.lesson(index, self._rng, worked=worked),
-            reward=0.0,
             advantage=0.0,
         )
 

@@ -182,14 +182,14 @@ def test_rewards_are_of_turns_that_there_are():
     turns = {"tokens": (7, 20, 8), "runs": (1, 1, 1), "versions": ((3, 2),)}
     turns["logprobs"] = m.pack_logprobs([-1.0, -1.0])
     (group,) = collector(Desk(right)).add(rollout(**turns))
-    assert group.trajectories[0].turn_rewards == (0.25, 0.75)
+    assert group.trajectories[0].verdict.turn_rewards == (0.25, 0.75)
     wrong = replace(right, turn_rewards=(1.0,))
     with pytest.raises(WrongTurns, match="step 3, sample 0: 1 rewards for 2 turns"):
         collector(Desk(wrong)).add(rollout(**turns))
     failed = replace(wrong, left_out="its tool is gone")
     collecting = collector(Desk(failed))
     (group,) = collecting.add(rollout(**turns))
-    assert (group.trajectories[0].turn_rewards, group.trajectories[0].left_out) == (
+    assert (group.trajectories[0].verdict.turn_rewards, group.trajectories[0].left_out) == (
         (),
         "its tool is gone",
     )
@@ -239,10 +239,13 @@ def test_following_processes_get_all_that_training_needs(episodes):
     members = [
         replace(
             t,
-            turn_rewards=tuple(np.arange(len(t.turns)) / 4),
-            left_out="lost" if t.sample == 4 else "",
+            verdict=Verdict(
+                reward=1.0,
+                turn_rewards=tuple(np.arange(len(t.turns)) / 4),
+                left_out="lost" if t.sample == 4 else "",
+                account=Account(calls=(CallMade(turn=0, name="x"),), metrics={"solved": 1.0}),
+            ),
             advantages=np.arange(t.num_sampled, dtype=np.float32),
-            account=Account(calls=(CallMade(turn=0, name="x"),), metrics={"solved": 1.0}),
         )
         for t in everything(episodes)
     ]
@@ -251,9 +254,9 @@ def test_following_processes_get_all_that_training_needs(episodes):
     assert trajectories_digest(group.trajectories) == trajectories_digest(members)
     for left, right in zip(group.trajectories, members, strict=True):
         assert (left.attempts, left.left_out) == (right.attempts, right.left_out)
-        assert left.turn_rewards == right.turn_rewards and left.turns == right.turns
+        assert left.verdict.turn_rewards == right.verdict.turn_rewards and left.turns == right.turns
         np.testing.assert_array_equal(left.advantages, right.advantages)
-        assert left.account == Account(), "which is for records"
+        assert left.verdict.account == Account(), "which is for records"
 
 
 # What is trained on ---------------------------------------------------------------------
@@ -403,13 +406,15 @@ def test_a_sample_shows_turns_calls_and_what_was_trained_on():
         sample=0,
         sequence=first,
         later=(later.with_sampled([4, 3], [-1, -1], version=0),),
-        reward=1.0,
+        verdict=Verdict(
+            reward=1.0,
+            turn_rewards=(0.0, 0.25, 0.75),
+            account=Account(
+                calls=(CallMade(turn=0, name="add"), CallMade(turn=0, name="gone", failed=True))
+            ),
+        ),
         advantage=0.0,
         advantages=np.array([1, 2, 3, 4, 6], np.float32),
-        turn_rewards=(0.0, 0.25, 0.75),
-        account=Account(
-            calls=(CallMade(turn=0, name="add"), CallMade(turn=0, name="gone", failed=True))
-        ),
     )
     (row,) = sample_rows(0, [t], task=Numbers(), num_prompts=1)
     assert (row.prompt_text, row.response_text) == ("1 2", "7 8 9 6 4 3")
@@ -429,7 +434,7 @@ def test_a_sample_shows_turns_calls_and_what_was_trained_on():
         {"name": "gone", "failed": True},
     ]
     assert row.tokens == 5 and not row.cut_off and row.trained
-    left_out = replace(t, trained=False, left_out="lost")
+    left_out = replace(t, trained=False, verdict=replace(t.verdict, left_out="lost"))
     (row,) = sample_rows(0, [left_out], task=Numbers(), num_prompts=1)
     assert (row.trained, row.left_out) == (False, "lost")
     assert {part.advantage for part in row.turns} == {None}
@@ -443,7 +448,6 @@ def test_what_is_left_of_a_sequence_counts_by_its_share_of_the_episode(aggregati
         sample=0,
         sequence=Sequence.of_response([1], [5] * 3, [-1.0] * 3, version=0),
         later=(Sequence.of_response([2], [6], [-1.0], version=0),),
-        reward=0.0,
         advantage=0.0,
     )
     second = replace(first, sample=1)

@@ -8,6 +8,7 @@ from rlboost_jax.data.stop_strings import StopStrings
 from rlboost_jax.learner.episodes.estimates import Estimates, ResponseScores
 from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.learner.step_metrics import policy_metrics
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.presets import PRESETS
 from tests.learner.test_step_metrics import FIGURES
@@ -23,7 +24,7 @@ def trajectory(sample, reward, length, last=STOP):
         sequence=Sequence.of_response(
             [2], [5] * (length - 1) + [last], np.full(length, -1.0), version=0
         ),
-        reward=reward,
+        verdict=Verdict(reward=reward),
         advantage=0.0,
     )
 

@@ -16,7 +16,7 @@ from rlboost_jax.learner.step_metrics import episode_metrics, policy_metrics
 from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
-from rlboost_jax.rewards.verdict import Account, CallMade
+from rlboost_jax.rewards.verdict import Account, CallMade, Verdict
 from rlboost_jax.settings.presets import PRESETS
 from tests.learner.episodes.test_estimates import MOST, STOP, trajectory
 from tests.learner.episodes.test_turn_advantages import episode
@@ -35,7 +35,10 @@ def estimates(**choices):
 
 def group(left_out):
     return [
-        replace(trajectory(i, reward, 2 + i), left_out="its tool is gone" if i in left_out else "")
+        replace(
+            trajectory(i, 0.0, 2 + i),
+            verdict=Verdict(reward=reward, left_out="its tool is gone" if i in left_out else ""),
+        )
         for i, reward in enumerate(REWARDS)
     ]
 
@@ -93,7 +96,9 @@ def test_no_bit_of_an_update_knows_its_reward_or_when_it_came(build, groups, nam
             replace(
                 each,
                 trajectories=tuple(
-                    replace(t, reward=reward, left_out="gone") if t.sample in (1, 7) else t
+                    replace(t, verdict=Verdict(reward=reward, left_out="gone"))
+                    if t.sample in (1, 7)
+                    else t
                     for t in each.trajectories
                 ),
             )
@@ -114,7 +119,13 @@ def test_a_batch_of_nothing_else_leaves_the_policy_as_it_is(build, groups):
     """But for what an optimizer does without a gradient: its step counts."""
     learners = build("grpo")
     lost = tuple(
-        replace(each, trajectories=tuple(replace(t, left_out="gone") for t in each.trajectories))
+        replace(
+            each,
+            trajectories=tuple(
+                replace(t, verdict=Verdict(reward=t.reward, left_out="gone"))
+                for t in each.trajectories
+            ),
+        )
         for each in groups
     )
     state, figures = updated(learners, lost)
@@ -127,8 +138,8 @@ def test_a_batch_of_nothing_else_leaves_the_policy_as_it_is(build, groups):
 
 def test_a_group_that_differs_by_it_alone_teaches_nothing(config):
     """Dynamic sampling goes on to the next prompt; with turns, theirs are looked at as well."""
-    same = [replace(t, reward=0.5) for t in group(())]
-    odd = [replace(same[0], reward=9.0, left_out="gone"), *same[1:]]
+    same = [replace(t, verdict=Verdict(reward=0.5)) for t in group(())]
+    odd = [replace(same[0], verdict=Verdict(reward=9.0, left_out="gone")), *same[1:]]
     by_turn = [episode(0, (0.5, 0.0)), *(episode(i, (0.0, 0.5)) for i in (1, 2, 3))]
     for members, compares_turns, wanted in (
         (odd, False, True),
@@ -151,12 +162,8 @@ def test_a_group_that_differs_by_it_alone_teaches_nothing(config):
 def test_rows_count_it_and_what_environments_reported():
     def report(t, calls, seconds, metrics):
         made = [CallMade(turn=0, name="add", failed=failed) for failed in calls]
-        return replace(
-            t,
-            account=Account(
-                calls=tuple(made), seconds=seconds, tokens_retokenised=1, metrics=metrics
-            ),
-        )
+        account = Account(calls=tuple(made), seconds=seconds, tokens_retokenised=1, metrics=metrics)
+        return replace(t, verdict=replace(t.verdict, account=account))
 
     first, second, third, _ = group((2,))
     members = [

@@ -18,6 +18,7 @@ from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
 from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.models.params import params_digest
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.settings.algorithm_config import TokenAdvantage
 from rlboost_jax.settings.presets import PRESETS
 from rlboost_jax.settings.validation.algorithm_checks import algorithm_mistakes
@@ -46,7 +47,10 @@ def estimates(name="grpo", **choices):
 def rewarded(groups, reward_of):
     return tuple(
         replace(
-            g, trajectories=tuple(replace(t, reward=reward_of(t.sample)) for t in g.trajectories)
+            g,
+            trajectories=tuple(
+                replace(t, verdict=Verdict(reward=reward_of(t.sample))) for t in g.trajectories
+            ),
         )
         for g in groups
     )
@@ -125,7 +129,7 @@ def test_a_batch_of_equal_rewards_has_advantages_of_0_and_returns_for_the_critic
     compares = whiten or name == "ppo"
     assert all((t.advantages == 0).all() for t in found) == compares
     assert all((t.returns == 0.5).all() for t in found)
-    members[2] = replace(members[2], reward=0.0)
+    members[2] = replace(members[2], verdict=Verdict(reward=0.0))
     assert any((t.advantages != 0).any() for t in chosen.of_batch(members))
 
 
@@ -188,7 +192,9 @@ RIGHT, FORMAT = 1.0, 0.2  # of two reward functions, the first of which is right
 )
 def test_what_dynamic_sampling_compares(outcomes, bonuses, by_function, by_sum):
     members = [
-        replace(trajectory(i, (outcome or 0.0) + bonus, 2), outcome=outcome)
+        replace(
+            trajectory(i, 0.0, 2), verdict=Verdict(reward=(outcome or 0.0) + bonus, outcome=outcome)
+        )
         for i, (outcome, bonus) in enumerate(zip(outcomes, bonuses, strict=True))
     ]
     algorithm = PRESETS["dapo"]
@@ -318,7 +324,10 @@ def test_a_batch_of_nothing_but_filling_leaves_the_policy_as_it_is(build, groups
 
 def test_a_run_compares_as_its_algorithm_says(config):
     run = replace(config, algorithm=replace(PRESETS["dapo"], dynamic_sampling_by="reward"))
-    members = [replace(trajectory(i, float(i), 2), outcome=0.0) for i in range(2)]
+    members = [
+        replace(trajectory(i, 0.0, 2), verdict=Verdict(reward=float(i), outcome=0.0))
+        for i in range(2)
+    ]
     assert dynamic_sampling(run).informative(members)
     assert not dynamic_sampling(replace(config, algorithm=PRESETS["dapo"])).informative(members)
     assert set(get_args(TokenAdvantage)) == {"return", "gae"}

@@ -69,11 +69,12 @@ def test_a_reward_of_several_functions_is_taken_apart(trajectories):
         {"math": 0.5, "format": 1.0},
     ]
     members = [
-        replace(t, reward_components=p) for t, p in zip(trajectories[:3], parts, strict=True)
+        replace(t, verdict=replace(t.verdict, components=p))
+        for t, p in zip(trajectories[:3], parts, strict=True)
     ]
     assert [row.rewards for row in sample_rows(0, members, task=Words(), num_prompts=1)] == parts
     assert reward_parts(members) == {"reward/math": 0.5, "reward/format": 0.5}
-    one = [replace(t, reward_components={"math": 1.0}) for t in trajectories]
+    one = [replace(t, verdict=replace(t.verdict, components={"math": 1.0})) for t in trajectories]
     assert reward_parts(one) == {} == reward_parts(trajectories), "the reward itself says it"
 
 

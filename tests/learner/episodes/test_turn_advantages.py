@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rlboost_jax.algorithms.advantages import STD_FLOOR
 from rlboost_jax.learner.episodes.estimates import Estimates, ResponseScores
 from rlboost_jax.learner.episodes.trajectory import Trajectory
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.presets import PRESETS
 from tests.sequences.given import with_given
@@ -36,9 +37,10 @@ def episode(sample, rewards, *, lengths=None, split=None, reward=None):
         sample=sample,
         sequence=first,
         later=tuple(later),
-        reward=sum(rewards) if reward is None else reward,
+        verdict=Verdict(
+            reward=sum(rewards) if reward is None else reward, turn_rewards=tuple(rewards)
+        ),
         advantage=0.0,
-        turn_rewards=tuple(rewards),
     )
 
 
@@ -137,7 +139,7 @@ def test_what_is_of_no_turn_is_of_the_last():
 
 def test_an_episode_whose_environment_failed_has_no_turn_to_compare_with():
     members = [episode(i, rewards) for i, rewards in enumerate(RIDDLE)]
-    lost = replace(members[1], left_out="gone", turn_rewards=())
+    lost = replace(members[1], verdict=Verdict(reward=members[1].reward, left_out="gone"))
     found = estimates(advantage="group_mean", turn_advantages="turn").of_group(
         [members[0], lost, members[2]]
     )

@@ -8,6 +8,7 @@ import pytest
 
 from rlboost_jax.learner.processes import follower_orders
 from rlboost_jax.learner.processes.trainer_channel import PeerGone
+from rlboost_jax.rewards.verdict import Verdict
 from tests.learner.turns import groups_in_turns
 
 
@@ -19,11 +20,14 @@ def test_messages_and_arrays_arrive_as_they_were_sent(pair, groups):
     trajectory = replace(
         first,
         sequence=replace(first.sequence, routes=routes.reshape(-1, 2, 2)),
-        reward=float("nan"),
+        verdict=Verdict(
+            reward=float("nan"),
+            turn_rewards=(0.5, 0.25),
+            components=MappingProxyType({"exact": 1.0}),
+        ),
         advantage=np.float64(0.5),
         advantages=np.arange(3, dtype=np.float32),
         trained=False,
-        reward_components=MappingProxyType({"exact": 1.0}),
     )
     sent = (replace(groups[0], trajectories=(trajectory,)), *groups[1:])
     here.send([follower_orders.TRAIN, 4, sent])
@@ -33,8 +37,10 @@ def test_messages_and_arrays_arrive_as_they_were_sent(pair, groups):
     assert [group.prompt for group in received] == [group.prompt for group in sent]
     for ours, theirs in zip(sent, received, strict=True):
         for a, b in zip(ours.trajectories, theirs.trajectories, strict=True):
-            assert_same(vars(a) | {"sequence": None}, vars(b) | {"sequence": None})
+            apart = {"sequence": None, "verdict": None}
+            assert_same(vars(a) | apart, vars(b) | apart)
             assert_same(vars(a.sequence), vars(b.sequence))
+            assert_same(vars(a.verdict), vars(b.verdict))
 
 
 def assert_same(ours, theirs):

@@ -70,7 +70,6 @@ def response(sample: int, logprobs: list[float]) -> Trajectory:
         prompt=0,
         sample=sample,
         sequence=Sequence.of_response([1, 2], [3, 4, 5], logprobs, version=0),
-        reward=0.0,
         advantage=0.0,
     )
 

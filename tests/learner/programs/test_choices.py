@@ -65,7 +65,6 @@ def gaps(factors, tokens, sampling, *, batch=BATCH, later=False, tolerated=0.0):
         sample=SAMPLE,
         sequence=one,
         later=tuple(others),
-        reward=0.0,
         advantage=0.0,
         batch=batch,
         attempts=(0,) * (1 + later),
@@ -241,7 +240,6 @@ def test_means_are_of_sequences():
                 prompt=0,
                 sample=sample,
                 sequence=Sequence.of_response([1, 2], [3] * count, np.zeros(count), version=0),
-                reward=0.0,
                 advantage=0.0,
                 batch=BATCH,
             )
@@ -264,7 +262,7 @@ def test_a_greedy_gap_is_how_far_a_token_is_below_the_likeliest(factors):
     tokens[::3] = np.argsort(logits, axis=1)[::3, -2]
     tokens[::7] = (tokens[::7] + 11) % V
     sequence = Sequence.of_response([1, 2], tokens, np.full(N, -2e-4), version=0)
-    one = Trajectory(prompt=0, sample=1, sequence=sequence, reward=0.0, advantage=0.0)
+    one = Trajectory(prompt=0, sample=1, sequence=sequence, advantage=0.0)
     (packed,) = pack([one], rows=1, row_tokens=N + 4, loss_aggregation="token_mean")
     where = np.ravel(packed.response_mask)
     hidden = np.zeros((packed.tokens.size, E), np.float32)

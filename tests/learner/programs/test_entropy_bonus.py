@@ -10,6 +10,7 @@ import pytest
 from rlboost_jax.learner.packing import pack, update_divisor
 from rlboost_jax.learner.programs.logprobs import sampled_logprobs
 from rlboost_jax.learner.programs.objective import objective
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.settings.presets import PRESETS
 from rlboost_jax.settings.sampling_config import SamplingConfig
 from tests.learner.episodes.test_estimates import trajectory
@@ -89,7 +90,9 @@ def test_it_is_off_unless_it_is_asked_for():
 def test_an_update_by_it_alone_makes_the_policy_less_sure(build, groups):
     """Equal rewards teach nothing; the bonus, which is no reward, does."""
     equal = tuple(
-        replace(g, trajectories=tuple(replace(t, reward=1.0) for t in g.trajectories))
+        replace(
+            g, trajectories=tuple(replace(t, verdict=Verdict(reward=1.0)) for t in g.trajectories)
+        )
         for g in groups
     )
     learners = build("grpo", entropy_coefficient=COEFFICIENT, loss_aggregation="token_mean")

@@ -77,7 +77,6 @@ def responses(request):
                 sequence=Sequence.of_response(
                     [1, 2], rng.integers(50, size=length, dtype=np.int32), behaviour, version=0
                 ),
-                reward=0.0,
                 advantage=(-1.5, 0.5, 2.0, -0.25)[sample % 4],
                 trained=sample != 3,
                 old_logprobs=(behaviour + 0.2 * rng.normal(size=length)).astype(np.float32),

@@ -34,7 +34,7 @@ def trajectory(sample):
         prompt=0, sample=sample, old_logprobs=old, sequence=Sequence.of_response(
             rng.integers(112, size=3), rng.integers(112, size=n), old + draw(0.15), version=0
         ),
-        reward=0.0, advantage=float(rng.normal()), old_values=draw(0.1), returns=draw(),
+        advantage=float(rng.normal()), old_values=draw(0.1), returns=draw(),
     )
 
 trajectories = [trajectory(i) for i in range(20)]

@@ -92,7 +92,6 @@ def batch():
             prompt=0,
             sample=i,
             sequence=Sequence.of_response([1, 2], [5] * length, sampled[i, :length], version=0),
-            reward=0.0,
             advantage=float(arrays["advantages"][i]),
             old_logprobs=arrays["old"][i, :length],
         )

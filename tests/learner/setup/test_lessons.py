@@ -77,7 +77,7 @@ def test_a_guess_looks_nowhere():
 def test_what_is_given_is_no_target():
     """Each token that was sampled has one weight, at the position before it, and no other has."""
     found = lesson(episodes(drawers(3)), worked=True)
-    taught = Trajectory(prompt=0, sample=0, sequence=found, reward=0.0, advantage=0.0)
+    taught = Trajectory(prompt=0, sample=0, sequence=found, advantage=0.0)
     batch, _ = fill([taught], rows=1, row_tokens=64, loss_aggregation="token_mean")
     expected = np.zeros(64)
     expected[found.sampled_positions - 1] = 1.0

@@ -21,6 +21,7 @@ from rlboost_jax.learner.stream.step_stream import (
     Update,
     Wait,
 )
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import Sequence
 
@@ -49,7 +50,7 @@ def group_of(prompt: int, *, differ: bool, attempt: int) -> Group:
                 prompt=prompt,
                 sample=prompt * GROUP + place,
                 sequence=Sequence.of_prompt([1]),
-                reward=float(differ and place),
+                verdict=Verdict(reward=float(differ and place)),
                 advantage=0.0,
                 attempts=(attempt,),
             )

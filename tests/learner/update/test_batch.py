@@ -24,6 +24,7 @@ from rlboost_jax.learner.update.batch import BatchUpdate
 from rlboost_jax.learner.update.learner import Learner
 from rlboost_jax.models.parameter_sharding import make_mesh
 from rlboost_jax.models.params import init_params, params_digest
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.settings.presets import PRESETS
 from tests.learner.turns import groups_in_turns
 
@@ -424,7 +425,12 @@ def test_a_rejected_token_counts_in_no_divisor(build, groups):
 def test_a_reward_that_is_no_number_names_its_update(build, groups):
     learners = build("grpo", **CASES[1][1])
     spoilt = [
-        replace(g, trajectories=tuple(replace(t, reward=float("nan")) for t in g.trajectories))
+        replace(
+            g,
+            trajectories=tuple(
+                replace(t, verdict=Verdict(reward=float("nan"))) for t in g.trajectories
+            ),
+        )
         if g.prompt == 3
         else g
         for g in groups

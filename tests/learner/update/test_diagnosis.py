@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.learner.update.diagnosis import culprits
+from rlboost_jax.rewards.verdict import Verdict
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_a_sum_that_overflows_is_distinguished_from_bad_samples(trajectories):
 
 
 def test_a_reward_that_is_no_number_is_blamed_first(trajectories):
-    trajectories[4] = replace(trajectories[4], reward=float("nan"))
+    trajectories[4] = replace(trajectories[4], verdict=Verdict(reward=float("nan")))
     said = found(trajectories, 3, 4, 5)
     assert said.startswith("the reward is not finite of sample 4 (prompt 1, ")
     assert said.count("sample") == 1
