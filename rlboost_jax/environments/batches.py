@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from rlboost_jax.environments.actions import EpisodeQuestion, JudgeEpisode, Say
+from rlboost_jax.environments.call_journal import CallJournal
 from rlboost_jax.environments.environment_journal import EnvironmentJournal
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.episode_records import identity
-from rlboost_jax.environments.hosted import Around, CallJournal, EpisodeStart, Hosted
+from rlboost_jax.environments.hosted import EpisodeContext, EpisodeStart, Hosted
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.environment_config import EnvironmentConfig
@@ -24,7 +25,7 @@ class EpisodesOfBatch:
 
     def __init__(
         self,
-        around: Around,
+        context: EpisodeContext,
         settings: EnvironmentConfig,
         journal: EnvironmentJournal,
         problems: Problems,
@@ -38,7 +39,7 @@ class EpisodesOfBatch:
             room: tokens that the prompt of a later sequence may have.
             say: an answer.
         """
-        self._around, self._settings, self._journal = around, settings, journal
+        self._context, self._settings, self._journal = context, settings, journal
         self._problems, self._room, self._say = problems, room, say
         self._ledger = CallJournal(journal.keep, ())
         self._records: dict[int, list[Any]] = {}  # that were kept before, by sample
@@ -88,7 +89,7 @@ class EpisodesOfBatch:
 
     def _hosted(self, work: Work, problem: EpisodeStart) -> Hosted:
         opened, sample = problem.opened, work.sample
-        prompt = self._around.renderer.first(opened.said.observation, opened.tools)
+        prompt = self._context.renderer.first(opened.said.observation, opened.tools)
         data = prompt.astype("<i4").tobytes()
         example = msgspec.json.encode(problem.example, enc_hook=str, order="sorted")
         records: Sequence[Any] = self._records.pop(sample, [])
@@ -101,7 +102,7 @@ class EpisodesOfBatch:
             records=records,
         )
         return Hosted(
-            self._around,
+            self._context,
             episode,
             problem,
             prompt=data,

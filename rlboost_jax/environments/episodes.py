@@ -22,8 +22,7 @@ from rlboost_jax.environments.environment_frames import Opened, WireObservation
 from rlboost_jax.environments.environment_journal import FOLDER, EnvironmentJournal
 from rlboost_jax.environments.environment_kind import FOLDER_OF_HOSTS, environment_kind
 from rlboost_jax.environments.episode import FIRST_PAUSE_SECONDS, MOST_OUTSIDE
-from rlboost_jax.environments.hosted import EpisodeFailed, EpisodeStart
-from rlboost_jax.environments.live import Live
+from rlboost_jax.environments.hosted import EpisodeFailed, EpisodeStart, Live
 from rlboost_jax.environments.observations import is_beyond
 from rlboost_jax.environments.prompt_renderer import (
     PromptRenderer,

@@ -13,17 +13,12 @@ import numpy as np
 
 from rlboost_jax.chat.conversation import ParsedTurn, answers
 from rlboost_jax.environments import actions as decided
+from rlboost_jax.environments import environment_frames
 from rlboost_jax.environments.actions import Actions, EpisodeQuestion, Reply
+from rlboost_jax.environments.call_journal import CallJournal
 from rlboost_jax.environments.environment_frames import Opened, Taken
 from rlboost_jax.environments.episode import Episode
-from rlboost_jax.environments.episode_records import (
-    CallBegun,
-    CallDone,
-    EpisodeRecord,
-    Past,
-    TurnAnswered,
-)
-from rlboost_jax.environments.live import Live
+from rlboost_jax.environments.episode_records import EpisodeRecord, Past, TurnAnswered
 from rlboost_jax.environments.observations import is_beyond
 from rlboost_jax.environments.prompt_renderer import (
     NOTHING,
@@ -33,11 +28,12 @@ from rlboost_jax.environments.prompt_renderer import (
     messages_of,
     turn_of,
 )
-from rlboost_jax.environments.protocol import Message, ToolCall, ToolResult
-from rlboost_jax.environments.runner import CallLedger, KnownCall
+from rlboost_jax.environments.protocol import Message, Turn
+from rlboost_jax.environments.runner import CallLedger
 from rlboost_jax.platform import foreign_json
 from rlboost_jax.platform.mistakes import Mistake
-from rlboost_jax.workers.worker_sessions import Lost
+from rlboost_jax.workers.worker_pool import WorkerPool
+from rlboost_jax.workers.worker_sessions import Lost, WorkerSession
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,54 +58,77 @@ class EpisodeFailed(Mistake, RuntimeError):
     """An environment failed, and `environment.on_failure` or `on_divergence` is "stop"."""
 
 
-class CallJournal:
-    """Calls of a batch's episodes, as its journal keeps them."""
+class Live:
+    """One environment in some worker; requests are made one at a time. Made by `open`."""
 
-    def __init__(
-        self, keep: Callable[[Sequence[EpisodeRecord]], Any], records: Sequence[Any]
-    ) -> None:
-        """
+    def __init__(self, ledger: CallLedger) -> None:
+        self._ledger = ledger
+        self._session: WorkerSession
+        self._noting: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(cls, pool: WorkerPool, ledger: CallLedger, *, alone: bool = False) -> "Live":
+        """Make an environment that is not reset yet.
+
         Args:
-            keep: awaitable; the records last then.
-            records: that were kept before.
+            ledger: of its calls.
+            alone: in a process of its own.
+
+        Raises:
+            Lost: its process was gone at once.
+            WorkersLost, StartsExhausted: none can be started.
         """
-        self._keep = keep
-        self._known: dict[str, CallBegun | CallDone] = {}
-        for record in records:
-            if isinstance(record, CallBegun | CallDone):
-                self._known[record.key] = record
+        live = cls(ledger)
+        live._session = await pool.open(live._hear, alone=alone)
+        return live
 
-    async def begin(self, calls: Sequence[ToolCall], lasting: Sequence[bool]) -> list[KnownCall]:
-        found = [_known(call, self._known.get(call.key)) for call in calls]
-        begun = [
-            CallBegun(key=call.key)
-            for call, lasts, known in zip(calls, lasting, found, strict=True)
-            if lasts and known == "new"
-        ]
-        if begun:
-            self._known.update((record.key, record) for record in begun)
-            await self._keep(begun)
-        return found
+    async def reset(self, example: Mapping[str, Any], seed: int) -> Opened:
+        """Reset the environment. Raises Lost."""
+        number = self._session.number
+        message = environment_frames.Reset(episode=number, example=dict(example), seed=seed)
+        return await self._session.ask(message, Opened)
 
-    async def done(self, result: ToolResult) -> None:
-        record = CallDone(key=result.call.key, content=result.content, failed=result.failed)
-        self._known[record.key] = record
-        await self._keep([record])
+    async def take(self, turn: Turn, key: str) -> Taken:
+        """Give the environment a turn. Raises Lost."""
+        message = environment_frames.GiveTurn(episode=self._session.number, turn=turn, key=key)
+        return await self._session.ask(message, Taken)
+
+    def close(self) -> None:
+        """Close the environment; requests in progress are lost."""
+        self._session.close()
+
+    def _hear(self, session: WorkerSession, message: msgspec.Struct) -> None:
+        match message:
+            case environment_frames.Calling() if len(message.calls) != len(message.lasting):
+                session.lose(Lost("it asks about calls without saying which must last", "own"))
+            case environment_frames.Calling():
+                self._note(self._answer(message))
+            case environment_frames.CallEnded():
+                self._note(self._ledger.done(message.result))
+            case environment_frames.StepFailed():
+                session.lose(Lost(message.why, "own", for_good=message.for_good))
+            case _:
+                session.answer(message)
+
+    async def _answer(self, asked: environment_frames.Calling) -> None:
+        known = await self._ledger.begin(asked.calls, asked.lasting)
+        self._session.say(
+            environment_frames.Known(episode=self._session.number, calls=tuple(known))
+        )
+
+    def _note(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._noting.add(task)
+        task.add_done_callback(self._noted)
+
+    def _noted(self, task: "asyncio.Task[None]") -> None:
+        self._noting.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._session.fail(error)
 
 
-def _known(call: ToolCall, record: CallBegun | CallDone | None) -> KnownCall:
-    match record:
-        case None:
-            return "new"
-        case CallBegun():
-            return "begun"
-        case CallDone(content=content, failed=failed):
-            return ToolResult(call=call, content=content, failed=failed)
-        case unknown:
-            assert_never(unknown)
-
-
-class Around(Protocol):
+class EpisodeContext(Protocol):
     """Part of the service that an episode needs."""
 
     renderer: PromptRenderer
@@ -131,7 +150,7 @@ class Hosted:
 
     def __init__(
         self,
-        around: Around,
+        context: EpisodeContext,
         episode: Episode,
         problem: EpisodeStart,
         *,
@@ -141,7 +160,7 @@ class Hosted:
         say: Callable[[decided.Say], None],
         judged: Callable[[decided.JudgeEpisode], None],
     ) -> None:
-        self._around, self._episode, self._problem = around, episode, problem
+        self._context, self._episode, self._problem = context, episode, problem
         self._prompt, self._ledger, self._keep_records = prompt, ledger, keep
         self._say, self._judged = say, judged
         self._live: Live | None = None
@@ -160,13 +179,13 @@ class Hosted:
         for action in actions if not self._closed else ():
             match action:
                 case decided.Open(alone):
-                    self._around.spawn(self._open(alone))
+                    self._context.spawn(self._open(alone))
                 case decided.Take(index, past):
-                    self._around.spawn(self._take(index, past))
+                    self._context.spawn(self._take(index, past))
                 case decided.Keep(record):
-                    self._around.spawn(self._keep(record))
+                    self._context.spawn(self._keep(record))
                 case decided.WaitSeconds(seconds):
-                    self._around.spawn(self._wait(seconds))
+                    self._context.spawn(self._wait(seconds))
                 case decided.Say():
                     self._say(action)
                 case decided.JudgeEpisode():
@@ -174,7 +193,7 @@ class Hosted:
                 case decided.Drop():
                     self._drop()
                 case decided.StopRun(why):
-                    self._around.fail(EpisodeFailed(why))
+                    self._context.fail(EpisodeFailed(why))
                 case unknown:
                     assert_never(unknown)
 
@@ -186,14 +205,14 @@ class Hosted:
     async def _open(self, alone: bool) -> None:
         problem = self._problem
         try:
-            live = await self._around.open(self._ledger, alone=alone)
+            live = await self._context.open(self._ledger, alone=alone)
             if self._closed:
                 live.close()
                 return
             self._live = live
             opened = await live.reset(problem.example, problem.seed)
             self._tools = opened.tools
-            said = self._around.renderer.first(opened.said.observation, opened.tools)
+            said = self._context.renderer.first(opened.said.observation, opened.tools)
         except Lost as lost:
             self._lost(lost)
         except UnencodableObservation as error:
@@ -208,7 +227,7 @@ class Hosted:
     async def _take(self, index: int, past: Past) -> None:
         assert self._live is not None
         tokens = tuple(np.frombuffer(past.sampled, "<i4").tolist())
-        renderer = self._around.renderer
+        renderer = self._context.renderer
         logprobs = tuple(np.frombuffer(past.logprobs, "<f4").tolist())
         parsed = renderer.parse(tokens)
         turn = turn_of(index, tokens, parsed, renderer, logprobs)
@@ -224,7 +243,7 @@ class Hosted:
 
     def _reply(self, index: int, parsed: ParsedTurn, taken: Taken) -> Reply:
         """Render the environment's step as a reply. Raises UnencodableObservation."""
-        opened, renderer = self._problem.opened, self._around.renderer
+        opened, renderer = self._problem.opened, self._context.renderer
         before = [*messages_of(opened.said.observation)]
         for answered in self._episode.before(index):
             before = _messages(answered) if answered.anew else [*before, *_messages(answered)]
@@ -267,7 +286,7 @@ class Hosted:
         if self._closed:  # it was abandoned, and is not made again
             return
         self._live = None
-        self._around.failed_once(str(lost))
+        self._context.failed_once(str(lost))
         self._act(
             self._episode.lost(
                 str(lost),

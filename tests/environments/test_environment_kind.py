@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.environments.environment_kind import environment_kind
-from rlboost_jax.environments.live import Live
+from rlboost_jax.environments.hosted import Live
 from rlboost_jax.environments.protocol import Turn
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.platform.mistakes import ConfigError

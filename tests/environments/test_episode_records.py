@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlboost_jax.environments.call_journal import CallJournal
 from rlboost_jax.environments.episode_records import CallBegun, CallDone, identity, named
-from rlboost_jax.environments.hosted import CallJournal
 from rlboost_jax.environments.protocol import ToolCall, ToolResult
 from rlboost_jax.sequences.transcript import TurnTokens
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from rlboost_jax.chat.conversation import ParsedTurn
 from rlboost_jax.environments.actions import Say
+from rlboost_jax.environments.call_journal import CallJournal
 from rlboost_jax.environments.environment_frames import Opened, Taken, ToolSpec, WireObservation
 from rlboost_jax.environments.episode import Episode
-from rlboost_jax.environments.hosted import CallJournal, EpisodeStart, Hosted
+from rlboost_jax.environments.hosted import EpisodeStart, Hosted
 from rlboost_jax.environments.prompt_renderer import Continued
 from rlboost_jax.environments.protocol import Message, Turn
 from rlboost_jax.settings.environment_config import EnvironmentConfig

@@ -18,7 +18,7 @@ from rlboost_jax.environments.environment_kind import (
     environment_kind,
     kind_of_setup,
 )
-from rlboost_jax.environments.live import Live
+from rlboost_jax.environments.hosted import Live
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.platform.frames import body_of
 from rlboost_jax.settings.environment_config import EnvironmentConfig

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlboost_jax.environments.environment_kind import environment_kind
-from rlboost_jax.environments.live import Live
+from rlboost_jax.environments.hosted import Live
 from rlboost_jax.environments.runner import RememberedCalls
 from rlboost_jax.settings.environment_config import EnvironmentConfig
 from rlboost_jax.workers.worker_chaos import kill_workers
