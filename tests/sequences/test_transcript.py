@@ -1,11 +1,15 @@
 """The tokens of a sequence, against a list with one entry for each."""
 
+import itertools
 from dataclasses import dataclass
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.messages import pack_logprobs, pack_tokens
+from rlboost_jax.sequences.identities import Version
+from rlboost_jax.sequences.sequence import Sequence, runs_after_prompt
 from rlboost_jax.sequences.transcript import GIVEN, Transcript
 
 PROMPT = 3
@@ -70,3 +74,38 @@ def _compare(transcript: Transcript, entries: list[Entry]) -> None:
     assert transcript.runs == (tuple(runs) if any(origins) else ())
     assert transcript.samplers == tuple(dict.fromkeys(e.sampler for e in sampled))
     assert transcript.turn == len(runs) // 2
+    _compare_parts(transcript, entries)
+
+
+def _compare_parts(transcript: Transcript, entries: list[Entry]) -> None:
+    """Its turns, any stretch of it, and others made of what messages say of it."""
+    tokens, logprobs = bytes(transcript.tokens), bytes(transcript.logprobs)
+    runs = [list(each) for _, each in itertools.groupby(entries, lambda e: e.sampler == GIVEN)]
+    answers = [pack_tokens([e.token for e in run]) for run in runs[1::2]]
+    assert list(transcript.turns()) == [
+        (
+            pack_tokens([e.token for e in run]),
+            pack_logprobs([e.logprob for e in run]),
+            answers[turn] if turn < len(answers) else None,
+        )
+        for turn, run in enumerate(runs[::2])
+    ]
+    every = [*range(PROMPT), *(e.token for e in entries)]
+    for start, end in itertools.combinations(range(0, len(every) + 1, 2), 2):
+        assert transcript.between(start, end) == pack_tokens(every[start:end])
+    copy = transcript.copy()
+    assert copy == transcript
+    copy.append(pack_tokens([0]))
+    assert copy != transcript and bytes(transcript.tokens) == tokens, "it shares nothing"
+    counts = runs_after_prompt(transcript.runs, len(entries))
+    again = Transcript.from_runs(transcript.prompt, tokens, counts, logprobs)
+    assert list(again.turns()) == list(transcript.turns())
+    if not transcript.newest_given:
+        counted = ((Version(0), transcript.num_sampled),) if entries else ()
+        sequence = Sequence(
+            tokens=np.array(every, np.int32),
+            runs=(PROMPT, *counts),
+            logprobs=np.frombuffer(logprobs, "<f4"),
+            versions=counted,
+        )
+        assert Transcript.from_sequence(sequence) == again
