@@ -42,8 +42,9 @@ from rlboost_jax.data.tokenizer_check import check_belongs
 from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.judge import Judge
+from rlboost_jax.rewards.reward_frames import RewardJob, RewardResponse
 from rlboost_jax.rewards.special_tokens import kept_ids, unseen_lines
-from rlboost_jax.rewards.verdict import RewardInput, Verdict
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.endings import stopped
 from rlboost_jax.sequences.shared_limits import MAX_STOP_IDS
 from rlboost_jax.settings.column_names import shown_as
@@ -182,7 +183,7 @@ class Dataset:
         return tuple(questions[index] for index in range(len(chosen)))
 
     def ask(self, prompt: Prompt, response_tokens: Tokens) -> Future[Verdict]:
-        return self._judge.ask(self._answered(prompt, response_tokens))
+        return self._judge.ask(self._job(prompt, response_tokens))
 
     @property
     def judges(self) -> bool:
@@ -203,22 +204,23 @@ class Dataset:
         self, prompt: Prompt, responses: Sequence[Tokens], alone: Sequence[Future[Verdict]], /
     ) -> Future[Verdicts]:
         """Judge a group, see `Exercises.ask_group`."""
-        return self._judge.ask_group([self._answered(prompt, each) for each in responses], alone)
+        return self._judge.ask_group([self._job(prompt, each) for each in responses], alone)
 
     def _questions(self, rows: Rows, chosen: NDArray[np.int64]) -> "Questions":
         return Questions(rows, chosen, self._data, self.tokenizer, self._source)
 
-    def _answered(self, prompt: Prompt, response_tokens: Tokens) -> RewardInput:
+    def _job(self, prompt: Prompt, response_tokens: Tokens) -> RewardJob:
         question: Question = prompt.problem
         ids = tuple(np.asarray(response_tokens).tolist())
-        return RewardInput(
-            prompt=question.prompt,
+        response = RewardResponse(
             completion=self.tokenizer.stop_strings.before(
                 ids, functools.partial(self.tokenizer.decode, keep=self._kept)
             ),
             completion_ids=ids,
             finished=stopped(ids, self.stop_ids, self.stops),
-            columns=question.columns,
+        )
+        return RewardJob(
+            prompt=question.prompt, responses=(response,), columns=dict(question.columns)
         )
 
 

@@ -12,17 +12,11 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from rlboost_jax.platform.mistakes import ConfigError
-from rlboost_jax.rewards.reward_frames import (
-    Found,
-    RewardJob,
-    RewardOutcome,
-    RewardResponse,
-    RewardSetup,
-)
+from rlboost_jax.rewards.reward_frames import Found, RewardJob, RewardOutcome, RewardSetup
 from rlboost_jax.rewards.reward_kind import judged, reward_kind
 from rlboost_jax.rewards.reward_queue import RewardQueue
 from rlboost_jax.rewards.reward_service import RewardService
-from rlboost_jax.rewards.verdict import UNJUDGED, RewardInput, Verdict
+from rlboost_jax.rewards.verdict import UNJUDGED, Verdict
 from rlboost_jax.settings.rewards_config import Per, RewardConfig, RewardsConfig
 from rlboost_jax.workers.futures import seen, when_all
 from rlboost_jax.workers.sandbox import MEMORY_MB, SECONDS
@@ -90,7 +84,7 @@ class Judge:
         """Whether a response has its reward only after `ask_group`."""
         return bool(self._called["group"])
 
-    def ask(self, answered: RewardInput) -> Future[Verdict]:
+    def ask(self, job: RewardJob) -> Future[Verdict]:
         """Judge a response by the functions that take one response.
 
         Never blocks. An exception in the future says that nobody can be asked any more.
@@ -100,18 +94,20 @@ class Judge:
             verdict = self._verdict({place: found[0] for place, found in said})
             return verdict if self.sees_groups else _left_out_if_silent(verdict)
 
-        return self._asked(_job([answered], "response"), made)
+        return self._asked(job, made)
 
     def ask_group(
-        self, answered: Sequence[RewardInput], alone: Sequence[Future[Verdict]]
+        self, jobs: Sequence[RewardJob], alone: Sequence[Future[Verdict]]
     ) -> Future[tuple[Verdict, ...]]:
         """Judge a group by all functions.
 
         Args:
-            answered: all responses to a prompt, in the order of their samples.
+            jobs: of all responses to a prompt, in the order of their samples.
             alone: the future of `ask` for each, which cancelling the group does not cancel.
         """
-        group = self._asked(_job(answered, "group"), dict)
+        responses = tuple(chain.from_iterable(job.responses for job in jobs))
+        job = msgspec.structs.replace(jobs[0], responses=responses, per="group")
+        group = self._asked(job, dict)
         return when_all([group, *map(seen, alone)], lambda r: self._together(r[0], r[1:]))
 
     def close(self) -> None:
@@ -227,18 +223,6 @@ def _left_out_if_silent(verdict: Verdict) -> Verdict:
 def _shares_workers(function: RewardConfig) -> bool:
     """Whether the function is called by the workers that take one job at a time."""
     return function.name != HTTP and not function.max_concurrent
-
-
-def _job(answered: Sequence[RewardInput], per: Per) -> RewardJob:
-    """Build a job; the prompt and its columns are the same for all responses."""
-    first = answered[0]
-    responses = tuple(
-        RewardResponse(
-            completion=a.completion, completion_ids=a.completion_ids, finished=a.finished
-        )
-        for a in answered
-    )
-    return RewardJob(prompt=first.prompt, responses=responses, columns=dict(first.columns), per=per)
 
 
 def _check_limits(code: RewardConfig, settings: RewardsConfig) -> None:

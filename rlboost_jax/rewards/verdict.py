@@ -1,21 +1,10 @@
-"""Requests to judge a response, and verdicts."""
+"""Verdicts on responses and episodes."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardInput:
-    """A response as reward functions see it."""
-
-    prompt: str
-    completion: str  # without special tokens
-    completion_ids: tuple[int, ...]
-    finished: bool  # ended by a stop id, not cut off
-    columns: Mapping[str, Any]
+from typing import Final
 
 
 @dataclass(frozen=True, kw_only=True)

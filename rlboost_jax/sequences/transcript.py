@@ -12,6 +12,7 @@ Where it is made, and under which request, stands beside it, never in it. Length
 among all tokens after the prompt.
 """
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -113,14 +114,7 @@ class Transcript:
 
     def copy(self) -> "Transcript":
         """Return another one with the same content."""
-        new = Transcript(self.prompt)
-        new.tokens += self.tokens
-        new.logprobs += self.logprobs
-        new.routes += self.routes
-        new.num_tokens, new.num_sampled = self.num_tokens, self.num_sampled
-        new._sampled_before, new.turn = self._sampled_before, self.turn
-        new.parts += self.parts
-        return new
+        return copy.deepcopy(self)
 
     @property
     def num_given(self) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.judge import Judge
-from rlboost_jax.rewards.verdict import RewardInput, Verdict
+from rlboost_jax.rewards.reward_frames import RewardJob, RewardResponse
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
 from tests.patience import PATIENCE_SECONDS
 from tests.rewards.functions_for_tests import raised_in, raises
@@ -41,14 +42,9 @@ def both():
         each.close()
 
 
-def answered(text: str) -> RewardInput:
-    return RewardInput(
-        prompt="3 + 4?",
-        completion=text,
-        completion_ids=tuple(text.encode()),
-        finished=True,
-        columns={"answer": "7"},
-    )
+def answered(text: str) -> RewardJob:
+    response = RewardResponse(completion=text, completion_ids=tuple(text.encode()), finished=True)
+    return RewardJob(prompt="3 + 4?", responses=(response,), columns={"answer": "7"})
 
 
 def begun(asked: Judge, *texts: str) -> Future[tuple[Verdict, ...]]:

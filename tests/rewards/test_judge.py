@@ -12,8 +12,7 @@ import pytest
 
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.judge import Judge
-from rlboost_jax.rewards.reward_frames import RewardOutcome
-from rlboost_jax.rewards.verdict import RewardInput
+from rlboost_jax.rewards.reward_frames import RewardJob, RewardOutcome, RewardResponse
 from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
 from rlboost_jax.workers.futures import when_all
 from rlboost_jax.workers.local_workers import WorkersLost
@@ -52,13 +51,8 @@ def built_in(name, *, label="", weight=1.0, **options):
 
 
 def answered(completion="four", **columns):
-    return RewardInput(
-        prompt="2 + 2?",
-        completion=completion,
-        completion_ids=(1, 2, 3),
-        finished=True,
-        columns=columns,
-    )
+    response = RewardResponse(completion=completion, completion_ids=(1, 2, 3), finished=True)
+    return RewardJob(prompt="2 + 2?", responses=(response,), columns=columns)
 
 
 @pytest.fixture
