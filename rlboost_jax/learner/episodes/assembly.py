@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import Exercises, Prompt
+from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import Sequence
@@ -43,6 +44,25 @@ class DeliveredEpisode:
     @property
     def num_sampled(self) -> int:
         return sum(sequence.num_sampled for sequence in self.sequences)
+
+    def trajectory(self, *, data: str = "", trained: bool = True) -> Trajectory:
+        """Make a trajectory that has neither a verdict nor an advantage yet.
+
+        Args:
+            data, trained: see `Trajectory`.
+        """
+        first, *later = self.sequences
+        return Trajectory(
+            prompt=self.work.prompt,
+            sample=self.work.sample,
+            sequence=first,
+            later=tuple(later),
+            advantage=0.0,
+            trained=trained,
+            data=data,
+            batch=self.work.batch,
+            attempts=self.attempts,
+        )
 
 
 # What is said of an episode, then or later. An exception in it is no fault of the episode's.

@@ -148,17 +148,7 @@ class StepCollector:
         episode = self._episodes.take(rollout, made)
         if episode is None:
             return []
-        first, *later = episode.sequences
-        self._taken[work.sample] = Trajectory(
-            prompt=work.prompt,
-            sample=work.sample,
-            sequence=first,
-            later=tuple(later),
-            advantage=0.0,
-            data=self._data_of(work.prompt),
-            batch=work.batch,
-            attempts=episode.attempts,
-        )
+        self._taken[work.sample] = episode.trajectory(data=self._data_of(work.prompt))
         future = self._ask(episode)
         self._asked[work.sample] = future
         self._listen(self._answered, work.sample, future)

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import Exercises, MixtureSource, Prompt, Tokens, Verdicts
-from rlboost_jax.learner.episodes.assembly import DeliveredEpisode, Episodes, Judge, by_response
+from rlboost_jax.learner.episodes.assembly import Episodes, Judge, by_response
 from rlboost_jax.learner.episodes.collector import check_version, sequence_of
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import Verdict, of_member
@@ -185,7 +185,8 @@ class Measurement:
             self._asked[sample] = self._judge(prompt, episode)
             self._ask_if_whole(place, sample, episode.response)
             if self._check_size:
-                self._unchecked[sample] = _trajectory(episode)
+                # The learner's checks do not use its reward.
+                self._unchecked[sample] = episode.trajectory(trained=False)
         return True
 
     def withdraw(self, withdrawn: messages.ResponsesWithdrawn) -> None:
@@ -295,21 +296,6 @@ def _with_logprobs(rollout: messages.FinishedRollout) -> messages.FinishedRollou
         return rollout
     count = sum(count for _, count in rollout.versions)
     return msgspec.structs.replace(rollout, logprobs=messages.pack_logprobs(np.zeros(count)))
-
-
-def _trajectory(episode: DeliveredEpisode) -> Trajectory:
-    """Trajectory for the learner's checks, which do not use its reward."""
-    first, *later = episode.sequences
-    return Trajectory(
-        prompt=episode.work.prompt,
-        sample=episode.work.sample,
-        sequence=first,
-        later=tuple(later),
-        advantage=0.0,
-        trained=False,
-        batch=episode.work.batch,
-        attempts=episode.attempts,
-    )
 
 
 def _weighted(means: Mapping[MixtureSource | None, float]) -> float:
