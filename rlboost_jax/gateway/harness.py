@@ -12,6 +12,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +90,7 @@ class Harness:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=outlet,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=partial(end_with_parent, os.getpid()),
             )
         except BaseException:
             os.close(inlet)
@@ -134,7 +135,3 @@ class Harness:
         asyncio.get_running_loop().remove_reader(self._pipe)
         os.close(self._pipe)
         self._pipe = -1
-
-
-def _end_with_parent() -> None:
-    end_with_parent(os.getppid())

@@ -1,4 +1,4 @@
-"""Whether a process noted in a file still runs.
+"""Whether a process noted in a file still runs, and which processes end with which.
 
 The system uses process ids again, after a restart even the same ones. Id, time of start and
 what was started together belong to one process for good.
@@ -22,6 +22,7 @@ HAS_PROC = (PROC / "self").is_dir()
 PS_TOLERANCE_SECONDS = 2
 _OF_BOOT = "@"  # stands between what /proc counts from the system's start and which start that was
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def start_time(pid: int, proc: Path = PROC) -> str:
@@ -70,9 +71,18 @@ def end_with_parent(parent: int) -> bool:
 
     Returns False if the parent, which had that id, has ended already.
     """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents end (Linux only)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _boot(proc: Path) -> str:

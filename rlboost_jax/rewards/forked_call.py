@@ -1,7 +1,6 @@
 """One call of reward functions in a process of its own, limited, seeded and cleaned up."""
 
 import contextlib
-import ctypes
 import hashlib
 import os
 import random
@@ -22,7 +21,6 @@ NO_OUTCOME: Final = "wrote what is no outcome"
 PIPE_CLOSED: Final = "closed its pipe and went on"
 _END_SECONDS: Final = 1.0  # for a process to be over once its pipe has closed
 _OUTCOME_BYTES: Final = 4096  # of one response
-PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def forked(setup: RewardSetup, calls: Sequence[Call], job: RewardJob) -> tuple[int, int]:
@@ -161,8 +159,3 @@ def how_it_ended(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
     return "ended its process"
-
-
-def prctl(option: int, value: int) -> None:
-    with contextlib.suppress(AttributeError):  # not Linux
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

@@ -25,17 +25,16 @@ from rlboost_jax.platform import exits
 from rlboost_jax.platform.frames import FrameDecoder, FrameTooLong, frame
 from rlboost_jax.platform.interrupts import raise_at
 from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.platform.process_liveness import adopt_orphans
 from rlboost_jax.rewards.forked_call import (
     NO_OUTCOME,
     PIPE_CLOSED,
-    PR_SET_CHILD_SUBREAPER,
     all_ended,
     end_call,
     ends_by_itself,
     forked,
     how_it_ended,
     most_bytes,
-    prctl,
     took_longer,
 )
 from rlboost_jax.rewards.functions import Call, Unusable, load
@@ -55,7 +54,7 @@ _READ_BYTES: Final = 2**16
 
 def main() -> None:
     raise_at([signal.SIGTERM], lambda number: SystemExit(exits.by_signal(number)))
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves behind becomes ours, to be ended
+    adopt_orphans()  # of calls, to be ended
     if (begun := started(RewardSetup, _imported)) is not None:
         line, setup, calls = begun
         with all_ended():

@@ -17,9 +17,10 @@ from tests.rewards.test_judge import sleepers
 
 INTERRUPTED = """
 import os, signal, subprocess, sys
+from rlboost_jax.platform.process_liveness import adopt_orphans
 from rlboost_jax.rewards import forked_call as of_calls
 
-of_calls.prctl(of_calls.PR_SET_CHILD_SUBREAPER, 1)
+adopt_orphans()
 inlet, outlet = os.pipe()
 child = os.fork()
 if child == 0:
