@@ -24,6 +24,7 @@ _KINDS: Final = {
     str: "text",
     dict[str, Any]: "dictionary",
 }
+_USUAL: Final = ("≥0", "≥1", ">0")  # as one expects of a count, or of a rate
 _MARKS: Final = {"never": "", "at once": "↻", "from its step": "↷"}
 HEADER: Final = """\
 # Settings
@@ -124,6 +125,7 @@ def _brief(setting: Setting) -> str:
     named = f"**`{setting.name}`** `{shown(setting.default)}`{_MARKS[setting.may_change]}"
     kind = _KINDS.get(setting.kind, "tuple")
     limits = values_of(setting).removeprefix(kind).removeprefix(", ").replace(" | ", ", ")
+    limits = "" if limits in _USUAL else limits
     more = "…" if setting.note else ""
     return f"{named} {_capital(setting.meaning)}{more}{f' ({limits})' if limits else ''}"
 
