@@ -13,6 +13,7 @@ from rlboost_jax.manager.events import (
 )
 from rlboost_jax.manager.state.fleet_machines import ABSENT_SECONDS
 from rlboost_jax.manager.state.pool_record import FIRST_RETRY_SECONDS
+from rlboost_jax.providers.base import ANY_POOL
 from tests.manager.desk import RESERVED, Desk, at_work
 from tests.manager.fakes import batch, manifest, ready, settings
 
@@ -397,8 +398,8 @@ def test_the_machine_of_a_failed_server_rests_longer_each_time(by: str) -> None:
             desk(ServerGone(stream, "stream closed"))
         desk.exit(name, "exit code", m.FAILED_EXIT_CODE if by == "exit code" else None)
         assert not desk.manager.view.fleet.servers
-        pauses.append(desk.manager.view.fleet.retry_at - desk.now)
-        desk.tick(desk.manager.view.fleet.retry_at)
+        pauses.append(desk.manager.owners.pools[ANY_POOL].retry_at - desk.now)
+        desk.tick(desk.manager.owners.pools[ANY_POOL].retry_at)
         desk.server(RESERVED, m.Renew())
     assert pauses == [FIRST_RETRY_SECONDS * 2**i for i in range(3)]
 

@@ -19,7 +19,7 @@ from rlboost_jax.manager.events import (
 from rlboost_jax.manager.journal_entries import RunOver
 from rlboost_jax.manager.reducer.manager import ORPHANED
 from rlboost_jax.manager.reducer.provisioning import GRACE_SECONDS
-from rlboost_jax.providers.base import Exited, Granted, Refused
+from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Refused
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import RUN, begin_batch, nonce_of, request, settings
 from tests.manager.fakes import hello as server_hello
@@ -301,8 +301,8 @@ def test_servers_that_crash_once_they_are_ready_are_replaced_ever_more_rarely() 
         desk.join_granted(stream, name)
         desk(ServerGone(stream, "killed"))
         desk.exit(name, "exit code -11")
-        pauses.append(desk.manager.view.fleet.retry_at - desk.now)
-        desk.tick(desk.manager.view.fleet.retry_at)
+        pauses.append(desk.manager.owners.pools[ANY_POOL].retry_at - desk.now)
+        desk.tick(desk.manager.owners.pools[ANY_POOL].retry_at)
         assert request(f"local-{number + 1}") in desk.actions
     assert pauses == [0.5, 1.0, 2.0]
     desk.grant("local-4")
@@ -379,7 +379,7 @@ def test_a_refusal_is_recorded_and_tried_again_after_a_pause() -> None:
     desk(Refused("local-1", nonce_of("local-1"), "no capacity"))
     (lost,) = desk.records("lost")
     assert lost.detail == {"reason": "refused: no capacity"}
-    pause = desk.manager.view.fleet.retry_at - desk.now
+    pause = desk.manager.owners.pools[ANY_POOL].retry_at - desk.now
     assert pause == 0.5 and request("local-2") in desk.tick(desk.now + pause)
 
 

@@ -256,19 +256,17 @@ def _servers(world: World, known: Balanced) -> None:
         living = {(server.name, server.nonce) for server in world.servers if server.alive}
         assert living.isdisjoint(right.sent_home), "sent home, and waited for by nobody"
     lent = fleet.machines
-    free = list(lent.values()).count("")
-    assert fleet.full == (free == 0)
+    assert fleet.full == ("" not in lent.values())
     chosen = world.settings.fleet
     if chosen.sizing == "fixed":
         limit = min(len(lent), chosen.most_instances)
-        missing = max(0, min(limit - len(right.standing), free))
-        assert fleet.missing(max(len(lent), 1)) == missing
+        assert fleet.missing(None) == max(0, limit - len(right.standing))
     assert pools.streams.keys() <= manager.view.instances.keys()
     assert list(map(POOL, pools)) == right.pools
-    if pools.several:
-        for pool in pools:
-            assert right.asked[pool.name] <= pool.most
-            assert fleet.free_in(pool.name) <= max(0, pool.most - pool.present)
+    for pool in pools:
+        most = pool.terms.most
+        assert right.asked[pool.name] <= most
+        assert fleet.free_in(pool.name) <= max(0, most - pool.present)
 
 
 def _fleet_of(world: World, now: list[object], of_streams: list[str]) -> Fleet:

@@ -9,9 +9,8 @@ filled in parts). So sizes are searched along this one order (`ranked`), whateve
 What runs is worth a little more than what would have to be started (STICKY), lest two pools that
 are alike take turns.
 
-A pool that refuses, or whose instances go as soon as they come, is held back: asked for nothing
-until its pause is over, then for one instance at a time. Others are asked in the meantime. How long
-a pause is is known to `state.pools`.
+A pool that refuses, or whose instances go as soon as they come, is asked for nothing during a pause
+(`state.pool_record` has its length), then for one instance at a time. Others are asked meanwhile.
 
 A pool whose speed nobody has measured is tried with one instance, where that is wanted. Until then
 it is taken to be as fast as the others on average.
@@ -38,7 +37,7 @@ class PoolOffer:
         rate: losses of an instance per second.
         start_seconds: from an order to work, which is paid for.
         retry_at: it is not asked before.
-        held_back: its last instance was refused, or went at once.
+        single: it is asked for one instance at a time.
     """
 
     name: str
@@ -50,13 +49,13 @@ class PoolOffer:
     rate: float = 0.0
     start_seconds: float = 0.0
     retry_at: float = -math.inf
-    held_back: bool = False
+    single: bool = False
 
     def may_take(self, now: float) -> int:
         """Number of instances that may be requested of the pool at this moment."""
         if now < self.retry_at:
             return 0
-        return min(self.free, max(0, 1 - self.waiting)) if self.held_back else self.free
+        return min(self.free, max(0, 1 - self.waiting)) if self.single else self.free
 
 
 @dataclass(frozen=True)
@@ -119,6 +118,7 @@ def chosen(
     missing: int,
     now: float,
     *,
+    most: int,
     room: float = math.inf,
     wanted: Mapping[str, int] | None = None,
     explore: bool = False,
@@ -129,6 +129,7 @@ def chosen(
 
     Args:
         missing: instances.
+        most: instances that may be requested, missing or not.
         room: dollars per hour that they may cost together.
         wanted: instances by pool that are worth having: these are asked for first, even where
             others stand that they are to take the place of.
@@ -141,13 +142,14 @@ def chosen(
     left = {offer.name: offer.may_take(now) for offer in order}
     found: list[str] = []
 
-    def take(offer: PoolOffer, most: int) -> int:
-        nonlocal room
-        count = max(0, min(most, left[offer.name]))
+    def take(offer: PoolOffer, number: int) -> int:
+        nonlocal most, room
+        count = max(0, min(number, most, left[offer.name]))
         if offer.price > 0 and room < math.inf:
             count = min(count, max(0, math.floor(room / offer.price + EPSILON)))
             room -= count * offer.price
         left[offer.name] -= count
+        most -= count
         found.extend([offer.name] * count)
         return count
 
@@ -162,12 +164,6 @@ def chosen(
     for offer in order:
         missing -= take(offer, missing)
     return tuple(found)
-
-
-def wake_at(offers: Iterable[PoolOffer], now: float) -> float:
-    """When a pool on hold may be asked again; inf: none is on hold."""
-    moments = (o.retry_at for o in offers if o.free and o.retry_at > now)
-    return min(moments, default=math.inf)
 
 
 def surplus(

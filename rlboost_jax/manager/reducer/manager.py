@@ -111,7 +111,7 @@ class Manager:
             if not trainer.ended:
                 parts.replacements.settle(now)
                 parts.provisioning.start(parts.tail.resting, now, anew=parts.tail.returning)
-            owners.roster.account(batches, parts.provisioning.starting_hourly, now)
+            owners.roster.account(batches, owners.fleet.starting_hourly, now)
             owners.pools.account(now)
             parts.reports.account(owners.ledger.active, now)
         if owners.outbox.trainer is not None and now >= self._status_at:
@@ -198,6 +198,6 @@ class Manager:
         window = math.inf if batch is None else parts.dispatch.wake_at(batch)
         return min(
             window,
-            parts.provisioning.wake_at(parts.tail.resting),
+            parts.purchases.wake_at,
             parts.tail.back_at,
         )

@@ -133,6 +133,6 @@ class PoolSizes:
                     "losses_per_hour": pool.hazard.rate * 3600,
                     "paused": pool.failures > 0,
                 }
-                for pool in self._pools
+                for pool in self._pools.named
             ],
         )

@@ -1,17 +1,15 @@
 """Machines that the market lends and takes, and servers requested, ended and forgotten."""
 
-import math
 from typing import Any, assert_never
 
 from rlboost_jax.manager.events import MachineRemoved
-from rlboost_jax.manager.policies.budget import affordable, spent
 from rlboost_jax.manager.policies.machines import victim
 from rlboost_jax.manager.reducer.purchases import Purchases
 from rlboost_jax.manager.reducer.window_control import WindowControl
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.messages import FAILED_EXIT_CODE
-from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Refused
+from rlboost_jax.providers.base import Exited, Granted, Refused
 
 GRACE_SECONDS = 30.0  # beyond its notice, for a server that was terminated: more, and it hangs
 
@@ -53,7 +51,7 @@ class Provisioning:
         wanted = not server.doomed
         self._fleet.exited(server, now, failed=failed)  # its goodbye may have been lost
         if not server.joined:
-            lines |= self._pools.named(server.pool)
+            lines |= self._pools.field(server.pool)
             self._outbox.record("lost", event.name, reason=f"{how}: {event.reason}", **lines)
         elif wanted and lines:  # its loss was recorded as its stream ended
             self._outbox.record("exited", event.name, reason=event.reason, **lines)
@@ -61,7 +59,7 @@ class Provisioning:
     def priced(self, pool: str, price_per_hour: float) -> None:
         """Set the price of a pool's instances."""
         known = self._pools.get(pool)
-        if known is None or not self._pools.several:
+        if known is None:
             return
         if (before := known.price) != price_per_hour:
             self._outbox.record("price", pool=pool, price_per_hour=price_per_hour, before=before)
@@ -69,11 +67,6 @@ class Provisioning:
         for stream, name in self._pools.streams.items():
             if name == pool:
                 self._roster.index.reprice(stream, price_per_hour)
-
-    @property
-    def starting_hourly(self) -> float:
-        """Dollars per hour for servers that are paid for and have not joined."""
-        return self._fleet.starting_hourly(self._budget.price_per_hour)
 
     def removed(self, event: MachineRemoved) -> None:
         """Process a machine that the market takes back."""
@@ -107,7 +100,7 @@ class Provisioning:
         if self._spent or not most:
             return
         dollars = self._roster.cost.total(now)
-        self._spent = spent(dollars=dollars, most=most)
+        self._spent = dollars >= most
         if not self._spent:
             return
         standing = self._fleet.standing
@@ -117,52 +110,20 @@ class Provisioning:
             self._fleet.dismiss(self._fleet.servers[name])
 
     def start(self, resting: int | None, now: float, *, anew: bool) -> None:
-        """Request the missing servers, unless the last one failed just now.
+        """Request the missing servers, but from pools that have failed just now.
 
         Args:
             resting: as many as there is work for until the next step; None: for all.
             anew: these take the place of others that were let go.
         """
-        if self._pools.several:
-            self._start_in_pools(resting, now, anew=anew)
-            return
-        missing = self._missing(resting)
-        if not missing or now < self._fleet.retry_at:
-            return
-        for server in self._fleet.start(missing, now, anew=anew):
-            self._outbox.record("ordered", server.name)
-            self._outbox.request(server.name, server.nonce, ANY_POOL)
-
-    def wake_at(self, resting: int | None) -> float:
-        """When `start` next has something to do though no event comes; inf: never."""
-        if self._pools.several:
-            return self._purchases.wake_at
-        return self._fleet.retry_at if self._missing(resting) else math.inf
-
-    def _start_in_pools(self, resting: int | None, now: float, *, anew: bool) -> None:
         if self._fleet.full or self._spent:
             self._purchases.rest()
             return
         cap = self._fleet.cap(self._control.instance_cap, resting)
         pools = self._purchases.missing(cap, now)
-        for server in self._fleet.start_in(pools, now, anew=anew):
-            self._outbox.record("ordered", server.name, pool=server.pool)
+        for server in self._fleet.start(pools, now, anew=anew):
+            self._outbox.record("ordered", server.name, **self._pools.field(server.pool))
             self._outbox.request(server.name, server.nonce, server.pool)
-
-    def _missing(self, resting: int | None) -> int:
-        if self._fleet.full:  # nearly always, and asked three times at every event
-            return 0
-        missing = self._fleet.missing(self._control.instance_cap, resting)
-        if not missing or self._spent:
-            return 0
-        starting = sum(not (each.joined or each.doomed) for each in self._fleet.servers.values())
-        return affordable(
-            per_hour=self._budget.max_dollars_per_hour,
-            joined=self._roster.index.hourly,
-            starting=starting,
-            price_per_hour=self._budget.price_per_hour,
-            wanted=missing,
-        )
 
     def _terminate(self, name: str, notice: bool) -> None:
         """End a server, after a notice in which it gets no more work if `notice`."""

@@ -1,7 +1,7 @@
-"""Requests for and releases of instances in each of several pools, see `policies.pool_choice`."""
+"""Requests for and releases of instances in each pool, see `policies.pool_choice`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rlboost_jax.manager.policies.pool_choice import (
     PoolOffer,
@@ -10,7 +10,6 @@ from rlboost_jax.manager.policies.pool_choice import (
     mix,
     ranked,
     surplus,
-    wake_at,
 )
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.owners import Owners
@@ -58,13 +57,16 @@ class Purchases:
                 rate=pool.hazard.rate,
                 start_seconds=pool.known_start,
                 retry_at=pool.retry_at,
-                held_back=pool.failures > 0,
+                single=pool.single,
             )
             for pool in self._pools
         )
 
     def ranked(self, now: float) -> tuple[PoolRun, ...]:
-        return ranked(self.offers, now, pull=self.pull, step_seconds=self.step_seconds)
+        return self._ranked(self.offers, now)
+
+    def _ranked(self, offers: Sequence[PoolOffer], now: float) -> tuple[PoolRun, ...]:
+        return ranked(offers, now, pull=self.pull, step_seconds=self.step_seconds)
 
     def missing(self, cap: int | None, now: float) -> tuple[str, ...]:
         """Pool of each instance to request now.
@@ -72,26 +74,30 @@ class Purchases:
         Args:
             cap: instances worth having; None: all that there can be.
         """
-        offers = self.offers
-        self.wake_at = math.inf
-        standing = sum(offer.standing for offer in offers)
-        free = sum(offer.free for offer in offers)
-        short = free if cap is None else max(0, cap - standing)
-        by_margin = self._by_margin and cap is not None
-        wanted = mix(self.ranked(now), cap) if by_margin and cap is not None else None
-        found = chosen(
-            offers,
-            min(short, free),
-            now,
-            room=self._room(),
-            wanted=wanted,
-            explore=by_margin and cap != 0,
-            pull=self.pull,
-            step_seconds=self.step_seconds,
-        )
-        if short > len(found) or by_margin:
-            self.wake_at = wake_at(offers, now)
-        return found
+        self.wake_at, missing = math.inf, self._fleet.missing(cap)
+        most = self._fleet.missing(None)  # others may be better than some that stand
+        if not most or not (missing or self._by_margin):
+            return ()
+        offers, room, by_margin = self.offers, self._room(), self._by_margin and cap is not None
+
+        def found(now: float) -> tuple[str, ...]:
+            return chosen(
+                offers,
+                missing,
+                now,
+                most=most,
+                room=room,
+                wanted=mix(self._ranked(offers, now), cap) if by_margin and cap else None,
+                explore=by_margin and cap != 0,
+                pull=self.pull,
+                step_seconds=self.step_seconds,
+            )
+
+        pools = found(now)
+        pauses = [o.retry_at for o in offers if o.free and o.retry_at > now]
+        if pauses and found(math.inf) != pools:
+            self.wake_at = min(pauses)
+        return pools
 
     def surplus(self, cap: int, members: Mapping[str, int], now: float) -> dict[str, int]:
         """Instances to release, by pool.

@@ -5,8 +5,8 @@ nobody's victim.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any
 
 from rlboost_jax.manager.events import MachineRemoved
@@ -14,6 +14,7 @@ from rlboost_jax.manager.journal_entries import RunState
 from rlboost_jax.manager.policies.machines import wanted
 from rlboost_jax.manager.state.free_machines import FreeMachines
 from rlboost_jax.manager.state.instance_pools import Pools
+from rlboost_jax.manager.state.pool_record import PoolTerms
 from rlboost_jax.manager.state.requested_server import Server
 from rlboost_jax.messages import Hello
 
@@ -30,24 +31,14 @@ class Fleet:
     one; others that come meanwhile are the same removal.
 
     Args:
-        prefix: of the names given out.
+        capped: it has no more servers than are worth having.
         life: an id unique to this manager process, so that no nonce is ever repeated.
-        pools: None: one.
     """
 
-    def __init__(
-        self,
-        max_instances: int,
-        *,
-        capped: bool,
-        prefix: str,
-        life: str,
-        pools: Pools | None = None,
-    ) -> None:
-        self.pools = pools or Pools((), most=max_instances)
+    def __init__(self, max_instances: int, pools: Pools, *, capped: bool, life: str) -> None:
+        self.pools = pools
         self._max_instances = max_instances
-        self._capped = capped
-        self._prefix, self._life = prefix, life
+        self._capped, self._life = capped, life
         self.machines: dict[str, str] = {}  # name → server on it, "" where free
         self._free = FreeMachines(self.pools.of_machine)
         self.servers: dict[str, Server] = {}
@@ -59,11 +50,6 @@ class Fleet:
         self._returned_early = False  # the machine that `removal` will take
         self._taken: list[str] = []  # machines taken namelessly and not returned yet
         self.numbers = 0  # in names given out
-
-    @property
-    def retry_at(self) -> float:
-        """When a run with one pool asks again; with several, each pool has its own time."""
-        return next(iter(self.pools)).retry_at
 
     @property
     def full(self) -> bool:
@@ -245,65 +231,57 @@ class Fleet:
             return resting
         return instance_cap if resting is None else min(instance_cap, resting)
 
-    def missing(self, instance_cap: int, resting: int | None = None) -> int:
-        """Number of servers to start, ignoring the pause after a failed start.
+    def missing(self, cap: int | None) -> int:
+        """Number of servers to start, ignoring pauses after failed starts.
 
         Those above the cap go on: it limits what is started, not what runs.
         """
-        cap = self.cap(instance_cap, resting)
         machines = len(self.machines)
         target = wanted(machines=machines, max_instances=self._max_instances, cap=cap)
-        return max(0, min(target - self._num_standing, len(self._free)))
+        return max(0, target - self._num_standing)
 
-    def start(self, count: int, now: float = math.inf, *, anew: bool = False) -> list[Server]:
-        """Create `count` servers to request, on free machines in the order of their loan.
+    def start(
+        self, pools: Iterable[str], now: float = math.inf, *, anew: bool = False
+    ) -> list[Server]:
+        """Create servers to request from these pools, as far as there are machines for them.
+
+        Machines are taken in the order of their loan.
 
         Args:
             anew: they take the place of others.
         """
-        free = self._free
-        first = islice((machine for machine in self.machines if machine in free), count)
-        machines = list(free) if count == len(free) == 1 else list(first)
-        pool = next(iter(self.pools)).name
-        return [self._start(machine, self._prefix, pool, now, anew) for machine in machines]
-
-    def start_in(self, pools: Iterable[str], now: float, *, anew: bool = False) -> list[Server]:
-        """Create servers to request from these pools, as far as there are machines for them."""
         started = []
         for pool in pools:
-            fits = (m for m in self.machines if self._free.serves(m, pool))
-            if (machine := next(fits, None)) is not None:
-                started.append(self._start(machine, pool, pool, now, anew))
+            lent = self._free if len(self._free) == 1 else self.machines
+            machine = next((m for m in lent if self._free.serves(m, pool)), None)
+            if machine is not None:
+                started.append(self._start(machine, self.pools[pool].terms, now, anew))
         return started
 
     def free_in(self, pool: str) -> int:
         """Number of further servers that may be requested from a pool."""
         known = self.pools[pool]
-        return max(0, min(self._free.of(pool), known.most - known.present))
+        return max(0, min(self._free.of(pool), known.terms.most - known.present))
 
-    def starting_hourly(self, price_per_hour: float) -> float:
-        """Dollars per hour for servers that are paid for and have not joined.
+    @property
+    def starting_hourly(self) -> float:
+        """Dollars per hour for servers that are paid for and have not joined."""
+        counts = Counter(self.servers[name].pool for name in self._starting)
+        return sum(self.pools[name].price * count for name, count in counts.items())
 
-        Args:
-            price_per_hour: of an instance, where there is one pool.
-        """
-        if not self.pools.several:
-            return len(self._starting) * price_per_hour
-        return sum(self.pools[self.servers[name].pool].price for name in self.starting)
-
-    def _start(self, machine: str, prefix: str, pool: str, now: float, anew: bool) -> Server:
+    def _start(self, machine: str, terms: PoolTerms, now: float, anew: bool) -> Server:
         self.numbers += 1
-        name, nonce = f"{prefix}-{self.numbers}", f"{self._life}-{self.numbers}"
+        name, nonce = f"{terms.prefix}-{self.numbers}", f"{self._life}-{self.numbers}"
         self.machines[machine] = name
         self._free.remove(machine)
-        server = Server(name, nonce, machine, pool, started_at=now, anew=anew)
+        server = Server(name, nonce, machine, terms.name, started_at=now, anew=anew)
         self._add(server)
-        self.pools[pool].ask()
+        self.pools[terms.name].ask()
         return server
 
     def exited(self, server: Server, now: float, *, failed: bool = False) -> None:
-        """Forget a server. One that failed, ended without a token or was refused delays the next
-        of its pool; with several pools also one taken away as soon as it came.
+        """Forget a server. One that failed, ended without a token, was refused, or was taken away
+        as soon as it came may delay the next of its pool.
 
         Args:
             failed: it said so as it ended; it may have said so before.
@@ -318,7 +296,7 @@ class Fleet:
         pool.end(paid=server.granted)
         lived = now - server.joined_at if server.joined_at < math.inf else 0.0
         gone = server.taken or not doomed
-        if gone and self.pools.quick(server.pool, lived):
+        if gone and pool.quick(lived):
             pool.fail(now)
         elif server.proved and not (server.failed or failed):
             pool.serve()

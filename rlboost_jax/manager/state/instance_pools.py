@@ -1,39 +1,59 @@
-"""The pools that instances come from.
+"""The pools that instances come from: at least one.
 
-A run without `fleet.pools` has one pool, `ANY_POOL`; only its pauses are kept.
+A run without `fleet.pools` has one pool, `ANY_POOL`, that its settings do not name. Nothing else
+can be requested while it pauses, so its pauses are shorter and say less; its limit is the fleet's.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
 from rlboost_jax.manager.journal_entries import PoolEntry
-from rlboost_jax.manager.state.pool_record import PoolRecord
+from rlboost_jax.manager.state.pool_record import UNLIMITED, PoolRecord, PoolTerms
 from rlboost_jax.providers.base import ANY_POOL
-from rlboost_jax.settings.pool_config import PoolConfig
+from rlboost_jax.settings.fleet_config import FleetConfig
 
 LAST_RETRY_SECONDS = 30.0
 LAST_POOL_RETRY_SECONDS = 600.0  # where others can be asked meanwhile
-QUICK_SECONDS = 60.0  # beyond a start-up: who is taken away before that came for nothing
+QUICK_SECONDS = 60.0
+
+
+def pool_terms(fleet: FleetConfig) -> tuple[PoolTerms, ...]:
+    """Terms of the pools of a fleet, of which there is at least one."""
+    named = tuple(
+        PoolTerms(
+            name=pool.name,
+            prefix=pool.name,
+            most=pool.max_instances,
+            price=pool.price_per_hour,
+            longest_retry=LAST_POOL_RETRY_SECONDS,
+            quick_seconds=QUICK_SECONDS,
+            single_after=1,
+        )
+        for pool in fleet.pools
+    )
+    return named or (
+        PoolTerms(
+            name=ANY_POOL,
+            prefix=fleet.name_prefix,
+            named=False,
+            most=UNLIMITED,
+            price=fleet.price_per_hour,
+            longest_retry=LAST_RETRY_SECONDS,
+            quick_seconds=-math.inf,
+            single_after=UNLIMITED,
+        ),
+    )
 
 
 class Pools:
     """Records of all pools.
 
-    Args:
-        configured: `fleet.pools`; () for one pool, of `most` instances.
-
     Attributes:
-        several: each is asked by itself.
         streams: of members, and their pool.
     """
 
-    def __init__(self, configured: Sequence[PoolConfig], *, most: int, now: float = 0.0) -> None:
-        self.several = bool(configured)
-        known = [(p.name, p.max_instances, p.price_per_hour) for p in configured]
-        longest = LAST_POOL_RETRY_SECONDS if known else LAST_RETRY_SECONDS
-        self._pools = {
-            name: PoolRecord(name, most=count, price=price, longest_retry=longest, now=now)
-            for name, count, price in known or [(ANY_POOL, most, 0.0)]
-        }
+    def __init__(self, terms: Iterable[PoolTerms], now: float = 0.0) -> None:
+        self._pools = {each.name: PoolRecord(each, now) for each in terms}
         self.streams: dict[int, str] = {}
 
     def __iter__(self) -> Iterator[PoolRecord]:
@@ -45,13 +65,19 @@ class Pools:
     def get(self, name: str) -> PoolRecord | None:
         return self._pools.get(name)
 
-    def named(self, name: str) -> dict[str, str]:
-        """Field for an event line that names its pool; empty with a single pool."""
-        return {"pool": name} if self.several and name in self._pools else {}
+    @property
+    def named(self) -> Iterator[PoolRecord]:
+        """The pools that the settings name."""
+        return (pool for pool in self if pool.terms.named)
+
+    def field(self, name: str) -> dict[str, str]:
+        """Field for an event line that names its pool; empty for one that has no name."""
+        pool = self._pools.get(name)
+        return {"pool": name} if pool is not None and pool.terms.named else {}
 
     def of_stream(self, stream: int) -> dict[str, str]:
         """Field for an event line that names the pool of an instance's stream."""
-        return self.named(self.streams.get(stream, ""))
+        return self.field(self.streams.get(stream, ""))
 
     @property
     def waiting_hourly(self) -> float:
@@ -69,7 +95,7 @@ class Pools:
     def of_machine(self, machine: str) -> str:
         """The pool that a machine is lent for, as POOL/MACHINE; "" for any."""
         name = machine.partition("/")[0]
-        return name if self.several and name in self._pools else ""
+        return name if name in self._pools else ""
 
     def joined(self, name: str, stream: int, now: float) -> None:
         """Record that an instance of a pool has a stream."""
@@ -81,23 +107,18 @@ class Pools:
         if (name := self.streams.pop(stream, "")) in self._pools:
             self._pools[name].leave(now, by_market=by_market)
 
-    def quick(self, name: str, lived: float) -> bool:
-        """Whether an instance that was taken away after `lived` seconds came for nothing."""
-        return self.several and lived < QUICK_SECONDS + self._pools[name].known_start
-
     def account(self, now: float) -> None:
         """Bring the time integrals up to date, after something changed."""
-        if self.several:
-            for pool in self:
-                pool.account(now)
+        for pool in self.named:
+            pool.account(now)
 
     def mark(self) -> tuple[object, ...]:
         """A value that changes whenever `snapshot` does by more than passing time."""
-        return tuple(pool.mark() for pool in self) if self.several else ()
+        return tuple(pool.mark() for pool in self.named)
 
     def snapshot(self, now: float) -> dict[str, PoolEntry]:
-        """State of several pools that outlives this manager; empty with a single pool."""
-        return {pool.name: pool.snapshot(now) for pool in self} if self.several else {}
+        """State of the named pools that outlives this manager."""
+        return {pool.name: pool.snapshot(now) for pool in self.named}
 
     def restore(self, entries: Mapping[str, PoolEntry], since: float, now: float) -> None:
         """Restore from the journal, see `PoolRecord.restore`."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rlboost_jax.manager.outbox import Outbox
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.fleet_machines import Fleet
-from rlboost_jax.manager.state.instance_pools import Pools
+from rlboost_jax.manager.state.instance_pools import Pools, pool_terms
 from rlboost_jax.manager.state.ledger import Ledger
 from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.manager.state.versions import Versions
@@ -31,18 +31,12 @@ class Owners:
         """
         outbox, roster, fleet = Outbox(), Roster(settings, now), settings.fleet
         ledger = Ledger(outbox)
-        pools = Pools(fleet.pools, most=fleet.most_instances, now=now)
+        pools = Pools(pool_terms(fleet), now)
         return Owners(
             outbox=outbox,
             ledger=ledger,
             roster=roster,
-            fleet=Fleet(
-                fleet.most_instances,
-                capped=fleet.sizing != "fixed",
-                prefix=fleet.name_prefix,
-                life=life,
-                pools=pools,
-            ),
+            fleet=Fleet(fleet.most_instances, pools, capped=fleet.sizing != "fixed", life=life),
             pools=pools,
             versions=Versions(roster, ledger, outbox, lag=settings.lag),
         )

@@ -1,6 +1,9 @@
 """One pool: requests and their outcomes, costs, and its pause after failures."""
 
 import math
+import sys
+from dataclasses import dataclass
+from typing import Final
 
 from rlboost_jax.manager.accounts import Integral
 from rlboost_jax.manager.journal_entries import PoolEntry
@@ -10,16 +13,38 @@ from rlboost_jax.platform.backoff import backoff_seconds
 FIRST_RETRY_SECONDS = 0.5  # after a server ended that gave no token; doubles each time
 NEWEST_START = 0.3  # weight of the last start-up
 FORGET_SECONDS = 4 * 3600.0  # in which what was learnt of losses fades to 1 / e
+UNLIMITED: Final = sys.maxsize  # instances
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolTerms:
+    """Properties of a pool that stay as they are for the life of a manager.
+
+    Attributes:
+        name: what its provider calls the pool.
+        prefix: how names of its instances begin.
+        named: the run's settings name it; events and the journal then do so too.
+        most: instances at once.
+        price: dollars per hour of an instance, until a price is reported.
+        longest_retry: seconds, of a pause.
+        quick_seconds: beyond a start-up: an instance taken away before that came for nothing.
+        single_after: failures in a row after which one instance is requested at a time.
+    """
+
+    name: str
+    prefix: str
+    named: bool = True
+    most: int
+    price: float
+    longest_retry: float
+    quick_seconds: float
+    single_after: int
 
 
 class PoolRecord:
     """Record of a pool's requests and instances.
 
-    Args:
-        longest_retry: seconds, of a pause.
-
     Attributes:
-        most: instances, by the settings.
         price: dollars per hour of an instance, now.
         reported_price: that, where this manager received it in a report; None: by the settings.
         present: asked for and not over, doomed ones included.
@@ -35,7 +60,6 @@ class PoolRecord:
     """
 
     __slots__ = (
-        "_longest_retry",
         "_losses",
         "_seconds",
         "_seen_at",
@@ -46,7 +70,6 @@ class PoolRecord:
         "granted",
         "lost",
         "members",
-        "most",
         "name",
         "paid",
         "present",
@@ -57,13 +80,12 @@ class PoolRecord:
         "speed",
         "standing",
         "start_seconds",
+        "terms",
         "waiting",
     )
 
-    def __init__(
-        self, name: str, *, most: int, price: float, longest_retry: float, now: float
-    ) -> None:
-        self.name, self.most, self.price = name, most, price
+    def __init__(self, terms: PoolTerms, now: float) -> None:
+        self.terms, self.name, self.price = terms, terms.name, terms.price
         self.present = self.standing = self.waiting = self.paid = self.members = 0
         self.asked = self.granted = self.refused = self.lost = 0
         self.alive, self.dollars = Integral(now), Integral(now)  # instance-seconds of members
@@ -71,7 +93,6 @@ class PoolRecord:
         self._seen_at = now
         self.start_seconds, self.speed = math.inf, 0.0
         self.failures, self.retry_at = 0, -math.inf
-        self._longest_retry = longest_retry
         self.reported_price: float | None = None
 
     @property
@@ -82,6 +103,15 @@ class PoolRecord:
     def known_start(self) -> float:
         """Seconds from an order to work; 0 if unknown."""
         return 0.0 if math.isinf(self.start_seconds) else self.start_seconds
+
+    @property
+    def single(self) -> bool:
+        """Whether one instance is requested at a time, since the last ones came to nothing."""
+        return self.failures >= self.terms.single_after
+
+    def quick(self, lived: float) -> bool:
+        """Whether an instance that was taken away after `lived` seconds came for nothing."""
+        return lived < self.terms.quick_seconds + self.known_start
 
     def ask(self) -> None:
         """Count a request for an instance."""
@@ -138,7 +168,7 @@ class PoolRecord:
         """Delay the next request: an instance was refused, or ended without being of use."""
         self.failures += 1
         self.retry_at = now + backoff_seconds(
-            self.failures - 1, first=FIRST_RETRY_SECONDS, longest=self._longest_retry
+            self.failures - 1, first=FIRST_RETRY_SECONDS, longest=self.terms.longest_retry
         )
 
     def started(self, seconds: float) -> None:

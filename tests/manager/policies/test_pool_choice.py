@@ -15,7 +15,6 @@ from rlboost_jax.manager.policies.pool_choice import (
     mix,
     ranked,
     surplus,
-    wake_at,
 )
 
 NOW = 100.0
@@ -32,7 +31,7 @@ OFFERS = st.lists(
         rate=st.sampled_from([0.0, 1e-4, 1e-1]),
         start_seconds=st.sampled_from([0.0, 60.0]),
         retry_at=st.sampled_from([-math.inf, NOW, NOW + 5.0]),
-        held_back=st.booleans(),
+        single=st.booleans(),
     ),
     min_size=1,
     max_size=5,
@@ -47,23 +46,42 @@ def _named(offer: PoolOffer, name: str) -> PoolOffer:
 @given(OFFERS, st.integers(0, 12), st.sampled_from([math.inf, 0.0, 1.7, 4.0]), st.booleans())
 def test_never_above_a_pools_most_or_the_budget_or_what_is_missing(offers, missing, room, explore):
     by_name = {offer.name: offer for offer in offers}
-    found = chosen(offers, missing, NOW, room=room, explore=explore)
+    found = chosen(offers, missing, NOW, most=13, room=room, explore=explore)
     for name in set(found):
         offer = by_name[name]
         assert found.count(name) <= offer.free
         assert offer.retry_at <= NOW
-        if offer.held_back:
+        if offer.single:
             assert found.count(name) + offer.waiting <= 1
     assert sum(by_name[name].price for name in found) <= room + 1e-6
     unknown = sum(not (offer.speed or offer.standing) for offer in offers)
     assert len(found) <= missing + explore * unknown
-    assert found == chosen(offers, missing, NOW, room=room, explore=explore)
+    for most in range(len(found)):
+        fewer = chosen(offers, missing, NOW, most=most, room=room, explore=explore)
+        assert fewer == found[:most]
 
 
 @given(OFFERS, st.integers(0, 12))
 def test_nothing_is_left_out_that_a_pool_could_take(offers, missing):
-    found = chosen(offers, missing, NOW)
+    found = chosen(offers, missing, NOW, most=12)
     assert len(found) == min(missing, sum(offer.may_take(NOW) for offer in offers))
+
+
+@given(
+    hourly=st.integers(0, 40),
+    joined=st.integers(0, 40),
+    waiting=st.integers(0, 6),
+    price=st.integers(0, 9),
+    missing=st.integers(0, 6),
+)
+def test_as_many_as_an_hour_may_cost(hourly, joined, waiting, price, missing):
+    """Counted up in whole cents."""
+    count = 0
+    while count < missing and (not price or joined + (waiting + count + 1) * price <= hourly):
+        count += 1
+    offer = PoolOffer(name="any", price=price / 100, free=6)
+    room = max(0.0, hourly / 100 - joined / 100 - waiting * price / 100)
+    assert chosen([offer], missing, NOW, most=6, room=room) == ("any",) * count
 
 
 SHOPS = st.lists(
@@ -95,7 +113,7 @@ def test_work_is_bought_where_it_is_cheapest():
     fast = PoolOffer(name="fast", price=4.0, free=3, speed=200.0)
     cheap = PoolOffer(name="cheap", price=1.0, free=3, speed=100.0)
     dear = PoolOffer(name="dear", price=5.0, free=3, speed=100.0)
-    assert chosen([dear, fast, cheap], 5, NOW) == ("cheap",) * 3 + ("fast",) * 2
+    assert chosen([dear, fast, cheap], 5, NOW, most=5) == ("cheap",) * 3 + ("fast",) * 2
 
 
 def test_what_is_lost_while_it_starts_is_paid_for_too():
@@ -109,12 +127,10 @@ def test_what_is_lost_while_it_starts_is_paid_for_too():
 
 
 def test_a_pool_that_refuses_is_passed_over_and_tried_with_one_again():
-    dry = PoolOffer(name="dry", price=1.0, free=5, speed=1.0, retry_at=NOW + 3, held_back=True)
+    dry = PoolOffer(name="dry", price=1.0, free=5, speed=1.0, retry_at=NOW + 3, single=True)
     other = PoolOffer(name="other", price=2.0, free=5, speed=1.0)
-    assert chosen([dry, other], 3, NOW) == ("other",) * 3
-    assert wake_at([dry, other], NOW) == NOW + 3
-    assert chosen([dry, other], 3, NOW + 3) == ("dry", "other", "other")
-    assert wake_at([dry, other], NOW + 3) == math.inf
+    assert chosen([dry, other], 3, NOW, most=3) == ("other",) * 3
+    assert chosen([dry, other], 3, NOW + 3, most=3) == ("dry", "other", "other")
 
 
 def test_what_runs_is_not_changed_for_what_is_hardly_better():
@@ -137,6 +153,6 @@ def test_what_is_not_wanted_goes_when_the_wanted_is_there():
 def test_each_pool_is_tried_once_where_its_speed_is_not_known():
     known = PoolOffer(name="known", price=1.0, free=4, speed=1.0)
     new = PoolOffer(name="new", price=9.0, free=4)
-    assert chosen([known, new], 1, NOW, explore=True) == ("new",)
-    assert chosen([known, new], 2, NOW, explore=True) == ("new", "known")
-    assert chosen([known, new], 2, NOW) == ("known", "known")
+    assert chosen([known, new], 1, NOW, most=4, explore=True) == ("new",)
+    assert chosen([known, new], 2, NOW, most=4, explore=True) == ("new", "known")
+    assert chosen([known, new], 2, NOW, most=4) == ("known", "known")

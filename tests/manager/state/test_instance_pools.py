@@ -195,5 +195,5 @@ def test_one_pool_is_as_it_was() -> None:
     assert [r.instance for r in requests] == ["local-1", "local-2", "local-3"]
     assert {r.pool for r in requests} == {"any"}
     refuse(desk, "local-1", 0.0)
-    assert desk.manager.view.fleet.retry_at == FIRST_RETRY_SECONDS
+    assert desk.manager.owners.pools["any"].retry_at == FIRST_RETRY_SECONDS
     assert isinstance(desk.manager.status(0.0), m.FleetStatus)

@@ -1,48 +1,12 @@
 """Dollars an hour bound what is started; dollars in all end the preemptible fleet, not the run."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlboost_jax.manager.events import MachineAdded, Record, Request, Send, Terminate
-from rlboost_jax.manager.policies.budget import affordable, spent
 from rlboost_jax.messages import Leave
 from rlboost_jax.providers.base import Refused
 from tests.manager.desk import Desk, hello, nonce_of
 from tests.manager.fakes import settings
-
-
-@given(
-    per_hour=st.integers(0, 40),
-    joined=st.integers(0, 40),
-    starting=st.integers(0, 6),
-    price=st.integers(0, 9),
-    wanted=st.integers(0, 6),
-)
-def test_as_many_as_fit_one_by_one(
-    per_hour: int, joined: int, starting: int, price: int, wanted: int
-) -> None:
-    """Counted up in whole cents."""
-    count = 0
-    while count < wanted and (
-        not per_hour or not price or joined + (starting + count + 1) * price <= per_hour
-    ):
-        count += 1
-    found = affordable(
-        per_hour=per_hour / 100,
-        joined=joined / 100,
-        starting=starting,
-        price_per_hour=price / 100,
-        wanted=wanted,
-    )
-    assert found == count
-
-
-@pytest.mark.parametrize(
-    ("dollars", "most", "over"), [(5.0, 0.0, False), (4.9, 5.0, False), (5.0, 5.0, True)]
-)
-def test_nothing_is_no_limit(dollars: float, most: float, over: bool) -> None:
-    assert spent(dollars=dollars, most=most) is over
 
 
 def lend(desk: Desk, count: int) -> list[str]:
