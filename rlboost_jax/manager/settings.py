@@ -48,6 +48,11 @@ class Settings:
         return self.informs or fleet.sizing == "marginal" or ranks
 
     @property
+    def replaces_instances(self) -> bool:
+        """Whether instances that cost more than they bring are let go for better ones."""
+        return bool(self.fleet.pools) and self.fleet.sizing == "marginal"
+
+    @property
     def routes_by_speed(self) -> bool:
         """Whether rollouts are placed where they would end first."""
         routing = self.manager.routing

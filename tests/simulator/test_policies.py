@@ -75,6 +75,16 @@ def test_what_it_predicts_of_other_fleets_comes_true():
             assert step_seconds == pytest.approx(seconds(other, 2).mean(), rel=0.1)
 
 
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_steps_that_overlap_are_predicted_to(lag):
+    """With an hour worth much all three are wanted."""
+    all_three = {"policy__max_instances": 3, "policy__worth_per_hour": 1e4}
+    world, rows = steps(3, policy__sizing="marginal", trainer__lag=lag, num_steps=8, **all_three)
+    known = [dict(size[:2] for size in each["sizes"]) for each in world.predictions[2:-1]]
+    predicted = np.mean([sizes[3] for sizes in known])
+    assert 0.75 < predicted / seconds(rows, 3).mean() < 1.1
+
+
 def test_the_more_an_hour_is_worth_the_larger_the_fleet():
     wanted = [
         steps(6, policy__sizing="marginal", policy__worth_per_hour=worth, num_steps=3)[1][-1]

@@ -33,6 +33,7 @@ class PoolOffer:
         standing: instances that are there or asked for, and are to stay.
         waiting: those of them that have not joined.
         free: instances that it may be asked for besides.
+        later: more instances that a size may count on, though they cannot be requested yet.
         speed: tokens per second of an instance that has all the work it can take; 0: not known.
         rate: losses of an instance per second.
         start_seconds: from an order to work, which is paid for.
@@ -45,6 +46,7 @@ class PoolOffer:
     standing: int = 0
     waiting: int = 0
     free: int = 0
+    later: int = 0
     speed: float = 0.0
     rate: float = 0.0
     start_seconds: float = 0.0
@@ -98,7 +100,8 @@ def ranked(
         worth = merit(offer, usual, pull=pull, step_seconds=step_seconds)
         standing, more = worth * (1.0 - STICKY), worth
         runs.append((standing, place, PoolRun(offer.name, offer.standing, standing=True)))
-        runs.append((more, place, PoolRun(offer.name, offer.may_take(now), standing=False)))
+        count = offer.may_take(now) + offer.later
+        runs.append((more, place, PoolRun(offer.name, count, standing=False)))
     return tuple(run for _, _, run in sorted(runs, key=lambda each: each[:2]) if run.count)
 
 

@@ -21,6 +21,15 @@ class Engines:
     cache_tokens: float = math.inf  # that each has room for
     gathered: bool = False  # as few of them work as have slots for all rows
 
+    def full_speed(self, row_tokens: float) -> float:
+        """Tokens per second of all of them, each with as many rollouts as it has room for.
+
+        Args:
+            row_tokens: tokens that a rollout holds, on average.
+        """
+        rows = max(1.0, min(self.slots, self.cache_tokens // row_tokens))
+        return self.count * rows / self.rates.step_seconds(rows, rows * row_tokens)
+
 
 class ForecastRows:
     """State of the rollouts of a forecast; all lists have one entry for each."""

@@ -1,7 +1,8 @@
-"""Composition and cost of fleets of several pools, by number of instances.
+"""Composition and cost of fleets, by number of instances.
 
-Of so many instances those count that `policies.pool_choice` ranks first. How fast a pool is, is
-measured at the instances that it has; what they were like is remembered when they are gone.
+A fleet has the instances that `policies.pool_choice` ranks first. The speed of a pool is measured
+at its instances, and remembered when they are gone. A pool that the settings do not name may have
+instances of any kind: they are taken to be like one that is there, at the prices of the run.
 """
 
 import math
@@ -9,24 +10,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlboost_jax.manager.policies.fleet_size import KnownRate, Prices
-from rlboost_jax.manager.policies.forecast import Forecast
-from rlboost_jax.manager.policies.pool_choice import PoolRun, mix, usual_speed
+from rlboost_jax.manager.policies.pool_choice import PoolRun, mix
 from rlboost_jax.manager.reducer.purchases import Purchases
-from rlboost_jax.manager.reducer.step_plans import StepPlans
+from rlboost_jax.manager.reducer.step_plans import LikeInstances, StepPlans
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
+from rlboost_jax.settings.fleet_config import FleetConfig
 
 LEAST_RATE = 1e-12  # per second: a rate is divided by
 
 
 class PoolSizes:
-    """Predicted fleets of several pools, by their number of instances.
+    """Predicted fleets, by their number of instances.
 
     Attributes:
         most: instances of the largest fleet there can be now.
     """
 
-    def __init__(self, owners: Owners, purchases: Purchases) -> None:
+    def __init__(self, fleet: FleetConfig, owners: Owners, purchases: Purchases) -> None:
+        self._limit = fleet.most_instances
         self._outbox = owners.outbox
         self._pools = owners.pools
         self._purchases = purchases
@@ -45,10 +47,10 @@ class PoolSizes:
             other: some instance.
         """
         self._other = other
-        by_pool: dict[str, list[Instance]] = {}
+        by_pool: dict[str, list[Instance]] = {pool.name: [] for pool in self._pools.named}
         for instance in remote:
-            if name := self._pools.streams.get(instance.stream):
-                by_pool.setdefault(name, []).append(instance)
+            if (name := self._pools.streams.get(instance.stream)) in by_pool:
+                by_pool[name].append(instance)
         for name, members in by_pool.items():
             paces = [(plans.model.pace(instance), instance.room) for instance in members]
             speeds = [room / (p.base + p.row * room) for p, room in paces if p is not None]
@@ -58,48 +60,29 @@ class PoolSizes:
             factors = [plans.model.speeds.factor(instance.name) for instance in members]
             self._likes[name] = members[0], sum(factors) / len(factors)
         self._runs = self._purchases.ranked(now)
-        self.most = sum(run.count for run in self._runs)
+        self.most = min(self._limit, sum(run.count for run in self._runs))
 
-    def engines(self, instances: int) -> list[tuple[Instance, float, int]]:
-        """An instance, its factor and the count for each pool of the best fleet of that size."""
+    def instances(self, number: int) -> list[LikeInstances]:
+        """Instances of the best fleet of that size."""
         assert self._other is not None
-        return [
-            (*self._likes.get(name, (self._other, 1.0)), count)
-            for name, count in mix(self._runs, instances).items()
-        ]
-
-    def overlapping(
-        self, plans: StepPlans, reserved: Sequence[Instance], instances: int
-    ) -> tuple[Forecast, float] | None:
-        """Predict a step of a run with a lag, and its response tokens; None: not known.
-
-        Batches overlap, so that engines are full and tails bind nobody: the learner has its work
-        to do, and all engines together have theirs, the reserved ones while it does not train.
-        """
-        paces = [(plans.model.pace(instance), instance.room) for instance in reserved]
-        own = sum(room / (p.base + p.row * room) for p, room in paces if p is not None)
-        usual = usual_speed(self._purchases.offers)
-        counts = mix(self._runs, instances).items()
-        speed = sum(count * (self._pools[name].speed or usual) for name, count in counts)
-        if not own + speed > 0:
-            return None
-        _, lengths, _, totals = plans.model.asked_for()
-        tokens, learner = float(lengths.sum()), plans.model.seconds_per_token * sum(totals)
-        end = max(learner, (tokens + own * learner) / (own + speed))
-        return Forecast(window=0.0, rollout=end, wait=end - learner, end=end), tokens
+        found = []
+        for name, count in mix(self._runs, number).items():
+            like, factor = self._likes.get(name, (self._other, 1.0))
+            found.append(LikeInstances(like, count, factor))
+        return found
 
     def prices(self, prices: Prices, instances: int) -> Prices:
         """The prices with the cost and the loss rate of that fleet's instances."""
         counts = mix(self._runs, instances)
-        if not counts:
+        mixed = [(pool, counts[pool.name]) for pool in self._pools.named if pool.name in counts]
+        if not mixed:
             return prices
         dollars = losses = at_work = 0.0
-        for name, count in counts.items():
-            pool = self._pools[name]
+        for pool, count in mixed:
             dollars += count * pool.price / 3600
             losses += count * pool.hazard.rate
             at_work += count / (1.0 + pool.hazard.rate * pool.known_start)
-        total = sum(counts.values())
+        total = sum(count for _, count in mixed)
         rate = max(losses / total, LEAST_RATE)
         return replace(
             prices,
@@ -109,30 +92,29 @@ class PoolSizes:
         )
 
     def record(self, wanted: int, step_seconds: float, now: float) -> None:
-        """Record the requests to each pool and their outcomes so far."""
+        """Record the requests to each named pool and their outcomes so far."""
         self._purchases.learn(step_seconds)
         chosen = mix(self._runs, wanted)
         self._pools.account(now)
-        self._outbox.record(
-            "pools",
-            pools=[
-                {
-                    "name": pool.name,
-                    "wanted": chosen.get(pool.name, 0),
-                    "standing": pool.standing,
-                    "members": pool.members,
-                    "asked": pool.asked,
-                    "granted": pool.granted,
-                    "refused": pool.refused,
-                    "lost": pool.lost,
-                    "seconds_alive": pool.alive.total(now),
-                    "dollars": pool.dollars.total(now),
-                    "price_per_hour": pool.price,
-                    "tokens_per_second": pool.speed,
-                    "start_seconds": None if math.isinf(pool.start_seconds) else pool.start_seconds,
-                    "losses_per_hour": pool.hazard.rate * 3600,
-                    "paused": pool.failures > 0,
-                }
-                for pool in self._pools.named
-            ],
-        )
+        lines = [
+            {
+                "name": pool.name,
+                "wanted": chosen.get(pool.name, 0),
+                "standing": pool.standing,
+                "members": pool.members,
+                "asked": pool.asked,
+                "granted": pool.granted,
+                "refused": pool.refused,
+                "lost": pool.lost,
+                "seconds_alive": pool.alive.total(now),
+                "dollars": pool.dollars.total(now),
+                "price_per_hour": pool.price,
+                "tokens_per_second": pool.speed,
+                "start_seconds": None if math.isinf(pool.start_seconds) else pool.start_seconds,
+                "losses_per_hour": pool.hazard.rate * 3600,
+                "paused": pool.failures > 0,
+            }
+            for pool in self._pools.named
+        ]
+        if lines:
+            self._outbox.record("pools", pools=lines)

@@ -53,6 +53,7 @@ class Purchases:
                 standing=pool.standing,
                 waiting=pool.waiting,
                 free=self._fleet.free_in(pool.name),
+                later=pool.terms.later,
                 speed=pool.speed,
                 rate=pool.hazard.rate,
                 start_seconds=pool.known_start,

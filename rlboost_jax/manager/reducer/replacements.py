@@ -1,7 +1,7 @@
 """Release of instances that cost more than they bring, once better ones have joined.
 
-With one pool no instance is let go for that: a size then limits what is started (`Tail` lets go
-for want of work). Looked at once for each step that was predicted.
+Where the settings name no pools, no instance is let go for that: a size then limits what is started
+(`TailMerging` lets go for want of work). Looked at once for each step that was predicted.
 """
 
 from rlboost_jax.manager.reducer.purchases import Purchases
@@ -23,7 +23,7 @@ class Replacements:
         sizing: Sizing,
         control: WindowControl,
     ) -> None:
-        self._acts = bool(settings.fleet.pools) and settings.fleet.sizing == "marginal"
+        self._acts = settings.replaces_instances
         self._fleet = owners.fleet
         self._pools = owners.pools
         self._roster = owners.roster

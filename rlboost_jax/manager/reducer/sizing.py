@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 
 from rlboost_jax.manager.policies.fleet_size import (
     Hazard,
@@ -25,17 +24,17 @@ class Sizing:
 
     Attributes:
         wanted: preemptible instances; None: no step was predicted yet.
-        kept: of several pools, as many as are not let go.
+        kept: instances that are not let go for better ones.
         predicted: times that a step was.
     """
 
     def __init__(self, settings: Settings, owners: Owners, purchases: Purchases) -> None:
         self._fleet, self._predicts = settings.fleet, settings.predicts_sizes
-        self._overlaps = settings.lag > 0
+        self._replaces = settings.replaces_instances
         self._outbox = owners.outbox
         self._roster = owners.roster
         self._versions = owners.versions
-        self._pool_sizes = PoolSizes(owners, purchases) if settings.fleet.pools else None
+        self._pool_sizes = PoolSizes(settings.fleet, owners, purchases)
         self.wanted: int | None = None
         self.kept = self._kept = self.predicted = 0
 
@@ -48,44 +47,33 @@ class Sizing:
         reserved = list(self._roster.index.reserved.values())
         remote = [instance for instance in self._roster if instance.member]
         like = next(iter(remote or reserved), None)
-        if like is None or not reserved or not plans.predicts(reserved, like):
+        if like is None or not plans.predicts(reserved, like):
             return
         pools = self._pool_sizes
-        if pools is not None:
-            pools.learn(plans, remote, like, now)
+        pools.learn(plans, remote, like, now)
         if not self._predicts:
             return
         prices, overhead = self.prices(now), plans.model.overhead
-        prices_of: Callable[[int], Prices] = lambda instances: prices  # noqa: E731
-        if pools is not None:
-            prices_of = functools.partial(pools.prices, prices)
+        sizes: dict[int, Size] = {}
 
         @functools.cache
         def step(instances: int) -> tuple[Forecast, float]:
-            if pools is not None and self._overlaps:
-                found = pools.overlapping(plans, reserved, instances)
-            elif pools is not None:
-                found = plans.whole_step_of(reserved, pools.engines(instances))
-            else:
-                found = plans.whole_step(reserved, like, instances)
+            found = plans.whole_step(reserved, pools.instances(instances))
             assert found is not None
             return found
 
-        sizes: dict[int, Size] = {}
-
         def predicted(instances: int) -> Size:
             if instances not in sizes:
-                sizes[instances] = size_of(
-                    step, instances, prices=prices_of(instances), overhead=overhead
-                )
+                known = pools.prices(prices, instances)
+                sizes[instances] = size_of(step, instances, prices=known, overhead=overhead)
             return sizes[instances]
 
-        most = self._fleet.most_instances if pools is None else pools.most
+        most = pools.most
         start = len(reserved) if known is None else known
         self.wanted = best_size(predicted, time=prices.time, start=start, most=most).instances
         here = min(len(remote), most)
         self.predicted += 1
-        if pools is not None:
+        if self._replaces:
             kept = kept_size(predicted, time=prices.time, wanted=self.wanted, here=here)
             self.kept, self._kept = max(kept, self._kept), kept  # two predictions agree
         for size in (here - 1, here, here + 1):
@@ -102,8 +90,7 @@ class Sizing:
             losses_per_hour=prices.hazard.rate * 3600,
             start_seconds=prices.start_seconds,
         )
-        if pools is not None:
-            pools.record(self.wanted, predicted(self.wanted).step_seconds, now)
+        pools.record(self.wanted, predicted(self.wanted).step_seconds, now)
 
     def prices(self, now: float) -> Prices:
         """Current prices.

@@ -35,7 +35,7 @@ class StepModel:
         self.most_tokens = math.inf  # of a response
         # For each batch with ended responses: prompt → when its last one ended, so far.
         self._complete: dict[BatchRecord, dict[int, float]] = {}
-        self._mean_tokens = 0.0  # of a response with its prompt
+        self.mean_tokens = 0.0  # of a response with its prompt
         self._prompts: list[tuple[int, int]] = []  # (prompt tokens, responses) of the last step
         self._asked: tuple[Indices, Floats, list[ForecastJob], list[float]] | None = (
             None  # from these
@@ -82,7 +82,7 @@ class StepModel:
             weight = NEWEST if known else 1.0
             self.seconds_per_token += weight * (train_seconds / tokens - self.seconds_per_token)
             self.overhead += weight * (max(0.0, other_seconds) - self.overhead)
-        self._mean_tokens = tokens / max(1, sum(len(group) for group in groups))
+        self.mean_tokens = tokens / max(1, sum(len(group) for group in groups))
         self.most_tokens = float(step.begin.sampling.max_tokens)
         first = [group[0].sequences for group in groups]
         given = [sequences.length - sequences.num_sampled for sequences in first]
@@ -135,8 +135,8 @@ class StepModel:
         if rates is None:
             return None
         rates = rates.times(self.speeds.factor(instance.name))
-        row = rates.row + rates.context * self._mean_tokens / 2
-        return InstancePace(base=rates.step, row=row, tokens=self._mean_tokens)
+        row = rates.row + rates.context * self.mean_tokens / 2
+        return InstancePace(base=rates.step, row=row, tokens=self.mean_tokens)
 
     def asked_for(self) -> tuple[Indices, Floats, list[ForecastJob], list[float]]:
         """Requests of a step like the last one.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,20 @@ LEAST_GAIN = 0.01  # of a step, for which its order is changed
 PACE_STEP = math.log(1.25)  # engines whose paces differ by less are planned as equal
 
 
+@dataclass(frozen=True)
+class LikeInstances:
+    """Instances in a fleet to be predicted.
+
+    Attributes:
+        like: one of their kind, which is or was there.
+        factor: times the seconds of that kind that they take.
+    """
+
+    like: Instance
+    count: int
+    factor: float = 1.0
+
+
 class StepPlans:
     """Predictions of a step for given fleets and windows.
 
@@ -39,6 +53,7 @@ class StepPlans:
     def __init__(self, settings: Settings) -> None:
         self.model = StepModel(settings)
         self._longest_first = settings.manager.longest_first
+        self._lag = settings.lag
         self.by_length = self._longest_first
         self.planned_drag = 1.0
 
@@ -164,47 +179,48 @@ class StepPlans:
         return {r.sample: float(rank) for r, rank in zip(rollouts, ranks, strict=True)}
 
     def whole_step(
-        self, reserved: Sequence[Instance], like: Instance, count: int
+        self, reserved: Sequence[Instance], remote: Iterable[LikeInstances]
     ) -> tuple[Forecast, float] | None:
-        """Predict a step like the last with `count` instances of a kind, and its response tokens.
+        """Predict a step like the last one, and its response tokens; None: not possible.
 
-        None if it cannot be predicted.
+        With a lag so many more steps are under way at once. They take as long as the learner has
+        work, as all engines have, the reserved ones while it does not train, or as their share of
+        the time that one takes alone: whichever is longest.
         """
-        return self.whole_step_of(reserved, [(like, 1.0, count)])
-
-    def whole_step_of(
-        self, reserved: Sequence[Instance], remote: Iterable[tuple[Instance, float, int]]
-    ) -> tuple[Forecast, float] | None:
-        """Predict a step like the last one with instances of several kinds.
-
-        Args:
-            remote: of each kind, one that is or was there, how many times as long as its kind
-                they take, and their number.
-        """
-        found = self._fleet_of(reserved, remote)
-        return None if found is None else self._whole(found)[:2]
+        engines = self._fleet_of(reserved, remote)
+        if engines is None:
+            return None
+        alone, tokens, _ = self._whole(engines)
+        if not self._lag:
+            return alone, tokens
+        own, *others = (each.full_speed(self.model.mean_tokens / 2) for each in engines)
+        learner = self.model.seconds_per_token * sum(self.model.asked_for()[-1])
+        work = (tokens + own * learner) / (own + sum(others))
+        end = max(learner, work, alone.end / (1 + self._lag))
+        return Forecast(window=0.0, rollout=end, wait=end - learner, end=end), tokens
 
     def predicts(self, reserved: Sequence[Instance], like: Instance) -> bool:
         """Whether `whole_step` can predict a step with these instances."""
-        return self._fleet_of(reserved, [(like, 1.0, 0)]) is not None
+        return self._fleet_of(reserved, [LikeInstances(like, 0)]) is not None
 
     def _fleet_of(
-        self, reserved: Sequence[Instance], remote: Iterable[tuple[Instance, float, int]]
+        self, reserved: Sequence[Instance], remote: Iterable[LikeInstances]
     ) -> list[Engines] | None:
-        """Engines of a fleet; None if the pace of some, or any step, is unknown."""
+        """Engines of a fleet; None if it has no reserved ones, or the pace of some is unknown."""
         engines, _ = self._engines([reserved, ()])
-        if not self.model.ready or not engines or not self.model.learnt_prompts:
+        known = self.model.ready and self.model.learnt_prompts
+        if not known or not engines or not engines[0].count:
             return None
         found = [engines[0]]
-        for like, factor, count in remote:
-            if (rates := self.model.rates(like)) is None:
+        for each in remote:
+            if (rates := self.model.rates(each.like)) is None:
                 return None
             found.append(
                 Engines(  # who comes shares its device with nobody
-                    count=count,
-                    slots=like.hello.slots,
-                    rates=rates.times(factor),
-                    cache_tokens=like.hello.cache_tokens or math.inf,
+                    count=each.count,
+                    slots=each.like.hello.slots,
+                    rates=rates.times(each.factor),
+                    cache_tokens=each.like.hello.cache_tokens or math.inf,
                 )
             )
         return found

@@ -37,6 +37,7 @@ def pool_terms(fleet: FleetConfig) -> tuple[PoolTerms, ...]:
             prefix=fleet.name_prefix,
             named=False,
             most=UNLIMITED,
+            later=UNLIMITED,
             price=fleet.price_per_hour,
             longest_retry=LAST_RETRY_SECONDS,
             quick_seconds=-math.inf,

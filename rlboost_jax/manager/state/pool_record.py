@@ -25,6 +25,7 @@ class PoolTerms:
         prefix: how names of its instances begin.
         named: the run's settings name it; events and the journal then do so too.
         most: instances at once.
+        later: instances that a size may count on besides those that can be requested now.
         price: dollars per hour of an instance, until a price is reported.
         longest_retry: seconds, of a pause.
         quick_seconds: beyond a start-up: an instance taken away before that came for nothing.
@@ -35,6 +36,7 @@ class PoolTerms:
     prefix: str
     named: bool = True
     most: int
+    later: int = 0
     price: float
     longest_retry: float
     quick_seconds: float
