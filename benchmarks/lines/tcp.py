@@ -16,14 +16,16 @@ larger windows.
 tests/NOTES.md has a comparison with a kernel's own TCP.
 """
 
-import heapq
 import itertools
 import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
+
+from rlboost_jax.simulator.virtual_clock import VirtualClock
 
 SEGMENT_BYTES = 1448
 HEADER_BYTES = 52  # IPv4 and TCP with timestamps
@@ -37,49 +39,35 @@ class Handle(Protocol):
 
 
 class Clock(Protocol):
-    """An event loop, or `VirtualClock`."""
+    """An event loop, or `VirtualLoop`."""
 
     def time(self) -> float: ...
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Handle: ...
 
 
-@dataclass(order=True)
+@dataclass
 class _Timer:
-    when: float
-    order: int
-    callback: Callable[..., object] = field(compare=False)
-    args: tuple[Any, ...] = field(compare=False)
-    cancelled: bool = field(default=False, compare=False)
+    call: Callable[[], object] | None
 
     def cancel(self) -> None:
-        self.cancelled = True
+        self.call = None
+
+    def __call__(self) -> None:
+        if self.call is not None:
+            self.call()
 
 
-class VirtualClock:
-    """Time that passes as fast as the work in it."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._timers: list[_Timer] = []
-        self._order = itertools.count()
+class VirtualLoop(VirtualClock):
+    """Virtual time with the methods of an event loop."""
 
     def time(self) -> float:
-        return self._now
+        return self.now
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Handle:
-        timer = _Timer(max(when, self._now), next(self._order), callback, args)
-        heapq.heappush(self._timers, timer)
+        timer = _Timer(partial(callback, *args))
+        self.at(when, timer)
         return timer
-
-    def run(self, until: float) -> None:
-        """Let all happen that is due by then."""
-        while self._timers and self._timers[0].when <= until:
-            timer = heapq.heappop(self._timers)
-            if not timer.cancelled:
-                self._now = timer.when
-                timer.callback(*timer.args)
-        self._now = max(self._now, until)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,3 +29,8 @@ class VirtualClock:
                 return
             self.now = time
             what()
+
+    def pass_until(self, end: float) -> None:
+        """Let all happen that is scheduled by `end`."""
+        self.at(end, lambda: None)  # time goes on until then, though nothing else is scheduled
+        self.run(lambda: False, end)

@@ -5,8 +5,6 @@ are under way when a stream is cut. What a frame says may be changed on the way 
 servers are not to be believed.
 """
 
-import heapq
-import itertools
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -36,6 +34,7 @@ from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.manager.service.journal_files import SUFFIX
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.providers.base import Exited, Granted, Listed, Refused, Started
+from rlboost_jax.simulator.virtual_clock import VirtualClock
 from tests.manager.fakes import RUN
 from tests.simulate.balanced import Balanced
 from tests.simulate.disk import Disk, Platter
@@ -63,7 +62,7 @@ class World:
         disk: Callable[[Platter, str], Disk] = Disk,
     ) -> None:
         self.seed, self.random = seed, random.Random(seed)
-        self.now = 0.0
+        self.time = VirtualClock()
         self.settings = chosen
         self.manager: Manager | None = None
         self.servers: list[Server] = []
@@ -89,8 +88,6 @@ class World:
         self.checked = 0  # records that they have seen
         self.named: dict[str, int] = {}  # instance → its stream, at the last check
         self._check, self._check_leases = check, check_leases
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
         self._streams: dict[int, Any] = {}
         self._cut: set[int] = set()  # streams that carry nothing any more
         self._wires: dict[tuple[int, bool], float] = {}
@@ -118,32 +115,33 @@ class World:
 
     # Time
 
+    @property
+    def now(self) -> float:
+        return self.time.now
+
     def clock(self) -> float:
         """What the manager's clock says: it begins anew with a host that was restarted."""
         return self.now + self._ahead
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        self._at(self.now + seconds, what)
+        self.time.after(seconds, what)
 
     def run(self, until: Callable[[], bool], limit: float) -> None:
         """Let time pass; raises if `until` does not come true within `limit` seconds."""
-        busy, events = 0, self._events
-        while not until():
-            if not events or events[0][0] > limit:
-                raise AssertionError(f"not done at {self.now:.2f} s")
-            moment, _, what = heapq.heappop(events)
-            busy = busy + 1 if moment == self.now else 0
-            assert busy < BUSY, f"time stands still at {self.now:.2f} s"
-            self.now = moment
-            what()
+        busy, before = 0, self.now
+
+        def over() -> bool:
+            nonlocal busy, before
+            busy, before = busy + 1 if before == self.now else 0, self.now
+            assert busy < BUSY, f"time stands still at {before:.2f} s"
+            return until()
+
+        self.time.run(over, limit)
+        assert until(), f"not done at {self.now:.2f} s"
 
     def pass_time(self, seconds: float) -> None:
         """Let what is due in the next seconds happen."""
-        end = self.now + seconds
-        while self._events and self._events[0][0] <= end:
-            self.now, _, what = heapq.heappop(self._events)
-            what()
-        self.now = max(self.now, end)
+        self.time.pass_until(self.now + seconds)
 
     # The manager's life
 
@@ -225,7 +223,7 @@ class World:
                 if life == self._lives:
                     self._excuse()
 
-            self._at(self._stalled_until, over)
+            self.time.at(self._stalled_until, over)
 
     def _excuse(self) -> None:
         """Before anything else that it hears, a manager hears that it stood still."""
@@ -278,7 +276,7 @@ class World:
             return
         if self.now < self._stalled_until:
             life = self._lives  # what waits for a process goes with it
-            self._at(
+            self.time.at(
                 self._stalled_until, lambda: self.deliver(event) if life == self._lives else None
             )
             return
@@ -314,7 +312,7 @@ class World:
             self._tick_at = deadline
             life = self._lives
             due = deadline - self._ahead + RESOLUTION
-            self._at(max(self.now, due), lambda: self._tick(life))
+            self.time.at(due, lambda: self._tick(life))
 
     def _tick(self, life: int) -> None:
         if life == self._lives:
@@ -385,14 +383,11 @@ class World:
             arrival += line.late(up, len(m.encode(said)) if said is not None else 0, self.now)
         before = self._wires.get(wire, 0.0)
         self._wires[wire] = arrival = before if before > arrival else arrival
-        heapq.heappush(self._events, (arrival, next(self._order), what))
+        self.time.at(arrival, what)
 
     def _line(self, stream: int) -> Line | None:
         owner = self._streams.get(stream)
         return owner.line if isinstance(owner, Server) else None
-
-    def _at(self, moment: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (moment, next(self._order), what))
 
     def _damage(self, torn: int, flipped: int) -> None:
         files = sorted(Path(self._folder.name).glob(f"*{SUFFIX}"))

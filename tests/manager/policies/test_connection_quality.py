@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.lines.tcp import Flow, Pipe, VirtualClock, Way
+from benchmarks.lines.tcp import Flow, Pipe, VirtualLoop, Way
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromServer, ServerGone, Stalled
 from rlboost_jax.manager.policies.connection_quality import (
@@ -39,7 +39,7 @@ class OverALine:
 
     def __init__(self, up: Way, down: Way, seed: int = 0) -> None:
         chance = random.Random(seed)
-        self.clock = VirtualClock()
+        self.clock = VirtualLoop()
         self.up, self.down = Pipe(up, chance), Pipe(down, chance)
         self.desk = Desk(manager_settings(**LINE_SETTINGS))
         self.desk.open_run(reserved=False)
@@ -59,25 +59,25 @@ class OverALine:
         return self.desk.manager.view.instances[A].lease.line
 
     def run(self, seconds: float) -> None:
-        self.clock.run(self.clock.time() + seconds)
+        self.clock.pass_until(self.clock.now + seconds)
 
     def _say(self, message: m.ServerMessage) -> None:
         self._to_manager.offer(m.encode(message))
 
     def _renew(self) -> None:
         longest = self._renewals.take_longest()
-        self._renewals.asked(self.clock.time())
+        self._renewals.asked(self.clock.now)
         self._say(m.Renew(echo=self._stamp, round_trip=longest))
 
     def _tick(self) -> None:
         self._renew()
-        self.clock.call_at(self.clock.time() + RENEW, self._tick)
+        self.clock.call_at(self.clock.now + RENEW, self._tick)
 
     def _server_hears(self, data: bytes) -> None:
         message = m.decode_to_server(data)
         assert isinstance(message, m.Welcome | m.Renewed), message
         self._stamp = message.stamp
-        self._renewals.answered(self.clock.time())
+        self._renewals.answered(self.clock.now)
         if (answers := next(self._answers)) < FIRST_RENEWALS:
             self._renew()
         elif answers == FIRST_RENEWALS:
@@ -91,17 +91,17 @@ class OverALine:
         self.desk.tick(self._now)
         self._perform()
         if self.lost is None:
-            self.clock.call_at(self.clock.time() + LOOK_SECONDS, self._look)
+            self.clock.call_at(self.clock.now + LOOK_SECONDS, self._look)
 
     def _perform(self) -> None:
         if reason := self.desk.closed().get(A):
-            self.lost = self.lost or (self.clock.time(), reason)
+            self.lost = self.lost or (self.clock.now, reason)
         for message in [*self.desk.sent(m.Welcome, A), *self.desk.sent(m.Renewed, A)]:
             self._to_server.offer(m.encode(message))
 
     @property
     def _now(self) -> float:
-        return 100.0 + self.clock.time()  # a stamp of 0 would be none
+        return 100.0 + self.clock.now  # a stamp of 0 would be none
 
 
 GOOD = Way(delay=0.002)
