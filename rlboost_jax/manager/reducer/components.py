@@ -40,8 +40,7 @@ class Components:
     """Components in the order of construction: each needs only earlier ones."""
 
     def __init__(self, settings: Settings, owners: Owners, choices: Choices, now: float) -> None:
-        self.plans = plans = StepPlans(settings) if settings.models else None
-        model = None if plans is None else plans.model
+        self.plans = plans = StepPlans(settings)
         self.profile = ThroughputProfile()
         self.placements = choices.placements(settings, owners)
         self.seeding = SeedingWindow(settings, owners, self.placements, plans)
@@ -49,7 +48,7 @@ class Components:
         self.dispatch = choices.dispatch(
             settings, owners, self.placements, self.seeding, self.profile, plans
         )
-        self.intake = TokenIntake(settings, owners, self.profile, model)
+        self.intake = TokenIntake(settings, owners, self.profile, plans.model)
         self.servers = Servers(
             settings, owners, self.placements, self.seeding, self.intake, self.announcements
         )
@@ -74,7 +73,7 @@ class Components:
             self.control,
             self.feedback,
             self.reports,
-            EnvironmentAnswers(settings, owners, self.dispatch, model),
+            EnvironmentAnswers(settings, owners, self.dispatch, plans.model),
             now,
         )
         self.tail = TailMerging(

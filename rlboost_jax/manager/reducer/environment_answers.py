@@ -19,7 +19,7 @@ from rlboost_jax.messages import Answer, unpack_tokens
 
 class EnvironmentAnswers:
     def __init__(
-        self, settings: Settings, owners: Owners, dispatch: RolloutDispatch, model: StepModel | None
+        self, settings: Settings, owners: Owners, dispatch: RolloutDispatch, model: StepModel
     ) -> None:
         self._slot_tokens, self._vocab_size = settings.slot_tokens, settings.vocab_size
         self._ledger, self._outbox = owners.ledger, owners.outbox
@@ -43,7 +43,7 @@ class EnvironmentAnswers:
             self._outbox.of_sample(result)
         if not rollout.finished:
             self._dispatch.resume(batch, rollout, now)
-        elif self._model is not None:
+        else:
             self._model.ended(rollout, now)
 
     def _check(self, answer: Answer) -> None:

@@ -38,7 +38,7 @@ class RolloutDispatch:
         placements: Placements,
         seeding: SeedingWindow,
         profile: ThroughputProfile,
-        plans: StepPlans | None,
+        plans: StepPlans,
     ) -> None:
         self._settings = settings.manager
         self._routes_by_speed = settings.routes_by_speed
@@ -105,7 +105,7 @@ class RolloutDispatch:
             slot_seconds=home.activity.slot_seconds,
         )
         elsewhere = place.held >= place.slots and any(len(i.held) < i.room for i in there)
-        rates = None if self._plans is None else self._plans.model.rates(home)
+        rates = self._plans.model.rates(home)
         seconds = home.activity.token_seconds / PREFILLED if rates is None else rates.prefill
         saved = rollout.placement.kept_in(home.pages)
         return goes_back(saved, place, elsewhere=elsewhere, prefill_seconds=seconds)
@@ -163,8 +163,7 @@ class RolloutDispatch:
 
     def _rank(self, batch: BatchRecord) -> None:
         """Reorder the queue once enough responses have ended to predict the rest better."""
-        plans = self._plans
-        if plans is None or not plans.by_length:
+        if not self._plans.by_length:
             return
         finished = self._ranked.get(batch, 0)
         news = (batch.num_finished - finished) * RANKINGS >= len(batch.rollouts)
@@ -172,7 +171,7 @@ class RolloutDispatch:
             others = {b: n for b, n in self._ranked.items() if self._ledger.works_on(b)}
             self._ranked = {**others, batch: batch.num_finished}
             slots = sum(i.room for side in self.engines for i in side)
-            batch.rank(plans.ranks(batch, slots))
+            batch.rank(self._plans.ranks(batch, slots))
 
     def _place(self, batch: BatchRecord, eligible: list[Instance], now: float) -> None:
         limit = self._settings.max_pending
@@ -198,10 +197,7 @@ class RolloutDispatch:
             self._placements.generate(batch, eligible[index], batches[index], now)
 
     def _paces(self, instances: Sequence[Instance]) -> list[InstancePace | None]:
-        plans = self._plans
-        if plans is None:
-            return [None] * len(instances)
-        return [plans.model.pace(instance) for instance in instances]
+        return [self._plans.model.pace(instance) for instance in instances]
 
     @property
     def _by_speed(self) -> bool:
@@ -209,8 +205,7 @@ class RolloutDispatch:
 
         Among equally fast instances fewest pending is the same and cheaper.
         """
-        plans = self._plans
-        return plans is not None and self._routes_by_speed and plans.model.mixed
+        return self._routes_by_speed and self._plans.model.mixed
 
     def _even_out(self, batch: BatchRecord, eligible: Sequence[Instance], now: float) -> bool:
         """Move rollouts from the last instances to end to much earlier ones.

@@ -26,7 +26,7 @@ class SeedingWindow:
         settings: Settings,
         owners: Owners,
         placements: Placements,
-        plans: StepPlans | None,
+        plans: StepPlans,
     ) -> None:
         self._settings = settings.manager
         self._outbox = owners.outbox
@@ -122,7 +122,7 @@ class SeedingWindow:
         predicted last, and when the fleet has changed.
         """
         clock, plans = self.clock, self._plans
-        if plans is None or self._settings.window == "paper" or not self._settings.seeding:
+        if self._settings.window == "paper" or not self._settings.seeding:
             return now >= clock.until
         members = self._roster.members
         if clock.reopened or (now < clock.until and members == self._planned_for):

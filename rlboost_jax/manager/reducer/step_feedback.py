@@ -17,7 +17,7 @@ class StepFeedback:
         seeding: SeedingWindow,
         dispatch: RolloutDispatch,
         profile: ThroughputProfile,
-        plans: StepPlans | None,
+        plans: StepPlans,
         sizing: Sizing,
     ) -> None:
         self._roster = roster
@@ -39,10 +39,10 @@ class StepFeedback:
             cap: the number of instances wanted so far; None: not known.
         """
         self._roster.learn(step)
-        plans = self._plans
-        if plans is None:
+        plans, model = self._plans, self._plans.model
+        if not model.learns:
             return
-        model, closed = plans.model, self._seeding.take_planned_end()
+        closed = self._seeding.take_planned_end()
         if closed is not None and not self._roster.changed:
             model.compare(step, closed, plans.planned_drag)
         accounted = message.train_wait_seconds + message.train_seconds

@@ -1,7 +1,7 @@
 """The manager's model of its steps: lengths, speeds, and the learner's pace.
 
 All is measured as a run goes on, and read by plans (`step_plans`). Nothing is predicted before a
-whole step has been seen.
+whole step has been seen, and never where no policy asks for a prediction: then nothing is measured.
 """
 
 import math
@@ -24,7 +24,14 @@ NEWEST = 0.5  # weight of the last step in the learner's pace
 
 
 class StepModel:
+    """Model of the steps of one run.
+
+    Attributes:
+        learns: a policy needs predictions.
+    """
+
     def __init__(self, settings: Settings) -> None:
+        self.learns = settings.models
         self._groups = settings.micro_batch_prompts
         self._fixed = settings.deterministic
         self.lengths = Lengths()
@@ -91,6 +98,8 @@ class StepModel:
 
     def ended(self, rollout: Rollout, now: float) -> None:
         """Record that a response is finished."""
+        if not self.learns:
+            return
         if rollout.batch not in self._complete:
             recent = list(self._complete.items())[1 - MAX_OPEN_BATCHES :]
             self._complete = {**dict(recent), rollout.batch: {}}

@@ -42,7 +42,7 @@ class TailMerging:
         self,
         settings: Settings,
         owners: Owners,
-        plans: StepPlans | None,
+        plans: StepPlans,
         dispatch: RolloutDispatch,
         seeding: SeedingWindow,
         servers: Servers,
@@ -72,7 +72,7 @@ class TailMerging:
         While a later batch has work, nothing is done.
         """
         plans = self._plans
-        if plans is None or not self._merges:
+        if not self._merges:
             return
         opened = (batches[0], batches[-1]) if batches else None
         if opened != self._open and opened is not None:

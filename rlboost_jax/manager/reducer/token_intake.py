@@ -15,7 +15,7 @@ class TokenIntake:
         settings: Settings,
         owners: Owners,
         profile: ThroughputProfile,
-        model: StepModel | None,
+        model: StepModel,
     ) -> None:
         self._settings = settings
         self._outbox = owners.outbox
@@ -60,18 +60,19 @@ class TokenIntake:
         given = [r for i in rows.ids if (r := held.get(i)) is not None]
         transcripts = [r.transcript for r in given]
         before = sum([t.num_tokens for t in transcripts])
-        known = [(r, r.transcript.length, r.placement.yielded) for r in given if self._model]
+        learns = self._model.learns
+        known = [(r, r.transcript.length, r.placement.yielded) for r in given if learns]
         ended = self._ledger.receive(rows, batch.version, instance, now)
         if sum([t.num_tokens for t in transcripts]) > before:  # what is no use is no progress
             instance.activity.progressed(now)
-        if self._model is not None:
+        if learns:
             span = instance.activity.measured(known, now)
             if span is not None and alone:
                 self._model.measured(instance, span, now)
         for rollout in ended:
             instance.let_go(rollout.placement.request_id)
             instance.activity.turn_ended(now)
-            if self._model is not None and rollout.finished:
+            if rollout.finished:
                 self._model.ended(rollout, now)
             # Those of a batch that a returned trainer has not reached yet are sent when it does.
             if self._ledger.works_on(rollout.batch):
