@@ -9,12 +9,10 @@ Of a trainer's several processes each keeps what its own devices hold, as `Share
 array. None has a version whole, so that engines pull it from its snapshot.
 """
 
-import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
@@ -23,15 +21,9 @@ from rlboost_jax.learner.checkpoints.reading import CheckpointBroken
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.state import HOST_MEMORY
 from rlboost_jax.learner.stream.lag import lag_of
-from rlboost_jax.messages import Manifest
-from rlboost_jax.models.adapters import joined
 from rlboost_jax.models.params import Params
-from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Batch, Version
 from rlboost_jax.settings.run_config import RunConfig
-from rlboost_jax.trust.snapshot_names import WeightsError
-from rlboost_jax.weights.arrivals import ByteCounter
-from rlboost_jax.weights.pull import Pulled
 from rlboost_jax.weights.shares import Share, as_share, from_local_parts, local_parts, stored
 
 DIGESTS = "versions"  # in what a checkpoint holds besides arrays: digest by version
@@ -72,15 +64,25 @@ class KeptVersions:
     def __iter__(self) -> Iterator[Version]:
         return iter(sorted(self._trees))
 
-    def keep(self, version: Version, host_params: Params, digest: str, *, dtype: str) -> None:
+    def keep(
+        self,
+        version: Version,
+        params: Params,
+        digest: str,
+        *,
+        dtype: str,
+        host_copy: Params | None = None,
+    ) -> None:
         """Keep a version.
 
         Args:
-            host_params: as in `KeptVersion`, in any dtype; nobody changes it.
+            params: on the devices.
             dtype: the rollout dtype.
+            host_copy: of all of them, where this process has made one; nobody changes it.
         """
+        here = held_here(params) if host_copy is None else host_copy
         self._digests[version] = digest
-        self._trees[version] = self._rounding.submit(rounded, host_params, dtype)
+        self._trees[version] = self._rounding.submit(rounded, here, dtype)
 
     def forget(self, needed: Collection[Version]) -> None:
         """Drop all versions but these."""
@@ -133,48 +135,11 @@ class KeptVersions:
         }
 
 
-class AtHand:
-    """Source that the trainer's own engines pull from in place of snapshots."""
+class NoKeptVersions(KeptVersions):
+    """The older versions of a run without a lag, whose batches are of the newest: none."""
 
-    def __init__(self, versions: KeptVersions, base: Params | None) -> None:
-        """
-        Args:
-            base: of the adapters, where these are what a version has.
-        """
-        self._versions, self._base = versions, base
-        self.pulled = ByteCounter()  # nothing comes over a line
-
-    async def pull(self, manifest: Manifest) -> Pulled:
-        """Return a kept version. Raises WeightsError if it is not kept, or no longer."""
-        version = manifest.version
-        try:
-            digest = self._versions.digest(version)
-            params = await asyncio.to_thread(self._versions.params, version)
-        except KeyError:
-            raise WeightsError(f"version {version} is kept no longer") from None
-        if digest != manifest.params_digest:
-            raise WeightsError(f"version {version} is kept with other parameters")
-        return Pulled(params=joined(self._base, params), fetched_bytes=0)
-
-
-class PulledOnce:
-    """Source of the engines if several processes have parts of a version: its snapshot.
-
-    Those that want the same at the same time have it in the host's memory once.
-    """
-
-    def __init__(self, puller: PullerLike) -> None:
-        self._puller, self._one, self.pulled = puller, asyncio.Lock(), puller.pulled
-        self._pulled: WeakValueDictionary[tuple[Version, str], Any] = WeakValueDictionary()
-
-    async def pull(self, manifest: Manifest) -> Any:
-        """Pull a version, or join a pull of it. Raises WeightsError."""
-        key = (manifest.version, manifest.params_digest)
-        async with self._one:
-            pulled = self._pulled.get(key)
-            if pulled is None:
-                pulled = self._pulled[key] = await self._puller.pull(manifest)
-            return pulled
+    def keep(self, *_: Any, **__: Any) -> None:
+        """Keep nothing."""
 
 
 def held_here(params: Params) -> Params:
@@ -211,7 +176,7 @@ def restored_versions(
     extra: Mapping[str, Any],
     params: Params,
     run: RunConfig,
-) -> dict[Version, KeptVersion]:
+) -> KeptVersions:
     """Read the older versions of a checkpoint. Every process of a trainer calls this.
 
     Args:
@@ -229,8 +194,10 @@ def restored_versions(
             f"{', '.join(sorted(digests)) or 'none'}, and its open batches are sampled from "
             f"{', '.join(map(str, needed)) or 'none'}; take another, or remove this one"
         )
+    if not run.algorithm.lag:
+        return NoKeptVersions()
     if not digests:
-        return {}
+        return KeptVersions()
     floats = np.dtype(run.weights.rollout_dtype)
 
     def as_kept(leaf: Any) -> Any:
@@ -239,7 +206,9 @@ def restored_versions(
 
     one = jax.tree.map(as_kept, params)
     trees = checkpoints.restore_versions(step, dict.fromkeys(digests, one))
-    return {
-        Version(int(name)): KeptVersion(params=held_here(trees[name]), digest=digest)
-        for name, digest in digests.items()
-    }
+    return KeptVersions(
+        {
+            Version(int(name)): KeptVersion(params=held_here(trees[name]), digest=digest)
+            for name, digest in digests.items()
+        }
+    )

@@ -36,7 +36,6 @@ class OpenBatch:
         version: Version,
         params_digest: str,
         cursor: int,
-        sampling: messages.Sampling,
         measurement: Measurement | None,
     ) -> None:
         """Have the manager begin the batch. Raises StepTooLarge.
@@ -65,7 +64,7 @@ class OpenBatch:
                 params_digest=params_digest,
                 seed=run.seed,
                 group_size=run.algorithm.group_size,
-                sampling=sampling,
+                sampling=sampling_of(session),
                 prompts=_requests(self._prompts, 0),
                 turns=session.turns,
             )
@@ -98,6 +97,18 @@ class OpenBatch:
         requests = _requests(more, places.start)
         self._session.link.extend_batch(messages.ExtendBatch(batch=self.batch, prompts=requests))
 
+    def trained(self, *, wait_seconds: float, seconds: float) -> messages.BatchReport:
+        """End the batch, which was trained on; return the manager's report."""
+        session = self._session
+        report = session.link.trained(
+            messages.BatchTrained(
+                batch=self.batch, train_wait_seconds=wait_seconds, train_seconds=seconds
+            )
+        )
+        if session.episodes is not None:
+            session.episodes.over(self.batch)
+        return report
+
     def _prompt_of(self, work: Work) -> Prompt | None:
         """Prompt of an episode; callable in any thread."""
         if work.purpose == "evaluate":
@@ -116,6 +127,20 @@ class OpenBatch:
 
     def _prompts_at(self, places: range) -> list[Prompt]:
         return list(self._stream_of_prompts.slice(self._cursor + places.start, len(places)))
+
+
+def sampling_of(session: Session) -> messages.Sampling:
+    """How responses that are trained on are sampled."""
+    run, exercises = session.run, session.exercises
+    return messages.Sampling(
+        temperature=run.sampling.temperature,
+        top_p=run.sampling.top_p,
+        top_k=run.sampling.top_k,
+        max_tokens=run.sampling.max_response_tokens,
+        turn_tokens=run.environment.turn_tokens,
+        stop_ids=tuple(exercises.stop_ids),
+        stops=exercises.stops,
+    )
 
 
 def _requests(prompts: Sequence[Prompt], first: int) -> tuple[messages.PromptRequest, ...]:

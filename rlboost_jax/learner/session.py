@@ -10,11 +10,11 @@ from rlboost_jax.learner.checkpoints.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.assembly import Judge, by_response
 from rlboost_jax.learner.episodes.run_environments import EpisodesLike
+from rlboost_jax.learner.fleet.engine_weights import Load
 from rlboost_jax.learner.fleet.link import ManagerLink
-from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.fleet.score_requests import ScoreRequests
-from rlboost_jax.learner.kept_versions import KeptVersions
-from rlboost_jax.learner.processes.leader import Followers
+from rlboost_jax.learner.kept_versions import KeptVersions, NoKeptVersions
+from rlboost_jax.learner.processes.leader import Followers, NoFollowers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.state import TrainState
 from rlboost_jax.learner.update.learner import Learner
@@ -32,16 +32,16 @@ class Session:
     state: TrainState  # to begin with; the first update consumes it
     until: int | None = None  # the next step with other settings; None: there is none
     prompts_used: int = 0  # of the prompt stream, by the steps before
-    versions: KeptVersions = field(default_factory=KeptVersions)  # older ones; with a lag
+    kept: KeptVersions = field(default_factory=NoKeptVersions)  # older versions; with a lag
     base: Base | None = None  # of the adapters, where these are what is trained
     scores: ScoreRequests | None = None  # what servers are asked about teachers
     episodes: EpisodesLike | None = None  # None: a response has one turn
     link: ManagerLink
-    reserved: ReservedEngines
+    load: Load  # hands the newest version to the trainer's own engines
     publisher: Publisher
     checkpoints: Checkpoints
     best: BestCheckpoint | None = None  # is offered every checkpoint that is evaluated
-    followers: Followers = field(default_factory=Followers)
+    followers: Followers = field(default_factory=NoFollowers)
     note: Callable[[str], None] = lambda line: None  # shows a line on the console
     spans: Recorder = field(default_factory=Recorder)  # of this process
     clock: Callable[[], float] = time.perf_counter  # seconds

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from rlboost_jax.messages import Span
 from rlboost_jax.platform.pulse import PULSE
 
+LEARNER_LANE: Final = "learner"  # of the trainer's main thread
 ENGINE_LANE: Final = "engine"  # of dispatches, where a process has one engine
 MAX_KEPT: Final = 20_000  # spans of a process that nobody has taken yet: 100 bytes each
 

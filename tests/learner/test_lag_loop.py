@@ -18,12 +18,12 @@ from rlboost_jax import messages as m
 from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.trajectory import Trajectory
+from rlboost_jax.learner.fleet.engine_weights import KeptVersionSource, pulled_as_announced
 from rlboost_jax.learner.fleet.link import ManagerLink
-from rlboost_jax.learner.fleet.reserved import ReservedEngines
-from rlboost_jax.learner.kept_versions import AtHand, KeptVersions, restored_versions
+from rlboost_jax.learner.kept_versions import KeptVersions, restored_versions
 from rlboost_jax.learner.loop import TrainingLoop
 from rlboost_jax.learner.packing import by_sample
-from rlboost_jax.learner.processes.leader import Followers
+from rlboost_jax.learner.processes.leader import NoFollowers
 from rlboost_jax.learner.programs.teachers import Teacher, Teachers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session
@@ -167,14 +167,6 @@ def teacher_scores(params, batch):
     return np.sin(batch.targets).astype(np.float32) - 4
 
 
-class Reserved(ReservedEngines):
-    def __init__(self):
-        """They take what the manager announces: nobody else gives them any version."""
-
-    def load(self, params, version, digest):
-        raise AssertionError
-
-
 class Announcer(Publisher):
     unwritten = None  # a version is at hand as soon as it is submitted
 
@@ -247,24 +239,24 @@ def make(config, learner_step, tmp_path):
         checkpoints = Checkpoints(tmp_path / str(len(opened)), keep=9)
         opened.append(checkpoints)
         state = init_state(init_params(run.model, 0), policy.optimizer, policy.shardings)
-        kept = {}
+        kept = {"kept": KeptVersions()}
         if resumed is not None:
             before, step = resumed
             abstract = abstract_state(run.model, policy.optimizer, make_mesh((1, 1, 1)))
             before.wait()
             state, extra = before.restore(step, abstract)
             older = restored_versions(before, step, extra, state.params, run)
-            kept = {"versions": KeptVersions(older), "prompts_used": extra["prompts_used"]}
+            kept = {"kept": older, "prompts_used": extra["prompts_used"]}
         session = Session(
             run=run,
             exercises=exercises,
             learner=learner,
             state=state,
             link=fleet,
-            reserved=Reserved(),
+            load=pulled_as_announced,
             publisher=Announcer(fleet),
             checkpoints=checkpoints,
-            followers=Followers(),
+            followers=NoFollowers(),
             clock=lambda: 0.0,
             **kept,
         )
@@ -307,7 +299,7 @@ def test_with_a_lag_of_one_the_next_batch_is_begun_ahead_from_the_version_before
 def test_reserved_engines_find_what_open_batches_are_sampled_from_at_hand(make, lag):
     """As it was published, at every moment at which the manager may announce it."""
     loop = make(lag=lag, rollout_dtype="bfloat16")
-    fleet, at_hand = loop.fleet, AtHand(loop._session.versions, None)
+    fleet, at_hand = loop.fleet, KeptVersionSource(loop._session.kept, None)
 
     def manifest(version, digest):
         return m.Manifest(version=version, directory="", params_digest=digest, files=(), leaves=())
@@ -329,7 +321,7 @@ def test_no_more_than_the_versions_of_open_batches_are_kept(make):
     loop = make(lag=2)
     for step in range(STEPS):
         loop.step(step)
-        assert len(loop._versions) <= 3
+        assert len(loop._session.kept) <= 3
     opened = [line for line in loop.fleet.log if line.startswith("begin")]
     assert opened == [f"begin {batch} of {max(0, batch - 2)}" for batch in range(STEPS)]
 
@@ -461,4 +453,4 @@ def test_a_resumed_run_of_another_length_has_what_its_next_batches_need(make):
     loop = make(lag=2)
     rows_of(loop)
     resumed = make(lag=2, resumed=(loop._session.checkpoints, STEPS))
-    assert sorted(resumed._versions) == [STEPS - 2, STEPS - 1, STEPS]
+    assert sorted(resumed._session.kept) == [STEPS - 2, STEPS - 1, STEPS]

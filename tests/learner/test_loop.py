@@ -19,11 +19,12 @@ from rlboost_jax.data.tasks import Task
 from rlboost_jax.learner import wait_lines
 from rlboost_jax.learner.checkpoints.extra import window_of
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
+from rlboost_jax.learner.fleet.engine_weights import from_devices
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.guards import GuardTripped, NotFinite, RewardsFailed, StepNotWhole
 from rlboost_jax.learner.loop import TrainingLoop
-from rlboost_jax.learner.processes.leader import Followers
+from rlboost_jax.learner.processes.leader import NoFollowers
 from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.state import init_state
@@ -176,7 +177,7 @@ def world():
     return World()
 
 
-class Alone(Followers):
+class Alone(NoFollowers):
     """Copies and hashes slowly."""
 
     def __init__(self, world):
@@ -244,7 +245,7 @@ def build(config, learner_step, world):
             learner=learner_type(**vars(learner)),
             state=init_state(init_params(run.model, 0), policy.optimizer, policy.shardings),
             link=link(world),
-            reserved=Reserved(world),
+            load=from_devices(Reserved(world)),
             publisher=Announcer(world),
             checkpoints=Cabinet(world),
             followers=Alone(world),
@@ -422,7 +423,7 @@ def test_log_probabilities_that_are_made_up_leave_no_trace(loop, world, lie):
         loop._session.learner.policy.shardings,
     )
     loop._used = 0
-    loop._publish(0)
+    loop._versions.publish(0, loop.state.params)
     loop._session.link.lies = {}
     honest = run_all(loop)
     for name in ("params_digest", "trajectories_digest", "loss", "max_logprob_gap"):
@@ -503,7 +504,7 @@ def test_more_than_are_tolerated_end_the_run(build, world):
         faults: ClassVar[dict] = {token: {"clock": "returned nan"} for token in range(5, 10)}
 
     loop = build(task=Failing)
-    before = params_digest(loop._params)
+    before = params_digest(loop._versions.whole)
     with pytest.raises(RewardsFailed, match=r"failed for 10 of 16 .*checkpoint 41 is sound"):
         loop.step(0)
     assert_nothing_was_applied(loop, world, before)
@@ -511,12 +512,12 @@ def test_more_than_are_tolerated_end_the_run(build, world):
 
 def assert_nothing_was_applied(loop, world, before):
     assert not world.saved and "publish 1" not in world.log and "trained 0" not in world.log
-    assert params_digest(loop._params) == before
+    assert params_digest(loop._versions.whole) == before
 
 
 def test_a_reward_that_is_no_number_stops_the_run_with_its_sample(build, world):
     loop = build(task=Unsure)
-    before = params_digest(loop._params)
+    before = params_digest(loop._versions.whole)
     with pytest.raises(NotFinite) as caught:
         loop.step(0)
     said = str(caught.value)
@@ -534,7 +535,7 @@ def test_a_reward_that_is_no_number_stops_the_run_with_its_sample(build, world):
 )
 def test_an_update_beyond_a_guard_is_not_applied(build, world, guard, reason):
     loop = build(**guard)
-    before = params_digest(loop._params)
+    before = params_digest(loop._versions.whole)
     with pytest.raises(GuardTripped, match=rf"{reason}; .*checkpoint 41 is sound"):
         loop.step(0)
     assert_nothing_was_applied(loop, world, before)

@@ -18,7 +18,7 @@ from rlboost_jax.data.open import ends_of
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.compiling import show_compiles
 from rlboost_jax.learner.episodes.trajectory import Trajectory
-from rlboost_jax.learner.kept_versions import DIGESTS, KeptVersions, held_here, restored_versions
+from rlboost_jax.learner.kept_versions import DIGESTS, KeptVersions, restored_versions
 from rlboost_jax.learner.processes import follower_orders
 from rlboost_jax.learner.processes.digest import shared_digest
 from rlboost_jax.learner.processes.handshake import Key, dial, tls_of
@@ -159,7 +159,7 @@ class Leader(Peers):
                     shared_digest(named(name), self._world, base=base)
                 case [follower_orders.KEEP, version, digest, older]:
                     versions.forget(older)
-                    versions.keep(version, held_here(state.params), digest, dtype=dtype)
+                    versions.keep(version, state.params, digest, dtype=dtype)
                 case [follower_orders.SAVE, step, extra]:
                     older = map(Version, map(int, extra.get(DIGESTS, ())))
                     checkpoints.save(step, state, extra, versions.trees(older, shardings))
@@ -288,7 +288,7 @@ def _follow_session(
             *(run, path, policy, critic, checkpoints, restored, _Silence()), begins=begins
         )
         extra = restored[1] if restored else {}
-        kept = restored_versions(checkpoints, first, extra, ready.state.params, run)
+        versions = restored_versions(checkpoints, first, extra, ready.state.params, run)
         stop_ids, stop_strings = ends_of(run)
         learner = learner_of(
             run,
@@ -299,4 +299,4 @@ def _follow_session(
             stop_ids=stop_ids,
             stops=stop_strings.table,
         )
-        return leader.obey(learner, ready.state, checkpoints, KeptVersions(kept))
+        return leader.obey(learner, ready.state, checkpoints, versions)

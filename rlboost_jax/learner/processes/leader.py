@@ -55,12 +55,12 @@ class FollowerLost(PeerEnded):
 
 
 class Followers(Peers):
-    """The other processes; none of them in a trainer of one process."""
+    """The other processes of a trainer."""
 
     def __init__(
         self,
-        world: ProcessGroup = ALONE,
-        channels: Mapping[str, Sequence[TrainerChannel]] | None = None,
+        world: ProcessGroup,
+        channels: Mapping[str, Sequence[TrainerChannel]],
         *,
         read: Read = np.asarray,
     ) -> None:
@@ -72,10 +72,7 @@ class Followers(Peers):
         """
         self._world, self._read = world, read
         lost = [partial(_lost, f"process {i} of {world.count}") for i in range(1, world.count)]
-        super().__init__(channels or dict.fromkeys(PURPOSES, ()), lost)
-
-    def __bool__(self) -> bool:
-        return self._world.count > 1
+        super().__init__(channels, lost)
 
     def begin(self, step: int, version: int) -> None:
         self._order(follower_orders.BEGIN, step, version)
@@ -103,16 +100,15 @@ class Followers(Peers):
         self._order(follower_orders.AGAIN)
 
     def host_copy(self, params: Params) -> Params:
-        """Copy what this process writes of parameters to host memory: all, if it is alone."""
-        if self:
-            return shares_of(params, process=0, read=self._read)
-        copy: Params = jax.device_get(params)
-        return copy
+        """Copy what this process writes of parameters to host memory."""
+        return shares_of(params, process=0, read=self._read)
+
+    def whole(self, host_copy: Params) -> Params | None:
+        """A host copy with all parameters in it; None where others have some of them."""
+        return None
 
     def digest(self, params: Params, host_copy: Params, name: str, *, base: str = "") -> str:
         """Compute `params_digest` of parameters that have this name in orders."""
-        if not self:
-            return params_digest(host_copy, base=base)
         self._order(follower_orders.DIGEST, name, base)
         return shared_digest(params, self._world, base=base, read=self._read)
 
@@ -159,6 +155,23 @@ class Followers(Peers):
         return order_and_call
 
 
+class NoFollowers(Followers):
+    """The others of a trainer of one process, which has everything itself."""
+
+    def __init__(self) -> None:
+        super().__init__(ALONE, dict.fromkeys(PURPOSES, ()))
+
+    def host_copy(self, params: Params) -> Params:
+        copy: Params = jax.device_get(params)
+        return copy
+
+    def whole(self, host_copy: Params) -> Params:
+        return host_copy
+
+    def digest(self, params: Params, host_copy: Params, name: str, *, base: str = "") -> str:
+        return params_digest(host_copy, base=base)
+
+
 def invite(world: ProcessGroup, workdir: Path, tell: Tell = tell_all) -> Followers:
     """Accept the other processes, which call `accept` at the same moment.
 
@@ -166,7 +179,7 @@ def invite(world: ProcessGroup, workdir: Path, tell: Tell = tell_all) -> Followe
         FollowerLost: one did not come, or sees another folder than this process.
     """
     if world.count == 1:
-        return Followers()
+        return NoFollowers()
     host = world.coordinator.rpartition(":")[0].strip("[]") or socket.gethostname()
     key = new_key()
     proof = workdir / f".seen-{secrets.token_hex(4)}"  # by all processes, or it is not shared

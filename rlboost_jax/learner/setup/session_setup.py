@@ -22,12 +22,13 @@ from rlboost_jax.learner.checkpoints.forking import bring, check_fork
 from rlboost_jax.learner.checkpoints.origin import keep_origin
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.run_environments import Environments
+from rlboost_jax.learner.fleet.engine_weights import load_of, puller_of
 from rlboost_jax.learner.fleet.life import sending_home, showing_fleet
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.learner.fleet.reserved import ReservedEngines, devices_of_slices
 from rlboost_jax.learner.fleet.teacher_snapshots import opened_scores
-from rlboost_jax.learner.kept_versions import AtHand, KeptVersions, PulledOnce, restored_versions
+from rlboost_jax.learner.kept_versions import restored_versions
 from rlboost_jax.learner.processes.leader import invite
 from rlboost_jax.learner.processes.process_group import ProcessGroup, settled
 from rlboost_jax.learner.publisher import Publisher, published_base
@@ -55,7 +56,6 @@ from rlboost_jax.trust.credentials import CredentialsUnusable
 from rlboost_jax.trust.seal import sealed
 from rlboost_jax.weights.compiled import FOLDER as COMPILED
 from rlboost_jax.weights.compiled import offer
-from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.snapshots import FOLDER, SnapshotStore
 
 
@@ -145,7 +145,6 @@ class SessionSetup:
             *(run, self._path, policy, critic, checkpoints, restored, console), begins=begins
         )
         kept = restored_versions(checkpoints, first, extra, ready.state.params, run)
-        versions = KeptVersions(kept)
         store = self._makers.snapshots(
             self._path / FOLDER,
             dtype=run.weights.rollout_dtype,
@@ -159,11 +158,10 @@ class SessionSetup:
                     ready.policy.base, followers, store, run.checkpoint.disk_seconds
                 )
             check_same(base.digest, extra, self._path)
-        puller: PullerLike | None = None
-        if run.algorithm.lag and followers:
-            puller = PulledOnce(Puller(source="directory", manager=None))
-        elif run.algorithm.lag:
-            puller = AtHand(versions, base.params if base else None)
+        puller = puller_of(run.algorithm.lag, self._world.count, kept, base)
+        scores = opened_scores(run, self._path / FOLDER, manager.seal_key, link, console)
+        reserved = self._reserved(ready, manager, link, profile, puller, first)
+        publisher = self._publisher(store, manager, link, profile)
         session = Session(
             run=run,
             exercises=exercises,
@@ -179,13 +177,13 @@ class SessionSetup:
             state=ready.state,
             until=next_change(workdir.changes, first),
             prompts_used=extra.get("prompts_used", 0),
-            versions=versions,
+            kept=kept,
             base=base,
-            scores=opened_scores(run, self._path / FOLDER, manager.seal_key, link, console),
+            scores=scores,
             episodes=episodes,
             link=link,
-            reserved=self._reserved(ready, manager, link, profile, puller, first),
-            publisher=self._publisher(store, manager, link, profile),
+            load=load_of(run.algorithm.lag, self._world.count, reserved, publisher, base),
+            publisher=publisher,
             checkpoints=checkpoints,
             best=BestCheckpoint(self._path, checkpoints) if run.evaluation.keep_best else None,
             followers=followers,

@@ -24,13 +24,13 @@ class Lag:
     Attributes:
         versions: between the version that samples a batch and the batch; k.
         num_batches: of the run.
-        stride: prompts of the stream that each batch has to itself, used or not; None: a batch
-            begins where the one before it ended.
+        stride: prompts of the stream that each batch has to itself, used or not; 0: a batch begins
+            where the one before it ended.
     """
 
     versions: int
     num_batches: int
-    stride: int | None = None
+    stride: int = 0
 
     def version_of(self, batch: Batch) -> Version:
         """Version that samples the batch."""
@@ -40,6 +40,18 @@ class Lag:
         """Batches that are open while `oldest` is trained on."""
         last = min(oldest + self.versions + 1, self.num_batches)
         return tuple(map(Batch, range(oldest, last)))
+
+    def cursor(self, batch: Batch, *, oldest: Batch, used: int) -> int:
+        """Place in the prompt stream where a batch begins.
+
+        Args:
+            used: prompts of the stream before `oldest`, the batch that is trained on.
+        """
+        return used + (batch - oldest) * self.stride
+
+    def used(self, prompts: int) -> int:
+        """Prompts of the stream that a batch uses up, `prompts` of which it asked for."""
+        return self.stride or prompts
 
     def samples(self, version: Version) -> bool:
         """Whether any batch of the run is sampled from this version."""
@@ -68,7 +80,7 @@ def lag_of(run: RunConfig) -> Lag:
     this one, so each batch has as many to itself as it may take at most.
     """
     algorithm, prompts = run.algorithm, run.learner.prompts_per_step
-    stride = None
+    stride = 0
     if algorithm.lag:
         factor = algorithm.dynamic_sampling_factor if algorithm.dynamic_sampling else 1.0
         stride = int(prompts * factor)

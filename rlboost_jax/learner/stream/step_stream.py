@@ -113,10 +113,11 @@ class Awaited(Protocol):
 
 
 class StreamTimes:
-    """Times of one step's stream, from its begin to the last micro-batch, in seconds."""
+    """Times of one step, from the begin of its stream to its last update, in seconds."""
 
     def __init__(self) -> None:
         self.training = 0.0  # on micro-batches, and on groups that may make up the batch
+        self.updating = 0.0  # on the updates, once all is there
         self._aside = self._aside_before_end = 0.0  # on what is measured beside the step
         self._taken_at: float | None = None
         self._end = 0.0
@@ -132,6 +133,11 @@ class StreamTimes:
     def worked_aside(self, seconds: float) -> None:
         """Add time the learner spent on what is evaluated beside the batch."""
         self._aside += seconds
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the learner worked on the batch."""
+        return self.training + self.updating
 
     @property
     def waiting(self) -> float:

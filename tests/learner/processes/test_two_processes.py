@@ -148,8 +148,8 @@ def test_a_checkpoint_has_older_versions_whole_on_whatever_mesh(ended, measured)
     with Checkpoints(folder / "with_versions", keep=1) as kept:
         state, extra = kept.restore(3, trainer.abstract())
         versions = restored_versions(kept, 3, extra, state.params, run)
-    assert extra == {"versions": {"2": "two"}} and versions[2].digest == "two"
-    assert params_digest(versions[2].params) == measured["digest"]
+    assert extra == {"versions": {"2": "two"}} and versions.digest(2) == "two"
+    assert params_digest(versions.params(2)) == measured["digest"]
 
 
 def test_what_they_saved_together_goes_on_on_one_device(ended, measured):

@@ -25,7 +25,7 @@ from rlboost_jax.engine.engine_parameters import EngineParameters
 from rlboost_jax.learner.checkpoints.fallback import newest_sound
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
-from rlboost_jax.learner.kept_versions import DIGESTS, KeptVersions, held_here
+from rlboost_jax.learner.kept_versions import DIGESTS, KeptVersions
 from rlboost_jax.learner.processes import peer_watch
 from rlboost_jax.learner.processes.digest import shared_digest
 from rlboost_jax.learner.processes.follower import accept
@@ -154,7 +154,7 @@ def kept_version(connected: Followers, learner, state, checkpoints: Checkpoints)
     """Version 2 after it is the newest, as each process keeps it."""
     shardings, versions = learner.policy.shardings.params, KeptVersions()
     connected.keep(2, "two", [])
-    versions.keep(2, held_here(state.params), "two", dtype=learner.run.weights.rollout_dtype)
+    versions.keep(2, state.params, "two", dtype=learner.run.weights.rollout_dtype)
     yield "bytes of a kept version", num_bytes(versions.params(2))
     sampler = versions.sampler(2, 3, shardings)
     update = BatchUpdate(learner, state, step=3, checkpoint=int, version=2, sampler=sampler)

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from rlboost_jax.learner.kept_versions import PulledOnce
+from rlboost_jax.learner.fleet.engine_weights import SharedPull
 from rlboost_jax.messages import Manifest
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter
@@ -36,7 +36,7 @@ def manifest(version, digest="a"):
 
 def test_engines_that_want_one_version_have_it_in_memory_once(snapshots):
     async def pull():
-        once = PulledOnce(snapshots)
+        once = SharedPull(snapshots)
         both = await asyncio.gather(once.pull(manifest(1)), once.pull(manifest(1)))
         assert both[0] is both[1]
         assert await once.pull(manifest(1)) is both[0]
@@ -48,7 +48,7 @@ def test_engines_that_want_one_version_have_it_in_memory_once(snapshots):
 
 def test_what_no_engine_has_any_more_is_pulled_again(snapshots):
     async def pull():
-        once = PulledOnce(snapshots)
+        once = SharedPull(snapshots)
         await once.pull(manifest(1))
         gc.collect()
         await once.pull(manifest(1))
@@ -59,7 +59,7 @@ def test_what_no_engine_has_any_more_is_pulled_again(snapshots):
 
 def test_a_pull_that_failed_is_tried_again_by_the_next(snapshots):
     async def pull():
-        once = PulledOnce(snapshots)
+        once = SharedPull(snapshots)
         return await asyncio.gather(
             *(once.pull(manifest(1)) for _ in range(2)), return_exceptions=True
         )
