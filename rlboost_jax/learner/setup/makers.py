@@ -11,6 +11,8 @@ from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
 from rlboost_jax.learner.fleet.reserved import ReservedEngines
 from rlboost_jax.learner.processes.process_group import ProcessGroup, agreed, check_mesh
+from rlboost_jax.learner.programs.critic import CriticPrograms
+from rlboost_jax.learner.programs.policy import PolicyPrograms
 from rlboost_jax.learner.setup import fit, kernels
 from rlboost_jax.learner.setup.preparation import programs
 from rlboost_jax.models.parameter_sharding import make_mesh
@@ -25,6 +27,8 @@ from rlboost_jax.settings.changes import LAYOUT, Change, differences, settings_a
 from rlboost_jax.settings.config_loading import Origin
 from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.weights.snapshots import SnapshotStore
+
+Programs = tuple[PolicyPrograms, CriticPrograms | None]
 
 
 @dataclass(frozen=True, kw_only=True)
