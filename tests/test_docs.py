@@ -1,5 +1,6 @@
 """What the documents name exists."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -136,3 +137,13 @@ def test_each_room_has_notes_of_at_most_150_lines() -> None:
     assert listed == {folder / "NOTES.md" for folder in ROOMS | BESIDE}
     lines = {note: note.read_text(encoding="utf-8").count("\n") for note in listed}
     assert not {note: number for note, number in lines.items() if number > 150}
+
+
+def test_functions_that_the_architecture_names_exist() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(\w+)(?:\.(\w+))?`", page)
+    assert len(named) >= 10
+    for file, name, method in named:
+        nodes = ast.parse((ROOT / "rlboost_jax" / file).read_text(encoding="utf-8")).body
+        (found,) = [node for node in nodes if getattr(node, "name", "") == name]
+        assert not method or method in [getattr(node, "name", "") for node in ast.walk(found)]

@@ -27,7 +27,7 @@ from rlboost_jax.learner.tolerated_gaps import message_of
 from rlboost_jax.platform.event_loop import EventLoopThread
 from rlboost_jax.platform.mistakes import Mistake
 from rlboost_jax.sequences.identities import Batch
-from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.settings.distillation_config import DistillationConfig
 from rlboost_jax.trust.credentials import Endpoint, explain
 
 DIAL_SECONDS = 0.2  # between two attempts to reach the manager
@@ -119,9 +119,13 @@ class ManagerLink:
         """Have servers hold these teachers."""
         self._send(messages.Teach(manifests=tuple(manifests)))
 
-    def asks(self, run: RunConfig, teachers: Sequence[str]) -> ScoreRequests:
+    def asks(
+        self, distillation: DistillationConfig, teachers: Sequence[str], *, temperature: float
+    ) -> ScoreRequests:
         """What servers are asked about teachers, in the steps to come; see `ScoreRequests`."""
-        self._unsettled.scores = scores = ScoreRequests(run, teachers, self._send)
+        self._unsettled.scores = scores = ScoreRequests(
+            distillation, teachers, self._send, temperature=temperature
+        )
         return scores
 
     def begin_batch(self, begin: messages.BeginBatch) -> None:

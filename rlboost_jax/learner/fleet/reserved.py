@@ -20,7 +20,6 @@ from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.rollout.instance import hello_of
 from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.trust.credentials import Endpoint
 
 NAME = "reserved"
@@ -35,7 +34,6 @@ class ReservedEngine:
 
     def __init__(
         self,
-        run: RunConfig,
         engine: Engine,
         thread: EventLoopThread,
         *,
@@ -55,7 +53,7 @@ class ReservedEngine:
             clock: of `InstanceClient`.
             client: makes the one that talks to the manager.
         """
-        self._run, self._engine, self._thread = run, engine, thread
+        self._engine, self._thread = engine, thread
         self._on_failure, self._name = on_failure, name
         self._clock, self._client_of, self._puller = clock, client, puller
         self._worker = EngineWorker(engine, spans, name.replace(NAME, ENGINE_LANE, 1))
@@ -113,7 +111,6 @@ class ReservedEngines:
 
     def __init__(
         self,
-        run: RunConfig,
         engines: Sequence[Engine],
         thread: EventLoopThread,
         *,
@@ -126,7 +123,6 @@ class ReservedEngines:
         names = [f"{NAME}-{i}" for i in range(len(engines))] if len(engines) > 1 else [NAME]
         self._each = [
             ReservedEngine(
-                run,
                 engine,
                 thread,
                 on_failure=on_failure,

@@ -16,7 +16,7 @@ from rlboost_jax.learner.episodes.trajectory import Trajectory
 from rlboost_jax.messages import ScoreTokens, TokenScores, pack_tokens, unpack_logprobs
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.sequences.sequence import Sequence as Tokens
-from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.settings.distillation_config import DistillationConfig
 
 Scores = NDArray[np.float32]
 
@@ -52,9 +52,15 @@ class ScoreRequests:
     """
 
     def __init__(
-        self, run: RunConfig, teachers: Sequence[str], send: Callable[[ScoreTokens], None]
+        self,
+        distillation: DistillationConfig,
+        teachers: Sequence[str],
+        send: Callable[[ScoreTokens], None],
+        *,
+        temperature: float,
     ) -> None:
-        self._run, self._teachers, self._send = run, tuple(teachers), send
+        self._distillation, self._temperature = distillation, temperature
+        self._teachers, self._send = tuple(teachers), send
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards `_open`
         # By number: the question, its episode, and the place of the sequence in that.
@@ -70,7 +76,7 @@ class ScoreRequests:
         Args:
             trajectory: an episode of an open batch.
         """
-        place = self._run.distillation.teacher_of(trajectory.data)
+        place = self._distillation.teacher_of(trajectory.data)
         if place < 0:
             return None
         assert trajectory.batch is not None, "an episode that has arrived"
@@ -82,7 +88,7 @@ class ScoreRequests:
                     number=next(self._numbers),
                     batch=Batch(trajectory.batch),
                     teacher=self._teachers[place],
-                    temperature=self._run.sampling.temperature,
+                    temperature=self._temperature,
                     first=sequence.runs[0],
                     tokens=pack_tokens(sequence.tokens[: sequence.trained_length]),
                 )

@@ -46,7 +46,8 @@ def opened_scores(
     with console.phase("copying the teachers for servers"):
         manifests = published_teachers(run, snapshots, lambda each: sealed(each, seal_key()))
     link.teach(manifests)
-    return link.asks(run, [each.params_digest for each in manifests])
+    digests = [each.params_digest for each in manifests]
+    return link.asks(run.distillation, digests, temperature=run.sampling.temperature)
 
 
 def published_teachers(

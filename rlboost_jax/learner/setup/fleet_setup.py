@@ -79,7 +79,6 @@ class FleetSetup:
         for line in host_lines(self._path, first, fingerprint, processes=num_processes):
             self._console.note(line)
         reserved = self._makers.reserved(
-            plan.run,
             engines,
             self._thread,
             on_failure=self.link.fail,

@@ -51,7 +51,7 @@ def engine(config: RunConfig) -> Engine:
 
 @pytest.fixture
 def reserved(config, engine, thread, failures) -> Iterator[ReservedEngine]:
-    reserved = ReservedEngine(config, engine, thread, on_failure=failures.put, client=Client)
+    reserved = ReservedEngine(engine, thread, on_failure=failures.put, client=Client)
     yield reserved
     reserved.close()
 
@@ -85,7 +85,7 @@ def test_an_engine_that_failed_is_not_waited_for(config, thread, failures):
     engine = Failing(
         config.model, config.engine, slot_tokens=config.slot_tokens, truncated_sampling=False
     )
-    reserved = ReservedEngine(config, engine, thread, on_failure=failures.put)
+    reserved = ReservedEngine(engine, thread, on_failure=failures.put)
     reserved.connect(nowhere)
     assert isinstance(failures.get(timeout=PATIENCE_SECONDS), ZeroDivisionError)
     with pytest.raises(ZeroDivisionError, match="in the engine"):
@@ -110,7 +110,6 @@ def test_every_engine_has_a_name_and_gets_every_version(
 ):
     log = []
     engines = ReservedEngines(
-        config,
         [engine] * count,
         thread,
         on_failure=failures.put,
@@ -129,7 +128,7 @@ def test_engines_of_several_slices_have_clocks_and_lanes_of_their_own(
     """Answers to several streams on one clock would be taken for each other."""
     clock, spans = RemoteClock(), Recorder(3)
     engines = ReservedEngines(
-        config, [engine, engine], thread, on_failure=failures.put, spans=spans, clock=clock
+        [engine, engine], thread, on_failure=failures.put, spans=spans, clock=clock
     )
     first, second = engines._each
     assert first._clock is clock and second._clock is None

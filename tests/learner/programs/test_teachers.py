@@ -219,7 +219,9 @@ def test_servers_find_the_scores_of_the_trainer(config, groups, teacher_of):
     members.append(replace(second, sample=99, batch=4))  # of a data set without a teacher
 
     asked: list[ScoreTokens] = []
-    requests = ScoreRequests(run, ["t"], asked.append)
+    requests = ScoreRequests(
+        run.distillation, ["t"], asked.append, temperature=run.sampling.temperature
+    )
     futures = {t.sample: requests.ask(t) for t in members}
     assert futures.pop(99) is None
     assert list(requests.open()) == asked and len(requests) == len(asked)
