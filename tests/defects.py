@@ -356,7 +356,7 @@ DEFECTS = (
         "behind",
         "a small state never waits for its checkpoints, however many of them hang",
         "rlboost_jax/learner/loop.py",
-        "self._session.checkpoints.wait(step - self._run.checkpoint.max_behind)",
+        "session.checkpoints.wait(step - self._run.checkpoint.max_behind)",
         "pass",
         "tests/learner/test_loop.py::"
         "test_a_row_says_which_checkpoint_is_durable_and_no_save_may_take_too_many_steps",

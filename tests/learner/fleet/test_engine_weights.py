@@ -1,11 +1,19 @@
-"""Versions that several engines of a trainer pull from their snapshots."""
+"""The ways in which versions reach a trainer's own engines."""
 
 import asyncio
 import gc
 
 import pytest
 
-from rlboost_jax.learner.fleet.engine_weights import SharedPull
+from rlboost_jax.learner.fleet.engine_weights import (
+    KeptVersionSource,
+    SharedPull,
+    load_of,
+    puller_of,
+)
+from rlboost_jax.learner.fleet.reserved import ReservedEngines
+from rlboost_jax.learner.kept_versions import KeptVersions
+from rlboost_jax.learner.publisher import Publisher
 from rlboost_jax.messages import Manifest
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter
@@ -23,6 +31,38 @@ class Snapshots:
             self.faults -= 1
             raise WeightsError("a file is missing")
         return Pulled(params={}, fetched_bytes=1)
+
+
+class Reserved(ReservedEngines):
+    def __init__(self):
+        self.loaded = []
+
+    def load(self, params, version, params_digest):
+        self.loaded.append((params, version, params_digest))
+
+
+class OnDisk(Publisher):
+    def __init__(self):
+        """It has written every version."""
+
+    def open(self, version):
+        return {"of": f"snapshot {version}"}
+
+
+@pytest.mark.parametrize(
+    ("lag", "num_processes", "source", "loaded"),
+    [
+        (0, 1, type(None), {"of": "devices"}),
+        (0, 2, type(None), {"of": "snapshot 3"}),
+        (1, 1, KeptVersionSource, None),
+        (1, 2, SharedPull, None),
+    ],
+)
+def test_engines_are_given_a_version_or_pull_it_and_never_both(lag, num_processes, source, loaded):
+    reserved = Reserved()
+    assert type(puller_of(lag, num_processes, KeptVersions(), None)) is source
+    load_of(lag, num_processes, reserved, OnDisk(), None)({"of": "devices"}, 3, "digest")
+    assert reserved.loaded == ([] if loaded is None else [(loaded, 3, "digest")])
 
 
 @pytest.fixture
