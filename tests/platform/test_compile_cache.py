@@ -92,6 +92,7 @@ class OneProgram:
     """An engine that has no other."""
 
     memory = "none that it keeps"
+    layout = SimpleNamespace(text_tokens=0)
 
     def warm_up(self, announce):
         compiled(11)
