@@ -18,6 +18,7 @@ from rlboost_jax.learner.setup.makers import Makers
 from rlboost_jax.learner.setup.preparation import programs
 from rlboost_jax.learner.step_metrics import FinishedStep
 from rlboost_jax.messages import BatchReport, WindowState
+from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.sequences.sequence import Sequence
 from tests.endpoints import SEAL, endpoint
@@ -114,7 +115,9 @@ def finished(step, *, rewards=(0.0, 1.0), kl=0.0, stop_ids=(1,), **facts):
     tokens = [next(iter(stop_ids))]
     sequence = Sequence.of_response([7], tokens, np.zeros(1), version=step)
     trajectories = tuple(
-        Trajectory(prompt=0, sample=i, sequence=sequence, reward=reward, advantage=0.0)
+        Trajectory(
+            prompt=0, sample=i, sequence=sequence, verdict=Verdict(reward=reward), advantage=0.0
+        )
         for i, reward in enumerate(rewards)
     )
     found = {
