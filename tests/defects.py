@@ -311,7 +311,7 @@ DEFECTS = (
     Defect(
         "begun",
         "a call is carried out before it is kept that it was begun",
-        "rlboost_jax/environments/hosted.py",
+        "rlboost_jax/environments/call_journal.py",
         "            await self._keep(begun)",
         "            self._keep(begun).close()",
         "tests/environments/test_episode_records.py::"

@@ -21,11 +21,11 @@ from rlboost_jax.providers.base import Rendezvous
 from rlboost_jax.providers.local import LocalProvider
 from rlboost_jax.providers.provider_choice import open_provider
 from rlboost_jax.rewards.functions import load
+from rlboost_jax.rewards.reward_frames import RewardJob, RewardResponse
 from rlboost_jax.settings.config_loading import run_config
 from rlboost_jax.settings.outside import Outside
 from rlboost_jax.settings.presets import PRESETS
 from rlboost_jax.settings.rewards_config import RewardConfig
-from rlboost_jax.workers.reward_frames import RewardJob, RewardResponse
 from tests.docs_blocks import blocks_of
 
 PAGE = "docs/how-to/extending.md"

@@ -11,9 +11,11 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+from rlboost_jax.platform.bounded_files import read_bytes
 from rlboost_jax.platform.mistakes import suggestion
 
 PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_MOST_BYTES: Final = 2**28  # of a module, which may be a library of machine code
 OWN: Final = "package.module:function"  # how a person is told of it
 
 
@@ -55,5 +57,6 @@ def source_of(path: str) -> Path:
 
 
 def digest_of(path: str) -> str:
-    """SHA-256 of the module's file, in hex. Raises CodeNotFound."""
-    return hashlib.sha256(source_of(path).read_bytes()).hexdigest()
+    """SHA-256 of the module's file, in hex. Raises CodeNotFound, Unreadable, OSError."""
+    data = read_bytes(source_of(path), _MOST_BYTES, "a module of Python")
+    return hashlib.sha256(data).hexdigest()

@@ -978,7 +978,7 @@ EXEMPT: dict[str, str] = {
         ),
         "bytes that are compared, copied or hashed, and never decoded": (
             *("platform/at_rest.py:_digest_of_file", "platform/durable.py:keep"),
-            "rollout/row_verdicts.py:_digest_of",
+            *("platform/outside_code.py:digest_of", "rollout/row_verdicts.py:_digest_of"),
             *("weights/compiled.py:offer", "weights/shares.py:_file_entry"),
             *(
                 "weights/arrivals.py:check_file",
