@@ -275,12 +275,14 @@ def test_all_are_asked_to_end_before_any_is_waited_for(case: Case) -> None:
 
         def end_lost(self, why: str) -> None:
             happened.append(("asked", self.name))
+            pool._watch(self.ended(), pool._ending)  # as a worker of this host is
 
         async def ended(self) -> None:
             happened.append(("awaited", self.name))
 
+    pool = WorkerPool(case.kind())
+
     async def story() -> None:
-        pool = WorkerPool(case.kind())
         pool._workers += [Slow("a"), Slow("b")]  # type: ignore[list-item]
         await pool.close()
 
