@@ -114,7 +114,7 @@ def hunks(diff: str) -> list[tuple[str, str, str]]:
 
 
 def test_walks_through_what_is_added_are_of_the_files_as_they_are() -> None:
-    """Those of an advantage, a reward and a model family are applied, the others could be."""
+    """The advantage's, reward's and model family's are applied; the others could be."""
     found = [hunks(diff) for diff in DIFFS.findall(WALKS.read_text(encoding="utf-8"))]
     assert [len(diff) for diff in found] == [2, 2, 2, 2, 1]
     for name, _, after in (hunk for diff in found[:3] for hunk in diff):

@@ -518,7 +518,7 @@ class Run:
         return server is not None
 
     def misscore(self, fault: Fault) -> bool:
-        """From now on it says scores of its own, which are those of no other liar."""
+        """Have it say scores of its own from now on, which no other liar says."""
         server = self._server(fault)
         if server is not None:
             server.misscores = server.ever_lied = True

@@ -246,7 +246,7 @@ class Trainer:
             self._train()
 
     def _ask_scores(self, asked: Asked, sample: int) -> None:
-        """Of the first sequence of a response that is whole and right."""
+        """Ask for scores of the first sequence of a response that is whole and right."""
         said, number = asked.said[sample][0], next(self._numbers)
         prompt = m.pack_tokens([said.work.prompt, asked.begin.batch, 1])
         item = m.ScoreTokens(

@@ -77,7 +77,7 @@ def test_what_it_predicts_of_other_fleets_comes_true():
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_steps_that_overlap_are_predicted_to(lag):
-    """With an hour worth much all three are wanted."""
+    """All three are wanted where an hour is worth much."""
     all_three = {"policy__max_instances": 3, "policy__worth_per_hour": 1e4}
     world, rows = steps(3, policy__sizing="marginal", trainer__lag=lag, num_steps=8, **all_three)
     known = [dict(size[:2] for size in each["sizes"]) for each in world.predictions[2:-1]]
