@@ -61,6 +61,10 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.engine.message_tokens = 512  # decode steps after which tokens are reported
     config.engine.table = ()  # measured (batch, mean context, seconds per step); (): roofline
     config.engine.prefill_token_seconds = 0.0  # measured; 0: roofline
+    config.engine.most_drafts = 0  # of a rollout in a decode step; 0: none, as in RLBoost
+    config.engine.draft_acceptance = 0.65  # chance of each to be what is sampled, see
+    # experiments/speculation: once a sibling has ended in the same engine, else there are none
+    config.engine.token_rows = 256  # of a decode step; what sequences leave of them, drafts take
     config.engine.reserved_slots = 0  # of a reserved engine; 0: as many as others have
     config.engine.reserved_table = ()  # of a reserved engine; (): as others
 

@@ -34,6 +34,7 @@ from rlboost_jax.configs.sim.h100_bounds import BOUNDS
 # that was, gradients of 0.6B on an H200, reached 0.68.
 REACHED = 0.75
 HOST_GPUS = 8
+MOST_DRAFTS = 7  # `rlboost_jax/engine/drafts.py`, which imports JAX
 MODEL = ("num_params", "num_layers", "num_query_heads", "num_key_heads", "head_dim")
 SHARED = ("max_pending", "balance", "migration", "seeding", "window", "window_initial_seconds",
           "window_eta", "window_memory", "routing", "longest_first")  # fmt: skip
@@ -119,6 +120,8 @@ def _set_engine(
     engine, model = config.engine, config.model
     engine.chips, engine.slots = own.engine.tensor_parallel, own.engine.slots
     engine.dispatch_tokens = own.engine.steps_per_dispatch
+    engine.token_rows = own.engine.token_rows
+    engine.most_drafts = MOST_DRAFTS if own.speculation.enabled else 0
     engine.reserve_ratio = 0.0  # pages are taken as rollouts grow
     cached = 2 * model.num_layers * model.num_key_heads * model.head_dim * model.bytes_per_kv
     held = model.num_params * model.bytes_per_param + bounds["kv_tokens"] * cached

@@ -6,7 +6,8 @@ preemptible instances at any time, by these relaxations:
 - Generation is divisible at will, moves for nothing and is never cut off. N decode steps of one
   engine take N · a + b · Q seconds (a: weights and overhead, b: per token read) where they yield
   L tokens that read Q of context; since a step has at most `slots` rows and `kv_tokens` of
-  context, N ≥ max(L / slots, Q / kv_tokens).
+  context, N ≥ max(L / slots, Q / kv_tokens). With drafts all of these are a share of themselves
+  (`EngineRates.step_line`), as if each response always had all drafts.
 - A response alone in its engine takes r seconds, and its group as long as its longest member.
 - Reserved chips generate or train: of a step of S seconds they generate for S − C at most, with
   C all that the learner does. So by a time t engines have worked for E(t) = N_resv · min(t, S − C)

@@ -7,6 +7,7 @@ roofline model). Embedding look-ups are counted as products, which overstates sm
 
 import bisect
 import copy
+import math
 from collections.abc import Sequence
 
 from rlboost_jax.simulator.sim_config import SimConfig
@@ -31,6 +32,8 @@ class EngineRates:
         self._product = 2 * model.num_params / flops  # with all weights, of one token
         self.prefill_seconds = engine.prefill_token_seconds or self._product  # of one token
         self.slowness = 1.0  # times a usual engine's seconds
+        self.most_drafts = engine.most_drafts  # of a sequence, in a step
+        self._acceptance, self._token_rows = engine.draft_acceptance, engine.token_rows
         self._overhead = engine.step_overhead_seconds
         self._weights = config.weight_bytes / bandwidth
         self._per_context = kv_bytes / bandwidth
@@ -46,19 +49,51 @@ class EngineRates:
         slow.prefill_seconds = factor * self.prefill_seconds
         return slow
 
-    def step_seconds(self, batch: int, context: float) -> float:
-        """Seconds of a decode step of `batch` sequences that hold `context` tokens together."""
+    def step_seconds(self, batch: int, context: float, *, rows: int = 0) -> float:
+        """Seconds of a decode step of `batch` sequences that hold `context` tokens together.
+
+        Args:
+            rows: of products, where there are more than sequences. A table has them already: its
+                programs compute `token_rows` rows, whatever the batch.
+        """
         if self._table is not None:
             return self.slowness * self._table.seconds(batch, context / batch)
         memory = self._weights + self._per_context * context
-        return self.slowness * (self._overhead + max(memory, self._product * batch))
+        return self.slowness * (self._overhead + max(memory, self._product * max(batch, rows)))
+
+    def drafts_each(self, batch: int, drafting: int, context: float) -> int:
+        """Drafts of each of the sequences that carry any: rows that the others leave free.
+
+        Of these as many as make most tokens per second, which is all of them but where rows cost.
+        """
+        if not drafting:
+            return 0
+        most = min(self.most_drafts, max(0, self._token_rows - batch) // drafting)
+
+        def speed(width: int) -> float:
+            tokens = batch + drafting * (self.tokens_a_step(width) - 1)
+            return tokens / self.step_seconds(batch, context, rows=batch + width * drafting)
+
+        return max(range(most + 1), key=speed)
+
+    def tokens_a_step(self, drafts: int) -> float:
+        """Expected tokens of a sequence with so many drafts, each right with the same chance.
+
+        1 + p + … + pᵈ (Leviathan et al. 2023, arXiv:2211.17192, equation 1).
+        """
+        return math.fsum(self._acceptance**count for count in range(drafts + 1))
 
     @property
     def step_line(self) -> tuple[float, float]:
-        """Line below all decode steps: seconds of one step, and of each token it reads."""
+        """Line below all decode steps: seconds of one step, and of each token it reads.
+
+        Of a step that yields one token of each sequence: where drafts make that several, a share
+        of a step.
+        """
+        share = self.slowness / self.tokens_a_step(self.most_drafts)
         if self._table is not None:
-            return self.slowness * self._line[0], self.slowness * self._line[1]
-        return self.slowness * (self._overhead + self._weights), self.slowness * self._per_context
+            return share * self._line[0], share * self._line[1]
+        return share * (self._overhead + self._weights), share * self._per_context
 
 
 class StepTable:

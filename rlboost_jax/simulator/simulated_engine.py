@@ -1,7 +1,10 @@
 """An engine in virtual time: slots, a cache of bounded size, a queue, decode steps in stretches.
 
-All rollouts in slots advance together, a token per step, so that one number says how far they
-are. A stretch is a run of steps in which nothing changes: it ends with the first response that
+Rollouts in slots advance together, a token per step, so that one number says how far they are.
+Those that carry drafts have a second number, which grows by their expected tokens per step
+(`EngineRates.tokens_a_step`): a rollout does as soon as a sibling has ended in the same engine.
+
+A stretch is a run of steps in which nothing changes: it ends with the first response that
 ends (rounded up to whole dispatches), when tokens are to be reported, or when the cache is full.
 Whatever comes in between cuts it short at the step that is done by then.
 """
@@ -9,7 +12,7 @@ Whatever comes in between cuts it short at the step that is done by then.
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rlboost_jax.simulator.rates import EngineRates
@@ -27,7 +30,9 @@ class Row:
     length: int  # of the response when its turn is over
     done: int  # response tokens when it last entered, or left, a slot
     reported: int  # response tokens that have been reported
-    since: int = 0  # the engine's step count at that time
+    since: float = 0  # its clock of the engine at that time
+    end: float = 0  # its clock when it ends
+    drafts: bool = False  # whether its clock is that of rollouts with drafts
     evicted: bool = False
     parks: int = -1  # its sample, if it may come back for another turn; -1: it will not
 
@@ -53,23 +58,29 @@ class SimulatedEngine:
         self._slots, self._dispatch, self._message = slots, dispatch_tokens, message_tokens
         self.running: dict[int, Row] = {}  # oldest first
         self._queue: deque[Row] = deque()
-        self._ends: list[tuple[int, int]] = []  # (step count, request) of requests in slots
+        # (clock, request) of requests in slots, without and with drafts
+        self._ends: dict[bool, list[tuple[float, int]]] = {False: [], True: []}
         self._groups: dict[tuple[int, int], int] = {}  # rollouts here, of each prompt
+        self._drafting = 0  # rollouts in slots that carry drafts
+        self._known: set[tuple[int, int]] = set()  # prompts with a response that ended here
         self._steps = 0
+        self._drafted = 0.0  # the clock of rollouts with drafts
+        self._pace = 1.0  # by which it goes on in a step
         self._begun = 0  # step count when the stretch began, and a dispatch with it
         self._reported_at = 0  # step count when everything was reported last
-        self._context = 0  # tokens held in slots
+        self._context: float = 0  # tokens held in slots
         self._at = 0.0  # the time that `_steps` belongs to
         self._prefill = 0.0  # seconds of it that come before the next decode step
         self._stretch, self._seconds = 0, 0.0  # steps planned, and how long they take
         # Of those that may come back: tokens, others that pages were free for as they left, and
         # tokens that pages had been taken for by then. `rlboost_jax.engine.prefixes`, in tokens.
-        self._left: dict[tuple[int, int], tuple[int, int, int]] = {}
-        self._taken = 0
+        self._left: dict[tuple[int, int], tuple[int, float, float]] = {}
+        self._taken: float = 0
         self._seen_at = 0.0
         self.slot_seconds = 0.0  # of slots with a rollout in them
         self.prefilled = self.spared = 0  # tokens of rollouts that came with any sampled
         self.prefilled_again = 0  # tokens, because of evictions, since it was last asked
+        self.spared_steps = 0.0  # of single rollouts, by drafts
         self.paused = False
 
     @property
@@ -131,18 +142,14 @@ class SimulatedEngine:
         seconds = self._seconds * steps / self._stretch if self._stretch else 0.0
         self._at += self._prefill + seconds
         self._prefill = 0.0
-        self._steps += steps
-        self._taken += steps * len(self.running)
+        self._take(steps)
         self._stretch -= steps
         self._seconds -= seconds
-        self._context += steps * len(self.running)
 
     def lose_dispatch(self, now: float) -> None:
         """Discard the tokens of the unfinished dispatch: the machine is lost with them."""
         self.advance(now)
-        unsent = (self._steps - self._begun) % self._dispatch
-        self._steps -= unsent
-        self._context -= unsent * len(self.running)
+        self._take(-((self._steps - self._begun) % self._dispatch))
 
     def report(self, now: float, *, everything: bool = False) -> list[NewTokens]:
         """Return the new tokens of rollouts that ended, and remove these; then continue.
@@ -151,17 +158,15 @@ class SimulatedEngine:
         token as it comes would cost more than all else, and changes nothing.
         """
         reported = []
-        while self._ends and (self._ends[0][0] <= self._steps or self._stale(*self._ends[0])):
-            end, request_id = heapq.heappop(self._ends)
-            if request_id in self.running and not self._stale(end, request_id):
-                row = self.running.pop(request_id)
-                reported.append(NewTokens(row, row.length - row.reported, ended=True))
-                self._leave_slot(row)
-                self._leave_pages(row)
+        for drafts in self._ends:
+            reported += [NewTokens(row, row.length - row.reported, ended=True)
+                         for row in self._ended(drafts)]  # fmt: skip
+        for each in reported:
+            self._learn(each.row.group)
         if everything or self._steps >= self._reported_at + self._message:
             self._reported_at = self._steps
             for row in self.running.values():
-                row.done, row.since = row.done + self._steps - row.since, self._steps
+                self._count(row)
             for row in (*self.running.values(), *self._queue):
                 if row.done > row.reported:
                     reported.append(NewTokens(row, row.done - row.reported, ended=False))
@@ -170,8 +175,61 @@ class SimulatedEngine:
         return reported
 
     def forget(self) -> None:
-        """Drop the reusable pages, which other weights make worthless."""
+        """Drop the reusable pages, which other weights make worthless, and texts of old batches."""
         self._left.clear()
+        self._known &= {row.group for row in (*self.running.values(), *self._queue)}
+
+    def _clock(self, row: Row) -> float:
+        return self._drafted if row.drafts else self._steps
+
+    def _yield(self) -> float:
+        """Tokens of a decode step."""
+        if not self._drafting:
+            return len(self.running)
+        return len(self.running) + self._drafting * (self._pace - 1)
+
+    def _take(self, steps: int) -> None:
+        """Account for decode steps, or for less of them."""
+        tokens = steps * self._yield()
+        self._steps += steps
+        self._context += tokens
+        self._taken += max(0, tokens)
+        if self._drafting:
+            self._drafted += steps * self._pace
+            self.spared_steps += steps * self._drafting * (self._pace - 1)
+
+    def _count(self, row: Row) -> None:
+        """Count the whole tokens of a rollout in a slot."""
+        tokens = int(self._clock(row) - row.since)
+        row.done, row.since = row.done + tokens, row.since + tokens
+
+    def _ended(self, drafts: bool) -> Iterator[Row]:
+        """Take rollouts that have ended, without or with drafts, out of their slots."""
+        ends, clock = self._ends[drafts], self._drafted if drafts else self._steps
+        while ends and (ends[0][0] <= clock or self._stale(*ends[0])):
+            end, request_id = heapq.heappop(ends)
+            if not self._stale(end, request_id):
+                row = self.running.pop(request_id)
+                self._leave_slot(row)
+                self._leave_pages(row)
+                yield row
+
+    def _learn(self, group: tuple[int, int]) -> None:
+        """Let the siblings of a response that has ended carry drafts."""
+        if not self._rates.most_drafts or group in self._known:
+            return
+        self._known.add(group)
+        for row in self.running.values() if group in self._groups else ():
+            if row.group == group:
+                self._count(row)
+                row.drafts, row.since = True, self._drafted
+                self._drafting += 1
+                self._await(row)
+
+    def _await(self, row: Row) -> None:
+        """Note when a rollout in a slot will end."""
+        row.end = row.since + row.length - row.done
+        heapq.heappush(self._ends[row.drafts], (row.end, row.request_id))
 
     def _leave_pages(self, row: Row) -> None:
         """Free the pages of a parked turn, whose contents may be reused."""
@@ -181,7 +239,8 @@ class SimulatedEngine:
             self._left[row.group[0], row.parks] = tokens, free, self._taken
 
     def _leave_slot(self, row: Row) -> None:
-        self._context -= row.prompt_tokens + row.done + self._steps - row.since
+        self._context -= row.prompt_tokens + row.done + self._clock(row) - row.since
+        self._drafting -= row.drafts
         self._groups[row.group] -= 1
         if not self._groups[row.group]:
             del self._groups[row.group]
@@ -204,28 +263,40 @@ class SimulatedEngine:
         if not batch:
             self._stretch, self._seconds, self._prefill = 0, 0.0, 0.0
             return
-        while self._stale(*self._ends[0]):
-            heapq.heappop(self._ends)
-        steps = self._ends[0][0] - self._steps
+        width = self._rates.drafts_each(batch, self._drafting, self._context)
+        self._pace = self._rates.tokens_a_step(width)
+        steps = min(self._steps_to_end(False), self._steps_to_end(True))
         steps = math.ceil(steps / self._dispatch) * self._dispatch
         quiet = self._reported_at + self._message - self._steps
         self._stretch = max(1, min(steps, quiet, max(self._room(), self._dispatch)))
-        context = self._context + self._stretch * batch / 2
-        self._seconds = self._stretch * self._rates.step_seconds(batch, context)
+        context = self._context + self._stretch * self._yield() / 2
+        rows = batch + width * self._drafting
+        self._seconds = self._stretch * self._rates.step_seconds(batch, context, rows=rows)
 
-    def _stale(self, end: int, request_id: int) -> bool:
-        """Whether a rollout has left its slot since its end was noted."""
+    def _steps_to_end(self, drafts: bool) -> float:
+        """Decode steps until the first rollout ends, of those without or with drafts."""
+        ends = self._ends[drafts]
+        while ends and self._stale(*ends[0]):
+            heapq.heappop(ends)
+        if not ends:
+            return math.inf
+        return (ends[0][0] - self._drafted) / self._pace if drafts else ends[0][0] - self._steps
+
+    def _stale(self, end: float, request_id: int) -> bool:
+        """Whether a rollout has left its slot, or the others, since its end was noted."""
         row = self.running.get(request_id)
-        return row is None or end != row.since + row.length - row.done
+        return row is None or end != row.end
 
     def _room(self) -> int:
         """Number of decode steps until the cache is full."""
-        return (self._rates.kv_tokens - self._context) // max(1, len(self.running))
+        return int((self._rates.kv_tokens - self._context) // max(1, self._yield()))
 
     def _admit(self, row: Row) -> None:
-        row.since = self._steps
+        row.drafts = row.group in self._known
+        row.since = self._clock(row)
+        self._drafting += row.drafts
         self.running[row.request_id] = row
-        heapq.heappush(self._ends, (self._steps + row.length - row.done, row.request_id))
+        self._await(row)
         shared = not row.done and row.group in self._groups
         self._groups[row.group] = self._groups.get(row.group, 0) + 1
         self._context += row.prompt_tokens + row.done
@@ -246,6 +317,6 @@ class SimulatedEngine:
         """Put a rollout back in front of the queue; its tokens are kept."""
         self._leave_slot(row)
         # One that has just ended is reported before it could be taken up again.
-        row.done = min(row.length - 1, row.done + self._steps - row.since)
+        row.done = min(row.length - 1, row.done + int(self._clock(row) - row.since))
         row.evicted = True
         self._queue.appendleft(row)

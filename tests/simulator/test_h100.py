@@ -4,6 +4,7 @@ import pytest
 
 from configs import qwen3_14b_openr1
 from configs.sim import h100
+from rlboost_jax.engine import drafts
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
 from rlboost_jax.simulator.sim_config_loading import sim_config
 
@@ -57,6 +58,15 @@ def test_all_else_is_the_runs_own():
     assert config.market.instances == tuple(range(own.fleet.max_instances + 1))
     two = sim_config(h100.get_config("qwen3_32b_openr1"))
     assert (two.reserved.nodes, two.reserved.chips_per_node, two.num_engines) == (2, 8, 4)
+
+
+def test_a_run_with_drafts_has_them_in_the_rows_of_its_engine():
+    own = qwen3_14b_openr1.get_config()
+    without = sim_config(h100.simulation("qwen3_14b_openr1", BOUNDS, own=own)).engine
+    own.speculation.enabled = True
+    engine = sim_config(h100.simulation("qwen3_14b_openr1", BOUNDS, own=own)).engine
+    assert (without.most_drafts, engine.most_drafts) == (0, drafts.MOST_DRAFTS)
+    assert engine.token_rows == own.engine.token_rows
 
 
 def test_another_share_is_named_with_the_run():

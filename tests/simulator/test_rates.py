@@ -23,6 +23,32 @@ def test_a_large_batch_is_bound_by_compute(make):
     assert rates.prefill_seconds == pytest.approx(29.868e-6, rel=1e-3)
 
 
+def test_tokens_of_a_step_with_drafts(make):
+    rates = EngineRates(make(engine__most_drafts=7, engine__draft_acceptance=0.65))
+    for drafts in range(8):  # a geometric sum
+        assert rates.tokens_a_step(drafts) == pytest.approx((1 - 0.65 ** (drafts + 1)) / 0.35)
+    assert EngineRates(make()).tokens_a_step(0) == 1.0
+
+
+def test_drafts_take_the_rows_that_sequences_leave(make):
+    table = tuple((batch, context, 0.01) for batch in (1, 32) for context in (0, 4000))
+    rates = EngineRates(
+        make(engine__most_drafts=7, engine__token_rows=128, engine__table=table, engine__slots=32)
+    )
+    assert [rates.drafts_each(batch, batch, 0) for batch in (1, 16, 32)] == [7, 7, 3]
+    assert rates.drafts_each(32, 8, 0) == 7 and rates.drafts_each(32, 0, 0) == 0
+    assert rates.drafts_each(128, 128, 0) == 0
+
+
+def test_drafts_whose_rows_cost_more_than_they_bring_are_left_out(make):
+    # Beyond some 230 rows a step of 14B takes as long as its products.
+    some = {"engine__most_drafts": 7, "engine__token_rows": 4096, "engine__draft_acceptance": 0.5}
+    rates = EngineRates(make(**some, engine__step_overhead_seconds=0.0))
+    assert rates.drafts_each(8, 8, 0) == 7
+    assert rates.drafts_each(100, 100, 0) < 3
+    assert rates.drafts_each(1000, 1000, 0) == 0
+
+
 def test_the_cache_takes_what_the_weights_leave(make):
     rates = EngineRates(make(engine__memory_fraction=0.85))
     assert rates.kv_tokens == int((160e9 * 0.85 - 29.54e9) / 163_840)

@@ -106,6 +106,72 @@ def test_a_small_cache_is_never_overfull_and_all_end(lengths):
     assert reported == sum(lengths)
 
 
+DRAFTS = {"engine__most_drafts": 7, "engine__draft_acceptance": 0.5, "engine__token_rows": 8}
+
+
+def siblings(*lengths, prompt=0):
+    return [Row(number, (0, prompt), 200, length, 0, 0) for number, length in enumerate(lengths)]
+
+
+def test_a_sibling_that_ended_makes_the_others_faster_by_what_is_accepted():
+    """Two rollouts of 100 and 340 tokens: 100 steps, then 240 tokens with 7 drafts in a step."""
+    rates = EngineRates(make_config(**DRAFTS))
+    machine = engine(rates)
+    machine.add(siblings(100, 340), 0.0)
+    end, reported = run(machine)
+    tokens = 2 - 0.5**7  # 1 + 1/2 + … + 1/128
+    steps = math.ceil(240 / tokens)
+    expected = 200 * rates.prefill_seconds + 100 * rates.step_seconds(2, 2 * 250)
+    expected += steps * rates.step_seconds(1, 200 + (100 + 340) / 2, rows=8)
+    assert end == pytest.approx(expected, rel=1e-4)
+    assert reported == {0: 100, 1: 340}
+    assert machine.spared_steps == pytest.approx(240 - steps, abs=2)  # of the last step too
+
+
+def test_drafts_come_from_siblings_only_and_from_these_in_the_same_engine():
+    plain, drafting = engine(), engine(EngineRates(make_config(**DRAFTS)))
+    for machine in (plain, drafting):
+        machine.add([row(number, 100 * (number + 1)) for number in range(4)], 0.0)
+    assert run(plain) == run(drafting)
+    # One that comes later drafts from the text that lies here.
+    drafting.add([Row(9, (0, 3), 200, 400, 0, 0)], 1000.0)
+    assert drafting.due_at - 1000.0 < plain._rates.step_seconds(1, 400) * 400
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    slots=st.integers(1, 8),
+    dispatch=st.sampled_from([1, 8]),
+    acceptance=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+    cuts=st.lists(st.floats(0.0, 20.0), max_size=6),
+)
+def test_with_drafts_every_token_is_reported_once(lengths, slots, dispatch, acceptance, cuts):
+    """And none of it takes longer; drafts that are never right change no time at all."""
+    changes = {**DRAFTS, "engine__draft_acceptance": acceptance}
+    calm = engine(slots=slots, dispatch=dispatch)
+    drafting = engine(EngineRates(make_config(**changes)), slots=slots, dispatch=dispatch)
+    for machine in (calm, drafting):
+        machine.add(siblings(*lengths), 0.0)
+    before, _ = run(calm)
+    seen = {}
+    for now in sorted(cuts):
+        if now < drafting.due_at < math.inf:
+            drafting.advance(now)
+            drafting.lose_dispatch(now)
+            for part in drafting.report(now, everything=True):
+                seen[part.row.request_id] = seen.get(part.row.request_id, 0) + part.tokens
+    end, rest = run(drafting)
+    assert {n: seen.get(n, 0) + rest.get(n, 0) for n in range(len(lengths))} == dict(
+        enumerate(lengths)
+    )
+    assert drafting._drafting == 0 and drafting._context == pytest.approx(0, abs=1e-6)
+    if not cuts:
+        assert end <= before * (1 + 1e-6)
+        if acceptance == 0.0:
+            assert end == pytest.approx(before)
+
+
 def test_what_is_taken_away_says_no_more():
     machine = engine()
     machine.add([row(1, 500), row(2, 500)], 0.0)
