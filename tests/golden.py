@@ -67,6 +67,12 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "moe": ("model.num_experts=6", "model.experts_per_token=2", "model.expert_dim=32"),
     "bf16": tuple(f"{name}=bfloat16" for name in _BFLOAT16),
     "hf_tiny": (),
+    "turns": ("engine.max_prompt_tokens=16", "warmup.max_updates=0", "warmup.habit_updates=0"),
+}
+# With an environment that has a tool: `turns`.
+_CONFIGS: Mapping[str, str] = {
+    "hf_tiny": "configs/hf_tiny.py",
+    "turns": "tests/system/calculating.py",
 }
 
 
@@ -85,11 +91,10 @@ class Tree:
         self, variant: str, workdir: Path, *overrides: str, **more: str
     ) -> subprocess.Popen[bytes]:
         """Args: more: of the environment."""
-        config = "hf_tiny" if variant == "hf_tiny" else "tiny"
         flags = [*_start(variant, workdir), *VARIANTS[variant], *overrides]
         command = [
             *(sys.executable, "-m", "rlboost_jax.main"),
-            *(f"--config=configs/{config}.py", f"--workdir={workdir}"),
+            *(f"--config={_CONFIGS.get(variant, 'configs/tiny.py')}", f"--workdir={workdir}"),
             f"--config.compile_cache_dir={self.compiled}",
             *(f"--config.{flag}" for flag in flags),
         ]

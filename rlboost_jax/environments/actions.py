@@ -1,8 +1,6 @@
-"""Questions about an episode, its environment's replies, and the actions that follow."""
+"""Questions about an episode, and the actions that follow."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Final
 
 from rlboost_jax import messages
@@ -33,27 +31,6 @@ class EpisodeQuestion:
     stream: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """Reply of an environment to a turn, as the policy will read it.
-
-    Attributes: see `TurnAnswered`, and
-        beyond: it is too long for any context, so nobody has made tokens of it.
-    """
-
-    given: bytes
-    reward: float
-    done: bool
-    prompt: bytes = b""
-    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    messages: bytes = b""
-    seconds: float = 0.0
-    calls: tuple[tuple[str, bool], ...] = ()
-    retokenised: int = 0
-    anew: bool = False
-    beyond: bool = False
-
-
 @dataclass(frozen=True)
 class Open:
     """Make an environment and reset it."""
@@ -63,10 +40,16 @@ class Open:
 
 @dataclass(frozen=True)
 class Take:
-    """Give the environment a turn. `index` counts the turns of the episode."""
+    """Give the environment a turn.
+
+    Attributes:
+        index: of the turn in the episode.
+        record: of the turn, to be filled in with the environment's answer.
+    """
 
     index: int
     past: Past
+    record: TurnAnswered
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,19 @@ from typing import Any
 
 import msgspec
 
+from rlboost_jax.data.exercises import Prompt
 from rlboost_jax.environments.actions import EpisodeQuestion, JudgeEpisode, Say
 from rlboost_jax.environments.call_journal import CallJournal
 from rlboost_jax.environments.environment_journal import EnvironmentJournal
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.episode_records import identity
-from rlboost_jax.environments.hosted import EpisodeContext, EpisodeStart, Hosted
+from rlboost_jax.environments.hosted import EpisodeContext, EpisodeStart, Hosted, SendAnswer
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.environment_config import EnvironmentConfig
 
-Problems = Callable[[Work], EpisodeStart | None]
+# The prompt of an episode, in any thread; None: the batch does not have it.
+PromptOf = Callable[[Work], Prompt | None]
 
 
 class EpisodesOfBatch:
@@ -28,19 +30,19 @@ class EpisodesOfBatch:
         context: EpisodeContext,
         settings: EnvironmentConfig,
         journal: EnvironmentJournal,
-        problems: Problems,
+        prompt_of: PromptOf,
         *,
         room: int,
-        say: Callable[[Say], None],
+        send: SendAnswer,
     ) -> None:
         """
         Args:
-            problems: of works; None: the work is no episode of the batch.
+            prompt_of: an episode.
             room: tokens that the prompt of a later sequence may have.
-            say: an answer.
+            send: an answer.
         """
         self._context, self._settings, self._journal = context, settings, journal
-        self._problems, self._room, self._say = problems, room, say
+        self._prompt_of, self._room, self._send = prompt_of, room, send
         self._ledger = CallJournal(journal.keep, ())
         self._records: dict[int, list[Any]] = {}  # that were kept before, by sample
         self._episodes: dict[int, Hosted] = {}
@@ -73,9 +75,10 @@ class EpisodesOfBatch:
         hosted = self._episodes.get(sample)
         if hosted is None:
             first = msgspec.structs.replace(question.work, sequence=0)
-            problem = self._problems(first)
-            if problem is None:  # of a batch that was begun otherwise
+            prompt = self._prompt_of(first)
+            if prompt is None:  # of a batch that was begun otherwise
                 return
+            problem: EpisodeStart = prompt.problem
             if problem.failed:
                 self._leave_out(question, problem.failed)
                 return
@@ -108,7 +111,7 @@ class EpisodesOfBatch:
             prompt=data,
             ledger=self._ledger,
             keep=self._journal.keep,
-            say=self._say,
+            send=self._send,
             judged=lambda judged: self._judged(sample, judged),
         )
 
@@ -117,7 +120,7 @@ class EpisodesOfBatch:
         if question.finished:
             self._judged(question.work.sample, JudgeEpisode((), why))
         else:
-            self._say(Say(question))
+            self._send(Say(question).answer, question.stream)
 
     def _judged(self, sample: int, judged: JudgeEpisode) -> None:
         verdict = self._verdicts.pop(sample, None)

@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rlboost_jax.environments.protocol import Observation, Step, ToolCall, ToolResult, Turn
+from rlboost_jax.environments.protocol import (
+    Observation,
+    Step,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 from rlboost_jax.settings.environment_config import Isolation
 from rlboost_jax.workers.worker_kind import Ping, Pong, WorkerEnded, WorkerFrame, WorkerReady
 
@@ -56,6 +63,10 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str
     parameters: dict[str, Any]
+
+    @classmethod
+    def of(cls, tool: Tool) -> "ToolSpec":
+        return cls(name=tool.name, description=tool.description, parameters=dict(tool.parameters))
 
 
 class Reset(WorkerFrame, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ import os
 import resource
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
@@ -111,7 +110,10 @@ class _Episode:
     def __init__(self, worker: "_Worker", number: int) -> None:
         self._worker, self._number = worker, number
         self.runner = EpisodeRunner(
-            worker.make, ledger=self, time_limit_seconds=worker.setup.time_limit_seconds
+            worker.make,
+            ledger=self,
+            time_limit_seconds=worker.setup.time_limit_seconds,
+            number=number,
         )
         self.task: asyncio.Task[None] | None = None
         self.known: asyncio.Future[list[KnownCall]] | None = None
@@ -159,35 +161,18 @@ class _Worker:
     async def _open(self, episode: _Episode, message: environment_frames.Reset) -> None:
         try:
             said = await episode.runner.reset(message.example, message.seed)
-            tools = _described(episode.runner)
             answer = environment_frames.Opened(
                 episode=message.episode,
                 said=environment_frames.WireObservation.of(said),
-                tools=tools,
+                tools=episode.runner.tool_specs,
             )
             self.say(answer)
         except Exception as error:
             self._broke(message.episode, error)
 
     async def _take(self, episode: _Episode, message: environment_frames.GiveTurn) -> None:
-        since = time.monotonic()
         try:
-            done = await episode.runner.step(message.turn, key=message.key)
-            step = done.step
-            self.say(
-                environment_frames.Taken(
-                    episode=message.episode,
-                    turn=done.turn,
-                    said=environment_frames.WireObservation.of(step.observation),
-                    reward=step.reward,
-                    done=step.done,
-                    metrics=dict(step.metrics),
-                    seconds=time.monotonic() - since,
-                    stuck=episode.runner.stuck,
-                    anew=step.anew,
-                    tools=_described(episode.runner) if step.anew else (),
-                )
-            )
+            self.say(await episode.runner.step(message.turn, key=message.key))
         except Exception as error:
             self._broke(message.episode, error)
 
@@ -216,15 +201,6 @@ class _Worker:
         task = asyncio.create_task(episode.runner.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-def _described(runner: EpisodeRunner) -> tuple[environment_frames.ToolSpec, ...]:
-    return tuple(
-        environment_frames.ToolSpec(
-            name=tool.name, description=tool.description, parameters=dict(tool.parameters)
-        )
-        for tool in runner.tools.values()
-    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ before are replayed to it. What it answers is kept before it is sent on.
 
     episode.ask(question) → actions
     Open      → episode.opened(), episode.lost(…)
-    Take      → episode.taken(reply), episode.lost(…)
+    Take      → episode.taken(record), episode.lost(…)
     Keep      → episode.kept()
     Wait      → episode.waited()
     Say, Judge, Drop, Stop: nothing is heard of them
@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from rlboost_jax.environments.actions import (
     Action,
     Actions,
@@ -27,7 +29,6 @@ from rlboost_jax.environments.actions import (
     JudgeEpisode,
     Keep,
     Open,
-    Reply,
     Say,
     StopRun,
     Take,
@@ -126,13 +127,13 @@ class Episode:
         self._doing, self._live = None, []
         return self._next()
 
-    def taken(self, reply: Reply) -> Actions:
-        """Take the environment's reply to the turn it was given."""
+    def taken(self, answered: TurnAnswered) -> Actions:
+        """Take the environment's answer to the turn it was given, in the turn's record."""
         doing = self._doing
         assert isinstance(doing, Take) and self._live is not None
         self._doing = None
         self._live.append(doing.past.name)
-        said = self._ruled(reply, doing)
+        said = self._ruled(answered, doing)
         if isinstance(said, str):
             return self.lost(said, own=True)
         known = self._answered.get(doing.past.name)
@@ -215,7 +216,7 @@ class Episode:
         if live is None:
             self._doing = Open(self._alone)
             return Drop(), self._doing
-        self._doing = Take(len(live), history[len(live)])
+        self._doing = Take(len(live), history[len(live)], self._unanswered(len(live)))
         return (self._doing,)
 
     def _over(self, question: EpisodeQuestion, answered: TurnAnswered | None) -> Actions:
@@ -233,41 +234,48 @@ class Episode:
             return Say(question, answered), Drop()
         return (Say(question, answered),)
 
-    def _ruled(self, reply: Reply, doing: Take) -> TurnAnswered | str:
-        """Apply the limits of an episode to a reply; returns the answer, or why it is invalid."""
-        settings, sequence = self._settings, self._sequence_of(doing.index)
-        before = self.before(doing.index)
-        given, prompt, over = reply.given, reply.prompt, reply.done
-        metrics = dict(reply.metrics)
-        known = self._answered.get(doing.past.name)
-        seconds = known.seconds if known else reply.seconds  # it counts as it did the first time
-        if not (given or prompt or over or reply.beyond):
+    def _unanswered(self, index: int) -> TurnAnswered:
+        """Record of a turn of the history, before the environment has answered it."""
+        past = self._history[index]
+        return TurnAnswered(
+            sample=self._sample,
+            sequence=self._sequence_of(index),
+            name=past.name,
+            before=self._history[index - 1].name if index else self._first.name,
+            sampled=past.sampled,
+            given=b"",
+            prompt=b"",
+            over=False,
+            reward=0.0,
+            metrics={},
+            messages=b"",
+            seconds=0.0,
+        )
+
+    def _ruled(self, answered: TurnAnswered, doing: Take) -> TurnAnswered | str:
+        """Apply the limits of an episode to an answer; returns it, or why it is invalid."""
+        settings, before = self._settings, self.before(doing.index)
+        given, prompt, over = answered.given, answered.prompt, answered.over
+        metrics = answered.metrics
+        known = self._answered.get(answered.name)
+        seconds = known.seconds if known else answered.seconds  # it counts as it did the first time
+        if not (given or prompt or over):
             return "it said nothing, and not that the episode is done"
-        taken = sum(len(each.given) for each in before if each.sequence == sequence) // 4
+        taken = sum(len(each.given) for each in before if each.sequence == answered.sequence) // 4
         full = taken + len(given) // 4 > settings.max_given_tokens or len(prompt) // 4 > self._room
-        full = full or reply.beyond
         late = 0 < settings.episode_seconds < sum(t.seconds for t in before) + seconds
         if not over and (full or late):
-            metrics[CONTEXT_FULL if full else OUT_OF_TIME] = 1.0
+            metrics = {**metrics, CONTEXT_FULL if full else OUT_OF_TIME: 1.0}
             over = True
         if over:
             given = prompt = b""
-        return TurnAnswered(
-            sample=self._sample,
-            sequence=sequence,
-            name=doing.past.name,
-            before=self._history[doing.index - 1].name if doing.index else self._first.name,
-            sampled=doing.past.sampled,
+        return msgspec.structs.replace(
+            answered,
             given=given,
             prompt=prompt,
             over=over or bool(prompt),
-            reward=reply.reward,
             metrics=metrics,
-            messages=reply.messages,
             seconds=seconds,
-            calls=reply.calls,
-            retokenised=reply.retokenised,
-            anew=reply.anew,
         )
 
     def _sequence_of(self, index: int) -> int:

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from rlboost_jax import messages
 from rlboost_jax.environments.actions import EpisodeQuestion
-from rlboost_jax.environments.batches import EpisodesOfBatch, Problems
+from rlboost_jax.environments.batches import EpisodesOfBatch, PromptOf
 from rlboost_jax.environments.environment_frames import Opened, WireObservation
 from rlboost_jax.environments.environment_journal import FOLDER, EnvironmentJournal
 from rlboost_jax.environments.environment_kind import FOLDER_OF_HOSTS, environment_kind
 from rlboost_jax.environments.episode import FIRST_PAUSE_SECONDS, MOST_OUTSIDE
-from rlboost_jax.environments.hosted import EpisodeFailed, EpisodeStart, Live
+from rlboost_jax.environments.hosted import EpisodeFailed, EpisodeStart, Live, SendAnswer
 from rlboost_jax.environments.observations import is_beyond
 from rlboost_jax.environments.prompt_renderer import (
     PromptRenderer,
@@ -74,7 +74,7 @@ class EpisodeService:
         self._batches: dict[int, EpisodesOfBatch] = {}
         # With their streams, of batches that are not begun.
         self._early: dict[int, dict[int, tuple[messages.Parked, int]]] = {}
-        self._answer: Callable[[messages.Answer, int], None] = lambda answer, stream: None
+        self._send: SendAnswer = lambda answer, stream: None
         self._fail: Callable[[Exception], None] = lambda error: None
         self._folder: Path | None = None
         self._run_id = ""
@@ -99,7 +99,7 @@ class EpisodeService:
         folder: Path,
         run_id: str,
         *,
-        answer: Callable[[messages.Answer, int], None],
+        answer: SendAnswer,
         fail: Callable[[Exception], None],
     ) -> None:
         """Connect to journal, manager and training loop, before the first batch.
@@ -110,7 +110,7 @@ class EpisodeService:
             fail: lets the training loop hear of what ends the run.
         """
         self._folder, self._run_id = folder / FOLDER, run_id
-        self._answer, self._fail = answer, fail
+        self._send, self._fail = answer, fail
 
     def problem(
         self, example: Mapping[str, Any], seed: int
@@ -151,11 +151,11 @@ class EpisodeService:
             )
         return EpisodeStart(example=example, seed=seed, opened=opened), tokens
 
-    def begin(self, batch: int, problems: Problems) -> None:
+    def begin(self, batch: int, prompt_of: PromptOf) -> None:
         """Prepare for a batch, before the manager is told of it.
 
         Args:
-            problems: of works, in any thread; None: the work is not in the batch.
+            prompt_of: an episode, in any thread; None: the batch does not have it.
         """
         assert self._folder is not None, "connect comes first"
         journal = EnvironmentJournal(self._folder, self._run_id, batch, note=self._note)
@@ -163,9 +163,9 @@ class EpisodeService:
             self,
             self._settings,
             journal,
-            problems,
+            prompt_of,
             room=self._run.engine.max_prompt_tokens + self._settings.max_given_tokens,
-            say=lambda say: self._answer(say.answer, say.question.stream),
+            send=self._send,
         )
         self._thread.call(self._begin, batch, begun, fail=self.fail)
 

@@ -11,18 +11,18 @@ from typing import Any, Protocol, assert_never
 import msgspec
 import numpy as np
 
-from rlboost_jax.chat.conversation import ParsedTurn, answers
+from rlboost_jax import messages
+from rlboost_jax.chat.conversation import Given, NewSequence, ParsedTurn, answers
 from rlboost_jax.environments import actions as decided
 from rlboost_jax.environments import environment_frames
-from rlboost_jax.environments.actions import Actions, EpisodeQuestion, Reply
+from rlboost_jax.environments.actions import Actions, EpisodeQuestion
 from rlboost_jax.environments.call_journal import CallJournal
 from rlboost_jax.environments.environment_frames import Opened, Taken
-from rlboost_jax.environments.episode import Episode
-from rlboost_jax.environments.episode_records import EpisodeRecord, Past, TurnAnswered
+from rlboost_jax.environments.episode import CONTEXT_FULL, Episode
+from rlboost_jax.environments.episode_records import EpisodeRecord, TurnAnswered
 from rlboost_jax.environments.observations import is_beyond
 from rlboost_jax.environments.prompt_renderer import (
     NOTHING,
-    Continued,
     PromptRenderer,
     UnencodableObservation,
     messages_of,
@@ -34,6 +34,9 @@ from rlboost_jax.platform import foreign_json
 from rlboost_jax.platform.mistakes import Mistake
 from rlboost_jax.workers.worker_pool import WorkerPool
 from rlboost_jax.workers.worker_sessions import Lost, WorkerSession
+
+# Sends an answer to the manager, on the stream on which it was asked.
+SendAnswer = Callable[[messages.Answer, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ class Hosted:
     """One episode of a batch.
 
     Args:
-        say: an answer to a question.
+        send: an answer to a question.
         judged: what the episode is worth.
         prompt: that it began with, int32; an environment that is made again must say the same.
     """
@@ -157,12 +160,12 @@ class Hosted:
         prompt: bytes,
         ledger: CallJournal,
         keep: Callable[[Sequence[EpisodeRecord]], Any],
-        say: Callable[[decided.Say], None],
+        send: SendAnswer,
         judged: Callable[[decided.JudgeEpisode], None],
     ) -> None:
         self._context, self._episode, self._problem = context, episode, problem
         self._prompt, self._ledger, self._keep_records = prompt, ledger, keep
-        self._say, self._judged = say, judged
+        self._send, self._judged = send, judged
         self._live: Live | None = None
         self._tools = problem.opened.tools  # of the newest sequence
         self._closed = False
@@ -180,14 +183,14 @@ class Hosted:
             match action:
                 case decided.Open(alone):
                     self._context.spawn(self._open(alone))
-                case decided.Take(index, past):
-                    self._context.spawn(self._take(index, past))
+                case decided.Take():
+                    self._context.spawn(self._take(action))
                 case decided.Keep(record):
                     self._context.spawn(self._keep(record))
                 case decided.WaitSeconds(seconds):
                     self._context.spawn(self._wait(seconds))
                 case decided.Say():
-                    self._say(action)
+                    self._send(action.answer, action.question.stream)
                 case decided.JudgeEpisode():
                     self._judged(action)
                 case decided.Drop():
@@ -224,55 +227,69 @@ class Hosted:
                 why = "made again, the environment begins otherwise than its prompt"
                 self._act(self._episode.lost(why, own=True))
 
-    async def _take(self, index: int, past: Past) -> None:
+    async def _take(self, take: decided.Take) -> None:
         assert self._live is not None
+        past = take.past
         tokens = tuple(np.frombuffer(past.sampled, "<i4").tolist())
         renderer = self._context.renderer
         logprobs = tuple(np.frombuffer(past.logprobs, "<f4").tolist())
         parsed = renderer.parse(tokens)
-        turn = turn_of(index, tokens, parsed, renderer, logprobs)
+        turn = turn_of(take.index, tokens, parsed, renderer, logprobs)
         try:
             taken = await self._live.take(turn, past.name.hex())
-            reply = self._reply(index, parsed, taken)
+            answered = self._answered(take, parsed, taken)
         except Lost as lost:
             self._lost(lost)
         except UnencodableObservation as error:
             self._act(self._episode.lost(str(error), own=True))
         else:
-            self._act(self._episode.taken(reply))
+            self._act(self._episode.taken(answered))
 
-    def _reply(self, index: int, parsed: ParsedTurn, taken: Taken) -> Reply:
-        """Render the environment's step as a reply. Raises UnencodableObservation."""
-        opened, renderer = self._problem.opened, self._context.renderer
-        before = [*messages_of(opened.said.observation)]
-        for answered in self._episode.before(index):
-            before = _messages(answered) if answered.anew else [*before, *_messages(answered)]
+    def _answered(self, take: decided.Take, parsed: ParsedTurn, taken: Taken) -> TurnAnswered:
+        """Record of a turn with the environment's step, as the policy will read it.
+
+        Raises UnencodableObservation.
+        """
         results, observation = taken.turn.results, taken.step.observation
-        beyond = is_beyond((observation, answers(results)), self._episode.room)
-        if beyond:
-            said = Continued(given=NOTHING, prompt=NOTHING)
-        elif taken.anew and not taken.done:
+        given = prompt = NOTHING
+        said: Sequence[Message] = ()
+        retokenised, over, metrics = 0, taken.done, taken.metrics
+        if is_beyond((observation, answers(results)), self._episode.room):
+            if not over:  # nobody makes tokens of it
+                over, metrics = True, {**metrics, CONTEXT_FULL: 1.0}
+        elif taken.anew and not over:
             self._tools = taken.tools
-            said = Continued(
-                given=NOTHING,
-                prompt=renderer.first(observation, taken.tools),
-                messages=messages_of(observation),
-            )
+            prompt = self._context.renderer.first(observation, taken.tools)
+            said = messages_of(observation)
         else:
-            said = renderer.after(before, parsed, results, observation, self._tools)
-        return Reply(
-            given=said.given.astype("<i4").tobytes(),
-            prompt=said.prompt.astype("<i4").tobytes(),
+            following, said = self._context.renderer.after(
+                self._before(take.index), parsed, results, observation, self._tools
+            )
+            match following:
+                case Given(given):
+                    pass
+                case NewSequence(prompt, retokenised):
+                    pass
+        return msgspec.structs.replace(
+            take.record,
+            given=given.astype("<i4").tobytes(),
+            prompt=prompt.astype("<i4").tobytes(),
+            over=over,
             reward=taken.reward,
-            done=taken.done,
-            metrics=taken.metrics,
-            messages=msgspec.json.encode(said.messages) if said.messages else b"",
+            metrics=metrics,
+            messages=msgspec.json.encode(said) if said else b"",
             seconds=taken.seconds,
             calls=tuple((result.call.name, result.failed) for result in results),
-            retokenised=said.retokenised,
+            retokenised=retokenised,
             anew=taken.anew,
-            beyond=beyond,
         )
+
+    def _before(self, index: int) -> list[Message]:
+        """Messages of the conversation before a turn."""
+        before = [*messages_of(self._problem.opened.said.observation)]
+        for answered in self._episode.before(index):
+            before = _messages(answered) if answered.anew else [*before, *_messages(answered)]
+        return before
 
     async def _keep(self, record: EpisodeRecord) -> None:
         await self._keep_records([record])

@@ -7,9 +7,9 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from rlboost_jax.chat.conversation import Given, NewSequence
 from rlboost_jax.data import vocabulary
 from rlboost_jax.data.tokenizers import Tokenizer, open_tokenizer
-from rlboost_jax.environments.environment_frames import ToolSpec
 from rlboost_jax.environments.episode_exercises import Numbers, RowsOf
 from rlboost_jax.environments.factories import check_made, maker_of
 from rlboost_jax.environments.observations import is_empty
@@ -54,7 +54,7 @@ class Player:
         """
         runner = self._runner
         observation = await runner.reset(example, seed)
-        tools = _described(runner)
+        tools = runner.tool_specs
         renderer = renderer_of(self._run, tools)
         prompt = renderer.first(observation, tools)
         yield f"prompt, {len(prompt)} tokens:\n{renderer.text(prompt)}"
@@ -76,28 +76,24 @@ class Player:
                 yield f"done after {count} turns; reward {total:g}"
                 break
             if step.anew:
-                tools, before = _described(runner), [*messages_of(step.observation)]
+                tools, before = done.tools, [*messages_of(step.observation)]
                 prompt = renderer.first(step.observation, tools)
                 yield f"another sequence, {len(prompt)} tokens:\n{renderer.text(prompt)}"
                 continue
-            said = renderer.after(before, parsed, done.turn.results, step.observation, tools)
-            if not len(said.given) and not len(said.prompt) and is_empty(step.observation):
-                raise EnvironmentFailed("it said nothing, and not that the episode is done")
-            before += said.messages
-            if len(said.prompt):
-                yield f"another sequence, {len(said.prompt)} tokens:\n{renderer.text(said.prompt)}"
-            else:
-                yield f"given, {len(said.given)} tokens:\n{renderer.text(said.given)}"
+            following, said = renderer.after(
+                before, parsed, done.turn.results, step.observation, tools
+            )
+            before += said
+            match following:
+                case NewSequence(prompt):
+                    yield f"another sequence, {len(prompt)} tokens:\n{renderer.text(prompt)}"
+                case Given(given):
+                    if not len(given) and is_empty(step.observation):
+                        raise EnvironmentFailed("it said nothing, and not that the episode is done")
+                    yield f"given, {len(given)} tokens:\n{renderer.text(given)}"
         else:
             yield f"not done after {count} turns; reward so far {total:g}"
         await runner.close()
-
-
-def _described(runner: EpisodeRunner) -> tuple[ToolSpec, ...]:
-    return tuple(
-        ToolSpec(name=t.name, description=t.description, parameters=dict(t.parameters))
-        for t in runner.tools.values()
-    )
 
 
 def encoded(text: str, tokenizer: Tokenizer | None, renderer: PromptRenderer) -> tuple[int, ...]:

@@ -6,13 +6,20 @@ own.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.chat.conversation import Conversation, Given, ParsedTurn, answers, described
+from rlboost_jax.chat.conversation import (
+    Continuation,
+    Conversation,
+    Given,
+    NewSequence,
+    ParsedTurn,
+    answers,
+    described,
+)
 from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data import vocabulary
 from rlboost_jax.data.chat_rendering import ChatRefused
@@ -31,21 +38,6 @@ Messages = Sequence[Message]
 
 class UnencodableObservation(ValueError):
     """An observation that cannot become tokens; the message says why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Continued:
-    """What follows a turn: tokens that are given, or the prompt of another sequence.
-
-    Attributes:
-        messages: of the turn and of what was said to it.
-        retokenised: sampled tokens that are in `prompt` as others.
-    """
-
-    given: NDArray[np.int32]
-    prompt: NDArray[np.int32]
-    messages: tuple[Message, ...] = ()
-    retokenised: int = 0
 
 
 @runtime_checkable
@@ -77,8 +69,9 @@ class PromptRenderer(Protocol):
         results: Sequence[ToolResult],
         observation: Observation,
         tools: Sequence[ToolSpec],
-    ) -> Continued:
-        """Render what the policy continues with.
+    ) -> tuple[Continuation, Messages]:
+        """Render what the policy continues with; with the messages of the turn and of what was
+        said to it, none where it was given token ids.
 
         Results of calls come first, unless the observation has them itself: it has a message of
         the role "tool", or is made of token ids.
@@ -144,8 +137,8 @@ class TokenRenderer:
         results: Sequence[ToolResult],
         observation: Observation,
         tools: Sequence[ToolSpec],
-    ) -> Continued:
-        return Continued(given=self._tokens(observation), prompt=NOTHING)
+    ) -> tuple[Continuation, Messages]:
+        return Given(self._tokens(observation)), ()
 
     def text(self, tokens: Any) -> str:
         return vocabulary.text(np.asarray(tokens).tolist())
@@ -191,9 +184,9 @@ class ChatRenderer:
         results: Sequence[ToolResult],
         observation: Observation,
         tools: Sequence[ToolSpec],
-    ) -> Continued:
+    ) -> tuple[Continuation, Messages]:
         if isinstance(observation, np.ndarray):
-            return Continued(given=_within(observation, self._vocab_size), prompt=NOTHING)
+            return Given(_within(observation, self._vocab_size)), ()
         own = messages_of(observation)
         if not any(message["role"] == "tool" for message in own):
             own = (*answers(results), *own)
@@ -201,22 +194,18 @@ class ChatRenderer:
             own = _as_users(own)
         said = (turn.message, *own)
         if not own:
-            return Continued(given=NOTHING, prompt=NOTHING, messages=said)
+            return Given(NOTHING), said
         try:
             following = self._conversation.after(before, turn, own, described_tools(tools))
         except (ChatRefused, ConfigError) as error:
             raise UnencodableObservation(
                 f"the chat template refuses what follows: {error}"
             ) from None
-        if isinstance(following, Given):
-            given = _within(following.tokens, self._vocab_size)
-            return Continued(given=given, prompt=NOTHING, messages=said)
-        return Continued(
-            given=NOTHING,
-            prompt=_within(following.prompt, self._vocab_size),
-            messages=said,
-            retokenised=following.retokenised,
-        )
+        match following:
+            case Given(tokens):
+                return Given(_within(tokens, self._vocab_size)), said
+            case NewSequence(prompt):
+                return following._replace(prompt=_within(prompt, self._vocab_size)), said
 
     def text(self, tokens: Any) -> str:
         text: str = self._text(tokens)

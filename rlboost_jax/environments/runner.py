@@ -2,7 +2,7 @@
 
     runner = EpisodeRunner(make, ledger=…, time_limit_seconds=60)
     observation = await runner.reset(example, seed)
-    stepped = await runner.step(turn, key="…")        # its calls are carried out before
+    taken = await runner.step(turn, key="…")          # its calls are carried out before
     await runner.close()
 
 Calls of a turn run side by side and are answered in their order. Whatever goes wrong with a call
@@ -11,10 +11,12 @@ goes wrong with the environment itself is `EnvironmentFailed`, and no fault of t
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal, Protocol
 
+from rlboost_jax.environments.environment_frames import Taken, ToolSpec, WireObservation
 from rlboost_jax.environments.factories import Make
 from rlboost_jax.environments.foreign import CallFailed, OwnThread, ResultUnusable, called
 from rlboost_jax.environments.observations import (
@@ -25,7 +27,6 @@ from rlboost_jax.environments.observations import (
 from rlboost_jax.environments.protocol import (
     Environment,
     Observation,
-    Step,
     Tool,
     ToolCall,
     ToolResult,
@@ -81,25 +82,21 @@ class RememberedCalls:
         self._known[result.call.key] = result
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stepped:
-    """A step, with its turn, the turn's calls and their results."""
-
-    turn: Turn
-    step: Step
-
-
 class EpisodeRunner:
     """Runs one environment. Nothing is made before `reset`."""
 
-    def __init__(self, make: Make, *, ledger: CallLedger, time_limit_seconds: float) -> None:
+    def __init__(
+        self, make: Make, *, ledger: CallLedger, time_limit_seconds: float, number: int = 0
+    ) -> None:
         """
         Args:
             make: the environment.
             ledger: of all calls of this episode.
             time_limit_seconds: of one step or reset.
+            number: of the episode in its worker.
         """
         self._make, self._ledger, self._limit = make, ledger, time_limit_seconds
+        self._number = number
         self._environment: Environment | None = None
         # Plain methods of an environment are always called in the same thread.
         self._thread = OwnThread("environment")
@@ -114,6 +111,11 @@ class EpisodeRunner:
     def tools(self) -> Mapping[str, Tool]:
         """Tools of the environment, once it is reset."""
         return getattr(self._environment, "tools", None) or {}
+
+    @property
+    def tool_specs(self) -> tuple[ToolSpec, ...]:
+        """Tools as a prompt describes them."""
+        return tuple(map(ToolSpec.of, self.tools.values()))
 
     async def reset(self, example: Mapping[str, Any], seed: int) -> Observation:
         """Make and reset the environment; returns what the policy reads first.
@@ -136,7 +138,7 @@ class EpisodeRunner:
         except BadObservation as error:
             raise EnvironmentFailed(f"reset: {error}") from None
 
-    async def step(self, turn: Turn, *, key: str) -> Stepped:
+    async def step(self, turn: Turn, *, key: str) -> Taken:
         """Carry out a turn's calls, and have the environment answer.
 
         An environment with a method `calls` decides itself what a turn calls: `calls(turn)` →
@@ -149,7 +151,7 @@ class EpisodeRunner:
             EnvironmentFailed
         """
         assert self._environment is not None, "reset comes first"
-        calls = turn.calls
+        since, calls = time.monotonic(), turn.calls
         if (own := getattr(self._environment, "calls", None)) is not None:
             calls = await self._called("calls", own, turn)
             if not all(isinstance(call, ToolCall) for call in calls):
@@ -158,9 +160,21 @@ class EpisodeRunner:
         turn = replace(turn, calls=calls, results=await self._results(calls))
         said = await self._called("step", self._environment.step, turn)
         try:
-            return Stepped(turn=turn, step=checked_step(said))
+            step = checked_step(said)
         except BadObservation as error:
             raise EnvironmentFailed(str(error)) from None
+        return Taken(
+            episode=self._number,
+            turn=turn,
+            said=WireObservation.of(step.observation),
+            reward=step.reward,
+            done=step.done,
+            metrics=dict(step.metrics),
+            seconds=time.monotonic() - since,
+            stuck=self.stuck,
+            anew=step.anew,
+            tools=self.tool_specs if step.anew else (),
+        )
 
     async def close(self) -> None:
         """Close the environment; what it raises then changes nothing any more."""

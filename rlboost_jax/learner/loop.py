@@ -53,7 +53,6 @@ class TrainingLoop:
             session.exercises,
             best=session.best,
             note=session.note,
-            judge=session.judge,
             routing=session.learner.policy.routing,
         )
         self._waited = FleetPulse(lambda: session.link.status, lambda: session.unscored)

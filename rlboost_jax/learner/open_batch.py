@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import AskGroup, Prompt
 from rlboost_jax.data.prompt_stream import PromptStream
-from rlboost_jax.learner.episodes.collector import AskGroupAt, StepCollector
+from rlboost_jax.learner.episodes.collector import AskGroupAt, StepCollector, judge_of
 from rlboost_jax.learner.evaluation.measurement import Measurement
 from rlboost_jax.learner.session import Session
 from rlboost_jax.learner.stream.batch_intake import BatchIntake
@@ -44,7 +44,7 @@ class OpenBatch:
             params_digest: of the version.
             cursor: where it begins in the prompt stream.
         """
-        run = session.run
+        run, judge = session.run, judge_of(session.exercises)
         self.batch, self.version, self.measurement = batch, version, measurement
         self._session, self._stream_of_prompts, self._cursor = session, prompts, cursor
         self.stream = StepStream(
@@ -76,7 +76,7 @@ class OpenBatch:
             version=version,
             prompts=[prompt.tokens for prompt in self._prompts],
             group_size=run.algorithm.group_size,
-            ask=lambda episode: session.judge(self._prompts[episode.work.prompt], episode),
+            ask=lambda episode: judge(self._prompts[episode.work.prompt], episode),
             ask_group=self._ask_group(session.exercises.ask_group),
             ask_teacher=session.scores.ask
             if session.scores is not None

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlboost_jax.data.exercises import Exercises
+from rlboost_jax.environments.episode_exercises import EpisodeExercises
+from rlboost_jax.environments.episodes import EpisodeService
 from rlboost_jax.learner.checkpoints.base import Base
 from rlboost_jax.learner.checkpoints.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
-from rlboost_jax.learner.episodes.assembly import Judge, by_response
-from rlboost_jax.learner.episodes.run_environments import EpisodesLike
 from rlboost_jax.learner.fleet.engine_weights import Load
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.score_requests import ScoreRequests
@@ -35,7 +35,6 @@ class Session:
     kept: KeptVersions = field(default_factory=NoKeptVersions)  # older versions; with a lag
     base: Base | None = None  # of the adapters, where these are what is trained
     scores: ScoreRequests | None = None  # what servers are asked about teachers
-    episodes: EpisodesLike | None = None  # None: a response has one turn
     link: ManagerLink
     load: Load  # hands the newest version to the trainer's own engines
     publisher: Publisher
@@ -47,8 +46,9 @@ class Session:
     clock: Callable[[], float] = time.perf_counter  # seconds
 
     @property
-    def has_environment(self) -> bool:
-        return self.episodes is not None
+    def episodes(self) -> EpisodeService | None:
+        """Service that runs the episodes; None: a response has one turn."""
+        return self.exercises.service if isinstance(self.exercises, EpisodeExercises) else None
 
     @property
     def unscored(self) -> int:
@@ -56,11 +56,6 @@ class Session:
         return 0 if self.scores is None else len(self.scores)
 
     @property
-    def judge(self) -> Judge:
-        """Function that judges an episode."""
-        return self.episodes.judge if self.episodes else by_response(self.exercises)
-
-    @property
     def turns(self) -> int:
         """Most turns of a response."""
-        return self.episodes.turns if self.episodes else 1
+        return self.run.environment.max_turns if self.episodes else 1

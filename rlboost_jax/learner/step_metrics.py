@@ -55,7 +55,7 @@ def row_of(finished: FinishedStep, session: Session) -> dict[str, Any]:
         "train_wait_seconds": finished.train_wait_seconds,
         "publish_seconds": finished.publish_seconds,
         **report_metrics(finished.report, trajectories),
-        **(episode_metrics(trajectories) if session.has_environment else {}),
+        **(episode_metrics(trajectories) if session.episodes else {}),
         "trajectories_digest": trajectories_digest(trajectories),
         "params_digest": finished.params_digest,
         "durable_step": finished.durable_step,

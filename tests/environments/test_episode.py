@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,6 @@ from rlboost_jax.environments.actions import (
     JudgeEpisode,
     Keep,
     Open,
-    Reply,
     Say,
     StopRun,
     Take,
@@ -53,17 +53,18 @@ class World:
     new: int = 0
     salt: int = 0
 
-    def reply(self, had: Sequence[bytes]) -> Reply:
+    def answer(self, record: TurnAnswered, had: Sequence[bytes]) -> TurnAnswered:
         number = int.from_bytes(hashlib.sha256(b"|".join(had)).digest()[:2], "little")
         number = number % 1000 + self.salt
         done = len(had) >= self.turns
         begins = not done and self.new and len(had) % self.new == 0
         said = ids(number, number + 1)
-        return Reply(
+        return msgspec.structs.replace(
+            record,
             given=b"" if done or begins else said,
             prompt=said if begins else b"",
             reward=number / 1000,
-            done=done,
+            over=done,
             metrics={"solved": 1.0} if done else {},
             seconds=1.0,
             calls=(("tool", False),),
@@ -132,11 +133,11 @@ class Stage:
                 self.act(self.episode.opened())
             case Take() if self.had is None:  # it was lost while nothing was asked of it
                 self.act(self.episode.lost("gone", own=False, outside=True))
-            case Take(index, past):
+            case Take(index, past, record):
                 assert self.had is not None and len(self.had) == index
                 self.had.append(past.sampled)
                 self.taken += 1
-                self.act(self.episode.taken(self.world.reply(self.had)))
+                self.act(self.episode.taken(self.world.answer(record, self.had)))
             case Keep(record):
                 self.kept.append(record)
                 self.act(self.episode.kept())
@@ -390,8 +391,8 @@ def test_time_that_is_used_up_ends_it_with_its_turn() -> None:
 
 def test_saying_nothing_is_a_failure() -> None:
     class Silent(World):
-        def reply(self, had: Sequence[bytes]) -> Reply:
-            return Reply(given=b"", reward=0.0, done=False)
+        def answer(self, record: TurnAnswered, had: Sequence[bytes]) -> TurnAnswered:
+            return record
 
     stage = Stage(Silent(turns=1))
     stage.ask(question(None))
@@ -405,9 +406,9 @@ class Timed(World):
 
     seconds: tuple[float, ...] = ()  # of each turn
 
-    def reply(self, had: Sequence[bytes]) -> Reply:
-        seconds = self.seconds[len(had) - 1]
-        return replace(super().reply(had), seconds=seconds, metrics={"seconds": seconds})
+    def answer(self, record: TurnAnswered, had: Sequence[bytes]) -> TurnAnswered:
+        answered, seconds = super().answer(record, had), self.seconds[len(had) - 1]
+        return msgspec.structs.replace(answered, seconds=seconds, metrics={"seconds": seconds})
 
 
 def test_times_are_those_of_the_first_time() -> None:

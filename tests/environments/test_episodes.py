@@ -12,9 +12,10 @@ import pytest
 
 from configs import base
 from rlboost_jax import messages
+from rlboost_jax.data.exercises import Prompt
 from rlboost_jax.environments.environment_journal import JournalNotWritten
 from rlboost_jax.environments.episodes import EpisodeService
-from rlboost_jax.environments.hosted import EpisodeFailed, EpisodeStart
+from rlboost_jax.environments.hosted import EpisodeFailed
 from rlboost_jax.learner.setup.lessons import taught
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.rewards.verdict import Verdict
@@ -55,11 +56,12 @@ class Desk:
             answer=lambda answer, stream: self.answers.put((answer, stream)),
             fail=self.errors.put,
         )
-        self.problems: dict[int, EpisodeStart] = {}
+        self.problems: dict[int, Prompt] = {}
         self.prompts: dict[int, list[int]] = {}
         for number in range(4):
             problem, tokens = self.service.problem({"index": number}, number + 10)
-            self.problems[number], self.prompts[number] = problem, tokens.tolist()
+            self.problems[number] = Prompt(tokens=tokens, problem=problem)
+            self.prompts[number] = tokens.tolist()
 
     def begin(self, batch: int = 0) -> None:
         self.service.begin(batch, lambda work: self.problems.get(work.prompt))

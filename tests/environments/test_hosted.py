@@ -6,20 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from rlboost_jax.chat.conversation import ParsedTurn
-from rlboost_jax.environments.actions import Say
+from rlboost_jax.chat.conversation import Continuation, Given, ParsedTurn
 from rlboost_jax.environments.call_journal import CallJournal
 from rlboost_jax.environments.environment_frames import Opened, Taken, ToolSpec, WireObservation
 from rlboost_jax.environments.episode import Episode
 from rlboost_jax.environments.hosted import EpisodeStart, Hosted
-from rlboost_jax.environments.prompt_renderer import Continued
 from rlboost_jax.environments.protocol import Message, Turn
+from rlboost_jax.messages import Answer
 from rlboost_jax.settings.environment_config import EnvironmentConfig
 from rlboost_jax.workers.worker_sessions import Lost
 from tests.environments.test_episode import asked_about
 
 SETTINGS = EnvironmentConfig(name="x:y", max_given_tokens=100)
-NOTHING = np.zeros(0, np.int32)
 
 
 def ids(*values: int) -> bytes:
@@ -80,7 +78,7 @@ class Pretence:
         self.failed: list[Any] = []
         self.tools: list[str] = []  # that prompts and what follows turns were written with
         self.before: list[list[Any]] = []  # messages that what follows a turn was written after
-        self.said: list[Say] = []
+        self.said: list[Answer] = []
 
     def hosted(self) -> Hosted:
         episode = Episode(SETTINGS, sample=0, name=b"n", prompt=ids(1, 2), room=50)
@@ -91,7 +89,7 @@ class Pretence:
             prompt=ids(1, 2),
             ledger=CallJournal(self.keep, ()),
             keep=self.keep,
-            say=self.said.append,
+            send=lambda answer, stream: self.said.append(answer),
             judged=self.failed.append,
         )
 
@@ -119,11 +117,11 @@ class Pretence:
 
     def after(
         self, before: Any, turn: Any, results: Any, observation: Any, tools: Sequence[ToolSpec]
-    ) -> Continued:
+    ) -> tuple[Continuation, Sequence[Message]]:
         self.tools += [tool.name for tool in tools]
         self.before.append([message["content"] for message in before])
         said = Message(role="assistant", content="mine"), Message(role="user", content=observation)
-        return Continued(given=np.array((3,), np.int32), prompt=NOTHING, messages=said)
+        return Given(np.array((3,), np.int32)), said
 
     async def settled(self) -> None:
         while self.tasks:

@@ -3,6 +3,7 @@
 import pytest
 
 from configs import base
+from rlboost_jax.chat.conversation import Given
 from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.environments.prompt_renderer import ChatRenderer, renderer_of
 from rlboost_jax.environments.protocol import ToolCall, ToolResult
@@ -40,11 +41,11 @@ def test_results_are_the_users_where_a_template_has_no_role_for_them(tmp_path):
     parsed = renderer.parse(written)
     results = [ToolResult(call=ToolCall(name="add", arguments={}), content="no tool", failed=True)]
     before = [{"role": "user", "content": "3 + 4?"}]
-    said = renderer.after(before, parsed, results, "Go on.", ())
+    following, said = renderer.after(before, parsed, results, "Go on.", ())
     turn = "<start_of_turn>{}\n{}<end_of_turn>\n"
     text = turn.format("user", "no tool\nGo on.") + "<start_of_turn>model\n"
-    assert renderer.text(said.given) == f"\n{text}"
-    assert [message["role"] for message in said.messages] == ["assistant", "user"]
-    before = [*before, *said.messages]
-    again = renderer.after(before, parsed, results, (), ())
-    assert "no tool<end_of_turn>" in renderer.text(again.given) and len(prompt)
+    assert isinstance(following, Given) and renderer.text(following.tokens) == f"\n{text}"
+    assert [message["role"] for message in said] == ["assistant", "user"]
+    again, _ = renderer.after([*before, *said], parsed, results, (), ())
+    assert isinstance(again, Given) and len(prompt)
+    assert "no tool<end_of_turn>" in renderer.text(again.tokens)

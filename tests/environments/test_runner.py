@@ -216,7 +216,7 @@ def test_a_result_that_is_known_stands_for_the_call() -> None:
     counter, ledger = Counter(), RememberedCalls()
     one, _ = stepped(Room(counter.box()), call("count"), ledger=ledger)
     other, _ = stepped(Room(counter.box()), call("count"), ledger=ledger)
-    assert counter.done == ["t0.0"] and one == other
+    assert counter.done == ["t0.0"] and one.turn == other.turn and one.step == other.step
 
 
 async def begun(ledger: RememberedCalls) -> None:

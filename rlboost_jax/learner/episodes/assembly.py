@@ -4,8 +4,6 @@ Most have one sequence. An environment that rewrites its conversation begins ano
 episode is whole with the sequence that says it is the last.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import msgspec
@@ -13,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
-from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.learner.episodes.trajectory import Trajectory
-from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.sequences.sequence import Sequence
 
@@ -63,15 +59,6 @@ class DeliveredEpisode:
             batch=self.work.batch,
             attempts=self.attempts,
         )
-
-
-# What is said of an episode, then or later. An exception in it is no fault of the episode's.
-Judge = Callable[[Prompt, DeliveredEpisode], Future[Verdict]]
-
-
-def by_response(exercises: Exercises) -> Judge:
-    """Judge of a run without an environment: its reward functions see the response."""
-    return lambda prompt, episode: exercises.ask(prompt, episode.response)
 
 
 class Arrivals:

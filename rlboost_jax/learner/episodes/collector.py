@@ -9,10 +9,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax import messages
+from rlboost_jax.data.exercises import Exercises, Prompt
+from rlboost_jax.environments.episode_exercises import EpisodeExercises
 from rlboost_jax.learner.episodes.assembly import DeliveredEpisode, Episodes
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import Verdict, of_member
@@ -20,6 +23,8 @@ from rlboost_jax.sequences import sequence
 from rlboost_jax.settings.routing import Routing
 
 Done = TypeVar("Done", bound=Future[Any])
+# What is said of an episode, then or later. An exception in it is no fault of the episode's.
+Judge = Callable[[Prompt, DeliveredEpisode], Future[Verdict]]
 Ask = Callable[[DeliveredEpisode], Future[Verdict]]
 AskGroupAt = Callable[
     [int, Sequence[NDArray[np.int32]], Sequence[Future[Verdict]]], Future[tuple[Verdict, ...]]
@@ -291,6 +296,19 @@ class StepCollector:
         members = [self._taken[sample] for sample in samples]
         self.groups[prompt] = Group(prompt=prompt, trajectories=self._estimate(members))
         return [self.groups[prompt]]
+
+
+def judge_of(exercises: Exercises) -> Judge:
+    """Judge of a run: its reward functions see the response, and its environment adds its own."""
+    if not isinstance(exercises, EpisodeExercises):
+        return lambda prompt, episode: exercises.ask(prompt, episode.response)
+
+    def judge(prompt: Prompt, episode: DeliveredEpisode) -> Future[Verdict]:
+        work = msgspec.structs.replace(episode.work, sequence=len(episode.sequences) - 1)
+        worth = exercises.service.judge(work, episode.attempts[-1], episode.sequences[-1])
+        return exercises.judged(prompt, episode.response, worth)
+
+    return judge
 
 
 def sequence_of(

@@ -14,8 +14,8 @@ from typing import Any
 
 from rlboost_jax.data.exercises import Exercises, Prompt
 from rlboost_jax.environments.episode_exercises import EpisodeExercises
-from rlboost_jax.learner.episodes.assembly import DeliveredEpisode, Judge, by_response
-from rlboost_jax.learner.episodes.run_environments import Environments
+from rlboost_jax.learner.episodes.assembly import DeliveredEpisode
+from rlboost_jax.learner.episodes.collector import Judge, judge_of
 from rlboost_jax.learner.evaluation.local_batch import EvaluationEngine, LocalBatch
 from rlboost_jax.learner.evaluation.measurement import Measurement, Score
 from rlboost_jax.messages import BeginBatch, Parked
@@ -37,8 +37,7 @@ def measured(run: RunConfig, engine: EvaluationEngine, exercises: Exercises, *, 
     failure: Future[None] = Future()
     verdicts: list[Future[Verdict]] = []
     with contextlib.ExitStack() as stack:
-        environments = _environments(run, exercises)
-        judge: Judge = environments.judge if environments else by_response(exercises)
+        episodes = exercises.service if isinstance(exercises, EpisodeExercises) else None
         group_size = min(run.evaluation.samples, run.algorithm.group_size)
         measurement = Measurement(
             exercises,
@@ -48,7 +47,7 @@ def measured(run: RunConfig, engine: EvaluationEngine, exercises: Exercises, *, 
             max_tokens=run.sampling.max_response_tokens,
             group_size=group_size,
             turn_tokens=run.environment.turn_tokens,
-            judge=_noting(judge, verdicts),
+            judge=_noting(judge_of(exercises), verdicts),
         )
         (prompts, samples), *_ = measurement.parts()
         batch = LocalBatch(
@@ -61,10 +60,10 @@ def measured(run: RunConfig, engine: EvaluationEngine, exercises: Exercises, *, 
                 group_size=samples,
                 sampling=measurement.sampling,
                 prompts=prompts,
-                turns=environments.turns if environments else 1,
+                turns=run.environment.max_turns if episodes else 1,
             ),
             extensions=measurement.extensions()[1:],  # what groups leave over of each prompt
-            ask=environments.take if environments else _nobody,
+            ask=episodes.take if episodes else _nobody,
         )
 
         def fail(error: Exception) -> None:
@@ -72,22 +71,16 @@ def measured(run: RunConfig, engine: EvaluationEngine, exercises: Exercises, *, 
                 failure.set_exception(error)
             batch.fail(error)
 
-        if environments is not None:
+        if episodes is not None:
             # What they say is kept in a folder that goes: nobody resumes this. Calls have names of
             # their own, for those of the run are others.
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            environments.connect(Path(folder), secrets.token_hex(8), answer=batch.answer, fail=fail)
-            environments.begin(Batch(step), lambda work: measurement.prompt_of(work.prompt))
+            episodes.connect(Path(folder), secrets.token_hex(8), answer=batch.answer, fail=fail)
+            episodes.begin(Batch(step), lambda work: measurement.prompt_of(work.prompt))
         for rollout in batch.results():
             measurement.take(rollout)
         _await(verdicts, failure)
         return measurement.score()
-
-
-def _environments(run: RunConfig, exercises: Exercises) -> Environments | None:
-    if not isinstance(exercises, EpisodeExercises):
-        return None
-    return Environments(exercises, run.environment.max_turns)
 
 
 def _nobody(parked: Parked) -> None:

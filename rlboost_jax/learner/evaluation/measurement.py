@@ -16,8 +16,13 @@ import numpy as np
 
 from rlboost_jax import messages
 from rlboost_jax.data.exercises import Exercises, MixtureSource, Prompt, Tokens, Verdicts
-from rlboost_jax.learner.episodes.assembly import Episodes, Judge, by_response
-from rlboost_jax.learner.episodes.collector import check_version, sequence_of
+from rlboost_jax.learner.episodes.assembly import Episodes
+from rlboost_jax.learner.episodes.collector import (
+    Judge,
+    check_version,
+    judge_of,
+    sequence_of,
+)
 from rlboost_jax.learner.episodes.trajectory import Group, Trajectory
 from rlboost_jax.rewards.verdict import Verdict, of_member
 from rlboost_jax.sequences.identities import Batch, sample_number
@@ -83,7 +88,7 @@ class Measurement:
                 under further indices.
             version: that samples the step, and is measured; None: the one with its number.
             turn_tokens: most tokens sampled in one turn of a response; 0: as many as are left.
-            judge: says what a response is worth; None: its exercises do, by the response alone.
+            judge: says what a response is worth; None: that of the exercises.
             check_size: responses that are looked at together; 0: none is looked at.
             routing: of the routes that come with tokens; None: none do.
         """
@@ -99,7 +104,7 @@ class Measurement:
             stop_ids=tuple(exercises.stop_ids),
             stops=exercises.stops,
         )
-        self._judge = judge or by_response(exercises)
+        self._judge = judge or judge_of(exercises)
         self._episodes = Episodes()
         self._expected = {
             sample_number(

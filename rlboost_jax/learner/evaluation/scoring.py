@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from rlboost_jax.data.exercises import Exercises
 from rlboost_jax.learner.checkpoints.best import BestCheckpoint
-from rlboost_jax.learner.episodes.assembly import Judge
 from rlboost_jax.learner.evaluation.measurement import Measurement, Score
 from rlboost_jax.learner.stream.lag import lag_of
 from rlboost_jax.sequences.identities import Batch
@@ -23,7 +22,6 @@ class Scoring:
         *,
         best: BestCheckpoint | None,
         note: Callable[[str], None],
-        judge: Judge | None = None,
         routing: Routing | None = None,
     ) -> None:
         """Take the held-out prompts of the run.
@@ -31,12 +29,11 @@ class Scoring:
         Args:
             best: is offered every checkpoint that is measured.
             note: shows a line on the console.
-            judge: of responses; None: the exercises.
             routing: of the routes that come with tokens; None: none do.
         """
         self._lag = lag_of(run)
         self._run, self._exercises, self._best, self._note = run, exercises, best, note
-        self._judge, self._routing = judge, routing
+        self._routing = routing
         self._prompts = exercises.heldout(run.seed, run.evaluation.num_prompts)
 
     @property
@@ -90,7 +87,6 @@ class Scoring:
             max_tokens=self._run.sampling.max_response_tokens,
             group_size=group_size,
             turn_tokens=self._run.environment.turn_tokens,
-            judge=self._judge,
             check_size=self._run.learner.micro_batch_prompts * self._run.algorithm.group_size,
             routing=self._routing,
         )

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rlboost_jax.chat.conversation import ParsedTurn
+from rlboost_jax.chat.conversation import Given, ParsedTurn
 from rlboost_jax.data.tasks import Task, get_task
 from rlboost_jax.data.tokenizers import ByteTokenizer, open_tokenizer
 from rlboost_jax.environments.environment_frames import ToolSpec
@@ -103,10 +103,7 @@ class EpisodeLessons:
     def lesson(self, index: int, rng: np.random.Generator, *, worked: bool) -> Sequence:
         environment: Any = self._make()
         first = _now(environment.reset({"index": index}, self._seed))
-        tools = [
-            ToolSpec(name=t.name, description=t.description, parameters=dict(t.parameters))
-            for t in getattr(environment, "tools", {}).values()
-        ]
+        tools = [ToolSpec.of(tool) for tool in getattr(environment, "tools", {}).values()]
         before = list(messages_of(first))
         runs = [self._renderer.first(first, tools)]
         for number in range(MOST_TURNS):
@@ -116,11 +113,13 @@ class EpisodeLessons:
             step = _now(environment.step(turn))
             if step.done:
                 break
-            said = self._renderer.after(before, parsed, turn.results, step.observation, tools)
-            if not len(said.given):
+            following, said = self._renderer.after(
+                before, parsed, turn.results, step.observation, tools
+            )
+            if not (isinstance(following, Given) and len(following.tokens)):
                 break
-            before += said.messages
-            runs.append(said.given)
+            before += said
+            runs.append(following.tokens)
         return taught(runs)
 
     def _ids(self, turn: str | NDArray[np.int32]) -> NDArray[np.int32]:

@@ -21,7 +21,6 @@ from rlboost_jax.learner.checkpoints.extra import window_of
 from rlboost_jax.learner.checkpoints.forking import bring, check_fork
 from rlboost_jax.learner.checkpoints.origin import keep_origin
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
-from rlboost_jax.learner.episodes.run_environments import Environments
 from rlboost_jax.learner.fleet.engine_weights import load_of, puller_of
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.teacher_snapshots import opened_scores
@@ -96,7 +95,7 @@ class SessionSetup:
         programs = self._makers.programs(self._run, self._plan.mesh)
         followers = self._stack.enter_context(invite(self._world, self._path))
         fleet = self._fleet(followers)
-        episodes = self._episodes(exercises, fleet.link)
+        self._connect(exercises, fleet.link)
         profile = self._profile()
         checkpoints = self._checkpoints(fleet.link)
         start = self._restored(programs, checkpoints)
@@ -136,7 +135,6 @@ class SessionSetup:
             kept=kept,
             base=base,
             scores=scores,
-            episodes=episodes,
             link=fleet.link,
             load=load_of(lag, num_processes, reserved, publisher, base),
             publisher=publisher,
@@ -184,14 +182,12 @@ class SessionSetup:
                 console.note(line)
         return exercises
 
-    def _episodes(self, exercises: Exercises, link: ManagerLink) -> Environments | None:
-        """Connect the environment, whose questions are answered from here on; None without one."""
-        if not isinstance(exercises, EpisodeExercises):
-            return None
-        environments = Environments(exercises, self._run.environment.max_turns)
-        environments.connect(self._path, self._workdir.run_id, answer=link.answer, fail=link.fail)
-        link.parked = environments.take
-        return environments
+    def _connect(self, exercises: Exercises, link: ManagerLink) -> None:
+        """Connect the environment, if there is one: its questions are answered from here on."""
+        if isinstance(exercises, EpisodeExercises):
+            episodes, run_id = exercises.service, self._workdir.run_id
+            episodes.connect(self._path, run_id, answer=link.answer, fail=link.fail)
+            link.parked = episodes.take
 
     def _fleet(self, followers: Followers) -> FleetSetup:
         """Make the manager's process and the link to it, neither of them started."""

@@ -8,8 +8,9 @@ import numpy as np
 
 from rlboost_jax.chat.conversation_setup import conversation_of
 from rlboost_jax.data.tokenizers import ByteTokenizer
+from rlboost_jax.environments.environment_frames import Taken
 from rlboost_jax.environments.protocol import Observation, Step, Turn
-from rlboost_jax.environments.runner import EpisodeRunner, RememberedCalls, Stepped
+from rlboost_jax.environments.runner import EpisodeRunner, RememberedCalls
 from rlboost_jax.settings.data_config import DataConfig
 from tests.patience import PATIENCE_SECONDS
 
@@ -24,14 +25,14 @@ def played(
     seed: int = 0,
     *,
     known: RememberedCalls | None = None,
-) -> tuple[Observation, list[Stepped]]:
+) -> tuple[Observation, list[Taken]]:
     """What the episode began with, and what followed each turn."""
 
-    async def play() -> tuple[Observation, list[Stepped]]:
+    async def play() -> tuple[Observation, list[Taken]]:
         ledger = known or RememberedCalls()
         runner = EpisodeRunner(make, ledger=ledger, time_limit_seconds=PATIENCE_SECONDS)
         first = said = await runner.reset(example, seed)
-        steps: list[Stepped] = []
+        steps: list[Taken] = []
         while not steps or not (steps[-1].step.done or len(steps) >= MOST_TURNS):
             turn = turn_of(policy(said, len(steps)), len(steps))
             steps.append(await runner.step(turn, key=f"t{len(steps)}"))
@@ -53,5 +54,5 @@ def turn_of(said: Any, index: int) -> Turn:
 BYTES = conversation_of(ByteTokenizer(DataConfig()), tool_format="json")
 
 
-def last(steps: list[Stepped]) -> Step:
+def last(steps: list[Taken]) -> Step:
     return steps[-1].step
