@@ -16,7 +16,6 @@ import msgspec
 from rlboost_jax.messages import (
     Answer,
     FinishedRollout,
-    GenerateRequest,
     Parked,
     RoutedRollout,
     Sampling,
@@ -159,18 +158,6 @@ class EpisodeSequences:
 
     def _rename(self) -> None:
         self.work = msgspec.structs.replace(self.work, sequence=len(self.ended))
-
-    def request(self, request_id: int, version: Version) -> GenerateRequest:
-        """Make the message by which a server continues the newest sequence."""
-        return GenerateRequest(
-            request_id=request_id,
-            work=self.work,
-            version=version,
-            prompt_tokens=self.newest.prompt,
-            response_tokens=bytes(self.newest.tokens),
-            sampling=self.sampling,
-            runs=self.newest.runs,
-        )
 
     def question(self) -> Parked:
         """Make the message that asks the trainer for an answer to the newest turn."""

@@ -97,7 +97,17 @@ class Rollout:
         return self.parked and asked == (sequence, attempt, turn)
 
     def request(self) -> GenerateRequest:
-        return self.sequences.request(self.placement.request_id, self.batch.begin.version)
+        """Message by which its holder continues the newest sequence."""
+        transcript = self.sequences.newest
+        return GenerateRequest(
+            request_id=self.placement.request_id,
+            work=self.sequences.work,
+            version=self.batch.begin.version,
+            prompt_tokens=transcript.prompt,
+            response_tokens=bytes(transcript.tokens),
+            sampling=self.sequences.sampling,
+            runs=transcript.runs,
+        )
 
     def set_aside(self, batch: "BatchRecord") -> None:
         """Move it to another batch."""
@@ -112,20 +122,22 @@ class Rollout:
         """Park it after a turn that another may follow; to be called by its batch."""
         self.parked = True
 
-    def answer(self, tokens: bytes) -> None:
-        """Continue it after the environment's answer; to be called by its batch."""
-        self.transcript.give(tokens)
-        self.parked = False
+    def answer(self, tokens: bytes, *, over: bool, prompt: bytes) -> None:
+        """Apply the environment's answer to a parked response; to be called by its batch.
 
-    def follow(self, prompt: bytes) -> None:
-        """Complete its sequence and begin another; to be called by its batch.
+        Pages left behind serve another sequence as far as both begin with equal tokens.
 
-        Pages left behind serve that as far as both begin with equal tokens.
+        Args:
+            over: its sequence is, whether or not anything was said.
+            prompt: of the one that follows; b"": it is finished.
         """
         before = self.transcript
-        self.sequences.follow(prompt)
-        self.placement.keep(common_tokens(before.prompt + before.tokens, prompt))
-        self.parked = False
+        if tokens:
+            before.give(tokens)
+        if over and prompt:
+            self.sequences.follow(prompt)
+            self.placement.keep(common_tokens(before.prompt + before.tokens, prompt))
+        self.finished, self.parked = over and not prompt, False
 
     def finish(self) -> None:
         """Mark it as finished; to be called by its batch."""
@@ -210,20 +222,10 @@ class BatchRecord:
             self.num_parked += 1
 
     def answer(self, rollout: Rollout, tokens: bytes, *, over: bool, prompt: bytes = b"") -> None:
-        """Apply the environment's answer to a parked response of this batch.
-
-        Args:
-            over: its sequence is, whether or not anything was said.
-            prompt: of the one that follows; b"": it is finished.
-        """
-        if tokens:
-            rollout.answer(tokens)
-            self.num_parked -= 1
-        if over and prompt:
-            self.num_parked -= rollout.parked
-            rollout.follow(prompt)
-        elif over:
-            self.finish(rollout)
+        """Apply the environment's answer to a parked response of this batch."""
+        rollout.answer(tokens, over=over, prompt=prompt)
+        self.num_parked -= 1
+        self.num_finished += rollout.finished
 
     def finish(self, rollout: Rollout) -> None:
         """Finish a response of this batch."""

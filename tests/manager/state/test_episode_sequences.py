@@ -41,11 +41,12 @@ def test_it_is_what_was_added_less_what_was_cut(moves: list[tuple[str, int, floa
         elif kind == "next":
             if any(e.sampler != GIVEN for e in newest):
                 prompts.append(pack_tokens([count] * count))
-                rollout.follow(prompts[-1])
+                rollout.answer(b"", over=True, prompt=prompts[-1])
         elif kind == GIVEN:
             if newest and newest[-1].sampler != GIVEN:
                 entries += [Entry(number + i, GIVEN, len(prompts) - 1) for i in range(count)]
-                rollout.answer(pack_tokens([e.token for e in entries[number:]]))
+                given = pack_tokens([e.token for e in entries[number:]])
+                rollout.answer(given, over=False, prompt=b"")
         else:
             entries += [Entry(number + i, kind, len(prompts) - 1) for i in range(count)]
             tokens = [e.token for e in entries[number:]]
