@@ -13,6 +13,8 @@ from typing import Any
 from jax._src import compilation_cache
 from jax._src.interpreters import mlir
 
+from rlboost_jax.platform import compile_cache
+
 PROGRAMS = 200  # of a context; it keeps the constants of all
 
 
@@ -37,8 +39,9 @@ class Contexts(threading.local):
 
 def save() -> None:
     """Save compile time from now on in this process."""
+    compile_cache.with_checksums()  # by zlib, as in all processes of a run: they share the cache
     mlir.make_ir_context = Contexts(mlir.make_ir_context)
     fast = SimpleNamespace(
         compress=lambda content: zlib.compress(content, 1), decompress=zlib.decompress
     )
-    compilation_cache.zlib = fast  # which jax takes where it finds nothing better
+    compilation_cache.zlib = fast
