@@ -19,8 +19,8 @@ class TaskConfig:
 
     name: TaskName = setting(
         "clock",
-        'a generated task of rlboost_jax/data/tasks, "dataset": see the section data, or '
-        '"environment": examples are what the environment makes of a number',
+        'a generated task, "dataset" (section data), or "environment", which makes examples of '
+        "numbers",
     )
     mean_length: float = setting(14.0, "mean length of problems, in the task's own unit", above=0)
     max_length: int = setting(90, "longest problem, same unit")

@@ -31,12 +31,10 @@ class Ec2Config:
         "image with the server's program: an AMI, or resolve:ssm: and the parameter that names it",
         note='"": that of launch_template.',
     )
-    types: str = setting(
-        "", "instance types that will do, with commas between them: g6.xlarge,g5.xlarge"
-    )
+    types: str = setting("", "acceptable instance types, comma-separated: g6.xlarge,g5.xlarge")
     places: str = setting(
         "",
-        "subnets or availability zones, with commas between them",
+        "subnets or availability zones, comma-separated",
         note='Each type in each place is a pool. "": the default subnet of any zone.',
     )
     market: Market = setting("spot", "how instances are bought")
@@ -47,7 +45,7 @@ class Ec2Config:
         at_least=0,
     )
     region: str = setting("", 'region of all instances; "": that of AWS\'s own configuration')
-    security_groups: str = setting("", "ids of security groups, with commas between them")
+    security_groups: str = setting("", "ids of security groups, comma-separated")
     key: str = setting("", "name of a key pair, to log in with")
     profile: str = setting(
         "",
@@ -62,17 +60,15 @@ class Ec2Config:
     tags: str = setting("", "tags besides the run's own: team=rl,cost-center=7")
     minutes: int = setting(
         1440,
-        "time after which an instance ends itself, whatever the run does",
+        "time after which an instance ends itself",
         unit="min",
         note="The manager asks for another one then. It bounds what a forgotten one costs.",
         at_least=1,
     )
     setup: str = setting("", "shell lines before the server starts, as root on its machine")
     program: str = setting("rlboost rollout", "program of the server, on that image")
-    timeout_seconds: float = setting(30.0, "time that one answer of AWS may take", above=0)
-    poll_seconds: float = setting(
-        5.0, "time from one list to the next, while there are instances", above=0
-    )
+    timeout_seconds: float = setting(30.0, "time limit of an answer of AWS", above=0)
+    poll_seconds: float = setting(5.0, "time between lists of instances", above=0)
     settle_seconds: float = setting(
         60.0, "time after a start until a list has it, or it has failed", at_least=0
     )

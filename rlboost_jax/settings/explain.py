@@ -73,7 +73,7 @@ def _capital(text: str) -> str:
 
 def shown(value: Any) -> str:
     """Format a default as a command line would have it."""
-    return "that of algorithm.name" if value is FROM_PRESET else json.dumps(value)
+    return "by algorithm.name" if value is FROM_PRESET else json.dumps(value)
 
 
 def _change(setting: Setting) -> str:
@@ -110,14 +110,8 @@ def _sections() -> Iterator[str]:
             yield from ([""] if section is not None else [])
             yield f"## {named or 'The run'}\n"
             section = named
-        yield f'- <a id="{setting.name}"></a>'
-        yield textwrap.fill(
-            _brief(setting),
-            WIDTH,
-            initial_indent="  ",
-            subsequent_indent="  ",
-            break_on_hyphens=False,
-        )
+        line = f'- <a id="{setting.name}"></a>{_brief(setting)}'
+        yield textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _brief(setting: Setting) -> str:

@@ -50,9 +50,7 @@ class FleetConfig:
         outside=True,
         entry_points=PROVIDERS,
     )
-    options: dict[str, Any] = setting(
-        {}, "settings of a provider of another package, which finds them here"
-    )
+    options: dict[str, Any] = setting({}, "settings for a provider of another package")
     max_instances: int = setting(2, "preemptible instances that the provider may start", at_least=0)
     pools: tuple[PoolConfig, ...] = setting(
         (),
@@ -69,7 +67,7 @@ class FleetConfig:
         "between the two, or all may be a JSON object; of a pool's lines the last counts.",
     )
     price_seconds: float = setting(
-        60.0, "time from one price_command to the next, and that one may take", above=0
+        60.0, "time between runs of price_command, and limit of each", above=0
     )
     sizing: Sizing = setting(
         "fixed",
@@ -82,14 +80,14 @@ class FleetConfig:
     )
     merge_tail: bool = setting(
         False,
-        "towards a step's end work goes to fewer instances, and idle ones are let go",
-        note="Those are let go that have no work for longer than they take to start; others are "
+        "collect a step's last work on fewer instances, and release idle ones",
+        note="Instances without work for longer than a start takes are released; others are "
         "started in time for the next step.",
     )
     trace: str = setting("", 'CSV of milliseconds,add|remove,name, or "synthetic"; "": none')
     trace_speed: float = setting(60.0, "trace seconds per wall second", above=0)
     synthetic_lifetime_seconds: float = setting(
-        1200.0, "mean time that an instance lives, in trace time", above=0
+        1200.0, "mean lifetime of an instance, in trace time", above=0
     )
     synthetic_gap_seconds: float = setting(
         300.0, "mean time until lost capacity returns, in trace time", above=0
@@ -137,7 +135,7 @@ class FleetConfig:
     max_dollars: float = setting(
         0.0,
         "dollars that the run may cost, reserved devices included; 0: no limit",
-        note="From there on no preemptible instance is started, and those there are let go: the "
+        note="Then no preemptible instance is started, and the present ones are released: the "
         "run goes on with its reserved devices, which cost what they cost.",
         unit="$",
         at_least=0,

@@ -72,24 +72,22 @@ class KubernetesConfig:
     )
     minutes: int = setting(
         1440,
-        "time after which the cluster ends a pod, whatever the run does",
+        "time after which the cluster ends a pod",
         unit="min",
         note="The manager asks for another one then. It bounds what a forgotten pod costs.",
         at_least=1,
     )
     pending_seconds: float = setting(
-        900.0, "time that a pod may wait for a node; then it is taken back; 0: for ever", at_least=0
+        900.0, "time that a pod may wait for a node before it is deleted; 0: any", at_least=0
     )
     pull_seconds: float = setting(
         120.0,
-        "time that a container may fail to begin; then its pod is taken back",
+        "time that a container may fail to begin before its pod is deleted",
         note="A wrong image's name, a registry that refuses. Pulling itself may take any time.",
         above=0,
     )
-    timeout_seconds: float = setting(30.0, "time that a call of the API server may take", above=0)
-    poll_seconds: float = setting(
-        5.0, "time from one list of pods to the next, while there are any", above=0
-    )
+    timeout_seconds: float = setting(30.0, "time limit of a call of the API server", above=0)
+    poll_seconds: float = setting(5.0, "time between lists of pods", above=0)
 
 
 class Toleration(NamedTuple):

@@ -27,11 +27,9 @@ class CommandConfig:
     log: str = setting(
         "", "prints the last lines of a server's log, also of one that has ended; '': nobody can"
     )
-    pools: str = setting("", "names of pools for {pool}, with commas between them")
-    timeout_seconds: float = setting(60.0, "time that a command may take", above=0)
-    poll_seconds: float = setting(
-        5.0, "time from one list to the next, while there are servers", above=0
-    )
+    pools: str = setting("", "names of pools for {pool}, comma-separated")
+    timeout_seconds: float = setting(60.0, "time limit of a command", above=0)
+    poll_seconds: float = setting(5.0, "time between lists of servers", above=0)
     settle_seconds: float = setting(
         30.0, "time after a start until list has it, or it has failed", at_least=0
     )
@@ -43,13 +41,13 @@ class SlurmConfig:
 
     partitions: str = setting(
         "",
-        "partitions that jobs may go to, with commas between them",
+        "partitions for jobs, comma-separated",
         note='Each is a pool. Where any will do, Slurm takes whichever starts first. "": the '
         "cluster's default.",
     )
     minutes: int = setting(
         1440,
-        "time after which Slurm ends a job, whatever the run does",
+        "time after which Slurm ends a job",
         unit="min",
         note="The manager asks for another one then. It bounds what a forgotten job costs.",
         at_least=1,
@@ -63,7 +61,7 @@ class SlurmConfig:
     )
     export: str = setting(
         "PATH,HOME,LANG,PYTHONPATH",
-        "variables of the trainer's environment that a job gets, with commas between them",
+        "variables of the trainer's environment that a job gets, comma-separated",
     )
     join_by: JoinBy = setting(
         "file",
@@ -71,10 +69,8 @@ class SlurmConfig:
         note='"file": reads <workdir>/join, on a file system that nodes share. "environment": in '
         "the job's environment, which Slurm keeps for its administrators and the job's user.",
     )
-    timeout_seconds: float = setting(60.0, "time that sbatch, squeue or scancel may take", above=0)
-    poll_seconds: float = setting(
-        10.0, "time from one squeue to the next, while there are jobs", above=0
-    )
+    timeout_seconds: float = setting(60.0, "time limit of sbatch, squeue and scancel", above=0)
+    poll_seconds: float = setting(10.0, "time between calls of squeue", above=0)
 
 
 def names_of(pools: str) -> tuple[str, ...]:

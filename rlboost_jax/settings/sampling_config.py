@@ -19,10 +19,10 @@ class SamplingConfig:
     max_response_tokens: int = setting(200, "a longer response is cut off here", at_least=1)
     noise: NoiseKind = setting(
         "inverse_cdf",
-        "how a token's noise selects it: inverse_cdf inverts the distribution over ids; tree "
-        "chooses among 16 sums on each level of a tree, so that policies that differ little choose "
-        "the same token about as often as any noise allows",
-        note="Both sample the same distribution, with other tokens.",
+        "how a token's noise selects it",
+        note="inverse_cdf inverts the distribution over ids; tree chooses among 16 sums on each "
+        "level of a tree, so that policies that differ little choose the same token about as often "
+        "as any noise allows. Both sample the same distribution, with other tokens.",
         may_change="never",
     )
 

@@ -27,13 +27,13 @@ class SkyPilotConfig:
     )
     infra: str = setting(
         "",
-        "clouds, regions or zones, with commas between them: aws,gcp/us-central1,kubernetes",
+        "clouds, regions or zones, comma-separated: aws,gcp/us-central1,kubernetes",
         note='Each is a pool. "": what the task says, or any that is enabled.',
     )
     program: str = setting("rlboost rollout", "program of the server, once setup has run")
     minutes: int = setting(
         1440,
-        "time after which a server ends, whatever the run does, and its cluster with it",
+        "time after which a server and its cluster end",
         unit="min",
         note="The manager asks for another one then. It bounds what a forgotten one costs.",
         at_least=1,
@@ -44,12 +44,8 @@ class SkyPilotConfig:
     start_seconds: float = setting(
         900.0, "time for a cluster to be up, setup included; then it is taken down", above=0
     )
-    timeout_seconds: float = setting(
-        60.0, "time that one answer of the API server may take", above=0
-    )
-    poll_seconds: float = setting(
-        10.0, "time from one list to the next, while there are clusters", above=0
-    )
+    timeout_seconds: float = setting(60.0, "time limit of an answer of the API server", above=0)
+    poll_seconds: float = setting(10.0, "time between lists of clusters", above=0)
 
 
 def skypilot_mistakes(sky: SkyPilotConfig) -> Iterator[str]:
