@@ -98,6 +98,7 @@ class TrainingLoop:
             prompts_used=self._used,
             params_digest=self._versions.digest,
             durable_step=self._session.checkpoints.durable or 0,
+            copied_step=self._session.copies.copied,
             train_seconds=times.busy,
             train_wait_seconds=times.waiting,
             publish_seconds=publish_seconds,

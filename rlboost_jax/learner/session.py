@@ -9,6 +9,7 @@ from rlboost_jax.environments.episode_exercises import EpisodeExercises
 from rlboost_jax.environments.episodes import EpisodeService
 from rlboost_jax.learner.checkpoints.base import Base
 from rlboost_jax.learner.checkpoints.best import BestCheckpoint
+from rlboost_jax.learner.checkpoints.run_copies import NoCopies, RunCopies
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.fleet.engine_weights import Load
 from rlboost_jax.learner.fleet.link import ManagerLink
@@ -39,6 +40,7 @@ class Session:
     load: Load  # hands the newest version to the trainer's own engines
     publisher: Publisher
     checkpoints: Checkpoints
+    copies: RunCopies | NoCopies = field(default_factory=NoCopies)  # of these, elsewhere
     best: BestCheckpoint | None = None  # is offered every checkpoint that is evaluated
     followers: Followers = field(default_factory=NoFollowers)
     note: Callable[[str], None] = lambda line: None  # shows a line on the console

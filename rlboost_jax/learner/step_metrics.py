@@ -33,6 +33,7 @@ class FinishedStep:
     prompts_used: int  # of the prompt stream, up to this step
     params_digest: str  # of the version that the step made
     durable_step: int  # newest checkpoint on disk
+    copied_step: int | None  # and in `checkpoint.copy_to`
     train_seconds: float
     train_wait_seconds: float  # idle for want of a micro-batch
     publish_seconds: float  # for the copy of the parameters to the host
@@ -59,6 +60,7 @@ def row_of(finished: FinishedStep, session: Session) -> dict[str, Any]:
         "trajectories_digest": trajectories_digest(trajectories),
         "params_digest": finished.params_digest,
         "durable_step": finished.durable_step,
+        "copied_step": finished.copied_step,
         "step_seconds": finished.step_seconds,
     }
 

@@ -96,6 +96,7 @@ MEANINGS: Final = MappingProxyType(
         "gap added",
         "rounded_choices": "sampled tokens outside the learner's interval, within the tolerance",
         "durable_step": "newest durable checkpoint, where the run would resume after a power cut",
+        "copied_step": "newest copy of a checkpoint in `checkpoint.copy_to`",
         "instances_left": "of `instances_lost`, those that handed over all their work",
         "final": "true in the row after the last step, of the evaluation of the final parameters",
     }

@@ -152,12 +152,13 @@ def described(folder: Path) -> dict[str, Any] | None:
         return None
     values = unsealed(values, path, remedy)
     files = values["files"]
-    if not isinstance(files, dict) or not all(map(_is_digest, files, files.values())):
+    if not isinstance(files, dict) or not all(map(is_digest, files, files.values())):
         raise Damaged(f"{path} has other values than sizes and digests of files below; {remedy}")
     return values
 
 
-def _is_digest(name: str, value: Any) -> bool:
+def is_digest(name: str, value: Any) -> bool:
+    """Whether a name and a value of JSON are those of a file below a folder."""
     below = not Path(name).is_absolute() and ".." not in Path(name).parts
     match value:
         case [int(), str()]:

@@ -52,6 +52,14 @@ class CheckpointConfig:
         note="With a large state training waits earlier, to save memory. The console, the page "
         "and an alert warn once the newest durable checkpoint is late by more than half of this.",
     )
+    copy_to: str = setting(
+        "",
+        "where in an object store durable checkpoints are copied, with all that the run needs to "
+        'go on elsewhere; "": nowhere',
+        may_change="at once",
+        note="`s3://BUCKET/PREFIX`, `gs://…`, `az://…` or `file:///FOLDER`. The newest `keep` "
+        "copies stay. Training waits for none but the last. `rlboost restore` brings one back.",
+    )
     disk_seconds: float = setting(
         600.0,
         "how long work on the disk may make no progress before the trainer ends",

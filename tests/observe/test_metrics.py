@@ -31,7 +31,8 @@ line_round_trip_worst, line_losses_median, line_losses_worst, lease_seconds_medi
 lease_seconds_worst, parked_share, turns_mean, sequences_mean, returned_share, tool_calls,
 tool_failures, environment_seconds, tokens_retokenised, episodes_left_out, groups_filled_up,
 slots_lent_mean, instances_frozen_mean, rollouts_handed_back, learner_devices, max_choice_gap,
-max_mean_choice_gap, rounded_choices, durable_step, instances_left, final"""
+max_mean_choice_gap, rounded_choices, durable_step, copied_step,
+instances_left, final"""
 
 
 def test_the_keys_are_stable() -> None:

@@ -1,10 +1,14 @@
 """Trainer and manager are killed at any moment; the same command goes on to the same bits."""
 
+import shutil
 import signal
 import sys
 
 import pytest
 
+from rlboost_jax.learner.checkpoints.run_copies import restore, steps_of
+from rlboost_jax.platform.object_store import ObjectStore
+from tests.object_stores import s3_bucket, s3_environment
 from tests.system.doomed import Fault
 from tests.system.harness import PATIENT, SHORT, Run, prepared
 
@@ -67,6 +71,31 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(short_and_calm, tmp_pat
         run.assert_accounts_hold()
         run.assert_nothing_is_left()
         assert_tokens_were_used(run, faults)
+
+
+def test_a_run_whose_disk_is_lost_goes_on_elsewhere_with_the_same_bits(
+    short_and_calm, tmp_path, monkeypatch
+):
+    """Nothing of the first machine is left but what it copied, with no secret among it."""
+    store = f"{s3_bucket()}/{tmp_path.name}"
+    for name, value in s3_environment().items():
+        monkeypatch.setenv(name, value)
+    settings = (*SHORT, *PATIENT, f"checkpoint.copy_to={store}")
+    with prepared(tmp_path / "first", *settings) as run:
+        doomed = [sys.executable, "-m", "tests.system.doomed", "row:4:trainer", "--"]
+        run.command = doomed + run.command[3:]
+        run.start()
+        output = run.end()
+        assert run.process.returncode == -signal.SIGKILL, output[-4000:]
+    shutil.rmtree(run.workdir)
+    with prepared(tmp_path / "second", *settings) as run:
+        step = restore(ObjectStore(store, setting="test"), run.workdir)
+        assert 1 <= step <= 5
+        run.start().finish()
+        assert run.digests() == short_and_calm.digests()
+        assert [row["step"] for row in run.metrics()] == [*range(6)]
+        assert steps_of(ObjectStore(store, setting="test"))[-1] == 6
+        run.assert_nothing_is_left()
 
 
 def assert_tokens_were_used(run: Run, faults: list[Fault]) -> None:

@@ -15,7 +15,7 @@ Invariants:
 import json
 import shutil
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -70,6 +70,7 @@ class Checkpoints(Closing):
         note: Callable[[str], None] = lambda line: None,
         waiting_bytes: int = WAITING_BYTES,
         disk_seconds: float = STALL_SECONDS,
+        held: Callable[[], Collection[int]] = tuple,
     ) -> None:
         """Open the folder, and make it where missing.
 
@@ -80,9 +81,11 @@ class Checkpoints(Closing):
             note: shows a line to people: what is waited for, where that takes long.
             waiting_bytes: of copies that wait for the disk; with more, `save` waits for it.
             disk_seconds: how long a save may get nothing done before it is abandoned.
+            held: steps that must not be deleted for now.
         """
         self._folder, self._keep, self._keep_every = Path(folder).absolute(), keep, keep_every
-        self._on_durable, self._before, self._waiting_bytes = on_durable, before, waiting_bytes
+        self._on_durable, self._before, self._held = on_durable, before, held
+        self._waiting_bytes = waiting_bytes
         durable.make_folder(self._folder)
         self._owner = folders.owner_of(self._folder)
         self._bulletin = Bulletin(self._folder.name)
@@ -200,8 +203,7 @@ class Checkpoints(Closing):
         """
         if not checked:
             check(self._folder, step)
-        state = read_tree(self._folder, step, STATE, abstract)
-        return state, read_extra(self._folder, step)
+        return read_tree(self._folder, step, STATE, abstract), read_extra(self._folder, step)
 
     def restore_versions(self, step: int, abstract: dict[str, Params]) -> dict[str, Params]:
         """Read the older parameters that belong to a step that was restored.
@@ -321,7 +323,7 @@ class Checkpoints(Closing):
         sign("deleting older ones")
         if self._bulletin.index == 0:
             for old in folders.superseded(self._folder, step, self._keep, self._keep_every):
-                if self._is_own(old):
+                if old not in self._held() and self._is_own(old):
                     folders.remove(self.place(old))
 
     def _is_own(self, step: int) -> bool:

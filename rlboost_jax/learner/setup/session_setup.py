@@ -20,6 +20,7 @@ from rlboost_jax.learner.checkpoints.best import BestCheckpoint
 from rlboost_jax.learner.checkpoints.extra import window_of
 from rlboost_jax.learner.checkpoints.forking import bring, check_fork
 from rlboost_jax.learner.checkpoints.origin import keep_origin
+from rlboost_jax.learner.checkpoints.run_copies import NoCopies, RunCopies
 from rlboost_jax.learner.checkpoints.writing import Checkpoints
 from rlboost_jax.learner.fleet.engine_weights import load_of, puller_of
 from rlboost_jax.learner.fleet.link import ManagerLink
@@ -43,6 +44,7 @@ from rlboost_jax.observe.metrics import read_metrics
 from rlboost_jax.observe.profile import StepProfile
 from rlboost_jax.observe.tracker import Trackers
 from rlboost_jax.platform import durable
+from rlboost_jax.platform.object_store import ObjectStore
 from rlboost_jax.platform.stacks import StacksFile, stacks_path
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.changes import LAYOUT, lines, next_change
@@ -97,8 +99,11 @@ class SessionSetup:
         fleet = self._fleet(followers)
         self._connect(exercises, fleet.link)
         profile = self._profile()
-        checkpoints = self._checkpoints(fleet.link)
+        copies = self._copies()
+        checkpoints = self._checkpoints(fleet.link, copies)
         start = self._restored(programs, checkpoints)
+        if start.restored and copies.copied != start.step:
+            copies.copy(start.step)  # an earlier start did not come to it
         trackers = self._trackers(start.step)
         self._start_fleet(fleet, start)  # while the learner warms up and compiles
         ready = self._prepared(start, checkpoints)
@@ -139,6 +144,7 @@ class SessionSetup:
             load=load_of(lag, num_processes, reserved, publisher, base),
             publisher=publisher,
             checkpoints=checkpoints,
+            copies=copies,
             best=BestCheckpoint(self._path, checkpoints) if run.evaluation.keep_best else None,
             followers=followers,
             note=self._console.note,
@@ -200,17 +206,29 @@ class SessionSetup:
         profile = StepProfile(self._run.observe, self._path, note=self._console.note)
         return self._stack.enter_context(profile)
 
-    def _checkpoints(self, link: ManagerLink) -> Checkpoints:
+    def _copies(self) -> RunCopies | NoCopies:
+        """Begin to copy checkpoints where the run says so; they are closed after these."""
+        checkpoint = self._run.checkpoint
+        if not checkpoint.copy_to:
+            return NoCopies()
+        store = ObjectStore(checkpoint.copy_to, setting="checkpoint.copy_to")
+        note = self._console.note
+        return self._stack.enter_context(
+            RunCopies(self._path, store, keep=checkpoint.keep, note=note)
+        )
+
+    def _checkpoints(self, link: ManagerLink, copies: RunCopies | NoCopies) -> Checkpoints:
         checkpoint = self._run.checkpoint
         return self._stack.enter_context(
             Checkpoints(
                 self._path / "checkpoints",
                 keep=checkpoint.keep,
                 keep_every=checkpoint.keep_every,
-                on_durable=lambda step: self._committed(step, link),
+                on_durable=lambda step: self._committed(step, link, copies),
                 before=lambda: self._rows.sync(),  # of steps that are not done again
                 note=self._console.note,
                 disk_seconds=checkpoint.disk_seconds,
+                held=lambda: copies.held,
             )
         )
 
@@ -261,7 +279,7 @@ class SessionSetup:
         self._stack.callback(trackers.close)
         return trackers
 
-    def _committed(self, step: int, link: ManagerLink) -> None:
+    def _committed(self, step: int, link: ManagerLink, copies: RunCopies | NoCopies) -> None:
         """Make the events of a checkpoint's steps durable, then tell the manager, which forgets
         their tokens. Runs in the thread that waits for checkpoints.
         """
@@ -270,6 +288,7 @@ class SessionSetup:
         if step:
             link.committed(Batch(step - 1))
             forget(self._path / FOLDER_OF_EPISODES, step - 1)
+        copies.copy(step)
 
     def _start_fleet(self, fleet: FleetSetup, start: StartPoint) -> None:
         changes = (

@@ -13,6 +13,7 @@ from typing import Final
 
 from rlboost_jax.algorithms.outside_functions import check_outside_functions
 from rlboost_jax.platform.mistakes import ConfigError, install, suggestion
+from rlboost_jax.platform.object_store import objection_to_url
 from rlboost_jax.sequences.identities import MOST_TRAINED
 from rlboost_jax.settings.ec2_config import ec2_mistakes
 from rlboost_jax.settings.fleet_config import PROVIDER_IS_GIVEN, FleetConfig
@@ -292,6 +293,8 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
             "evaluation.keep_best is True and evaluation.every_steps is 0; nothing says which "
             "checkpoint is the best: choose how often to evaluate, or set it to False"
         )
+    if config.checkpoint.copy_to and (objection := objection_to_url(config.checkpoint.copy_to)):
+        yield f"checkpoint.copy_to {objection}"
     every = config.checkpoint.every_steps
     if config.checkpoint.keep_every % every:
         yield (
