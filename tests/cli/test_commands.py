@@ -202,7 +202,7 @@ def test_bash_completes_commands_options_names_and_settings(tmp_path: Path) -> N
     script = tmp_path / "rlboost.bash"
     script.write_text(completion.bash())
     (tmp_path / "folder").mkdir()
-    assert completed(script, "re") == ["report"]
+    assert completed(script, "re") == ["report", "restore"]
     assert completed(script, "report", "--w") == ["--workdir="]
     assert completed(script, "train", "--su") == ["--supervise"]
     assert completed(script, "train", "--config", "=", "quick") == ["quickstart"]

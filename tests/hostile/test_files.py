@@ -32,7 +32,9 @@ from rlboost_jax.data.row import BrokenRow
 from rlboost_jax.data.tokenizers import open_tokenizer
 from rlboost_jax.environments.builtin.corpus import Corpus, NoCorpus
 from rlboost_jax.environments.player import example_of
+from rlboost_jax.learner.checkpoints import run_copies
 from rlboost_jax.learner.checkpoints.reading import read_extra
+from rlboost_jax.learner.checkpoints.run_copies import read_list
 from rlboost_jax.manager.service.page.page_certificate import former_port
 from rlboost_jax.models.checkpoint_reader import read_checkpoint
 from rlboost_jax.models.checkpoint_writer import write_checkpoint
@@ -45,6 +47,7 @@ from rlboost_jax.observe.comparing.side_by_side import text_lines
 from rlboost_jax.observe.page.run_view import RunView
 from rlboost_jax.platform import at_rest
 from rlboost_jax.platform.mistakes import Mistake
+from rlboost_jax.platform.object_store import ObjectStore, StoreFailed
 from rlboost_jax.providers.price_command import prices_in
 from rlboost_jax.providers.server_files import ServerFiles
 from rlboost_jax.qualification import cache as verdicts
@@ -139,6 +142,15 @@ def compared(path: Path) -> None:
     assert list(text_lines(runs)) and comparison_page(runs)
 
 
+def copies_beside(path: Path) -> ObjectStore:
+    """A store of copies in which the file is what a run has put there."""
+    store = ObjectStore(f"file://{path.parent}/store", setting="test")
+    store.put("run.json", path.read_bytes())
+    store.put("copies/1.json", path.read_bytes())
+    return store
+
+
+COPY = {"run_id": "f00d", "step": 1, "files": {"config.json": [1, "0" * 64]}}
 QWEN = PUBLISHED["Qwen3-8B"][1]
 RUN = to_dict(run_config(base.get_config()))
 MODEL = small_model(tie_embeddings=True, qk_norm=False)
@@ -441,6 +453,21 @@ READERS: dict[str, Reader] = {
         name="data.json",
         read=lambda path: (at_rest.read_sealed(path, "bring it back"), at_rest.is_sealed(path)),
         **of_object({"digest": "f00d", "rows": 3}),
+    ),
+    "copies/STEP.json": Reader(
+        sites=("learner/checkpoints/run_copies.py:read_list",),
+        name="1.json",
+        read=lambda path: read_list(copies_beside(path), 1),
+        good=json.dumps(at_rest.sealed(COPY)).encode(),
+        places=(),  # a store has objects
+    ),
+    "run.json": Reader(
+        sites=("learner/checkpoints/run_copies.py:_run_of",),
+        name="run.json",
+        read=lambda path: run_copies._run_of(copies_beside(path)),
+        places=(),
+        raises=(StoreFailed,),
+        **of_object({"run_id": "f00d"}),
     ),
     "digests.json": Reader(
         sites=("platform/durable.py:read_object",),
@@ -985,6 +1012,7 @@ EXEMPT: dict[str, str] = {
                 "weights/serve.py:_read",
                 "weights/wheels.py:Wheelhouse.entries",
                 "learner/checkpoints/forking.py:bring",
+                "learner/checkpoints/run_copies.py:RunCopies._blocks",
             ),
             *(
                 "environments/builtin/corpus.py:build",

@@ -130,6 +130,7 @@ def finished(step, *, rewards=(0.0, 1.0), kl=0.0, stop_ids=(1,), **facts):
         "prompts_used": step + 1,
         "params_digest": "",
         "durable_step": step,
+        "copied_step": None,
         "train_seconds": 0.0,
         "train_wait_seconds": 0.0,
         "publish_seconds": 0.0,

@@ -6,7 +6,6 @@ they were in memory, are written with it and checked whenever it is read.
 
 Invariants:
 - `save` only copies arrays to the host: all else is done by a thread, in the order of steps;
-- none is deleted before a newer one was read back;
 - what says that it is another checkpoint, or says nothing that can be read, is never deleted;
 - no wait is without an end: a save that gets nothing done is abandoned (`DiskThread`), and the
   checkpoint before is the one to resume from.
