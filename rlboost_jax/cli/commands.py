@@ -48,8 +48,8 @@ COMMANDS: Final[Mapping[str, Command]] = MappingProxyType(
         ),
         "export": Command("rlboost_jax.export", "write a run's model for transformers, or PEFT"),
         "gateway": Command("rlboost_jax.gateway", "serve a policy behind OpenAI's protocol"),
-        "verify": Command("rlboost_jax.cli.verify", "check every digest of a run's files"),
         "restore": Command("rlboost_jax.cli.restore", "bring a run back from its copies"),
+        "verify": Command("rlboost_jax.cli.verify", "check every digest of a run's files"),
         "index": Command("rlboost_jax.cli.index", "make a corpus for the tool that searches"),
         "logits": Command("rlboost_jax.cli.logits", "check a checkpoint, learner against engine"),
         "simulate": Command(
