@@ -83,7 +83,7 @@ def test_the_extras_are_these() -> None:
     extras = set(project(ROOT)["optional-dependencies"])
     adapters = {"openenv", "reasoning-gym", "skyrl-gym", "textarena", "verifiers"}
     others = {"cuda12", "cuda13", "gguf", "hf", "math", "mlflow", "wandb", "notebooks", "dev"}
-    others |= {"kubernetes", "ec2"}
+    others |= {"kubernetes", "ec2", "store"}
     assert extras == others | adapters
 
 
