@@ -25,13 +25,15 @@ _KINDS: Final = {
     dict[str, Any]: "dictionary",
 }
 _USUAL: Final = ("≥0", "≥1", ">0")  # as one expects of a count, or of a rate
+_UNITS: Final = {"s": "seconds", "min": "minutes"}  # as names have them
 _MARKS: Final = {"never": "", "at once": "↻", "from its step": "↷"}
 HEADER: Final = """\
 # Settings
 
 Set one by `--config.NAME=VALUE` on the command line, or `config.NAME = VALUE` in a file. Each line
-has the default, the meaning, and unit, range or choices. `--explain=learner.attention` prints one
-setting, `--explain=learner` a section, with a note where a line here has "…".
+has the default, the meaning, and choices, or unit and range where they are not obvious.
+`--explain=learner.attention` prints one setting in full, `--explain=learner` a section; "…" marks
+settings with a note.
 
 ↻ may change when the run is started again, and ↷ from the step with which it resumes
 ([changing a run](../how-to/changing.md)); all others are fixed. Anchors:
@@ -92,9 +94,13 @@ def values_of(setting: Setting) -> str:
     """Type, unit and range of a setting, or its choices."""
     if setting.choices:
         return " | ".join(map(json.dumps, (*setting.choices, *[OWN] * setting.outside)))
+    kind = _KINDS.get(setting.kind, "tuple")
+    return ", ".join(filter(None, (kind, setting.unit, *_ranges(setting))))
+
+
+def _ranges(setting: Setting) -> list[str]:
     limits = (("≥", setting.at_least), (">", setting.above), ("≤", setting.at_most))
-    ranges = [f"{sign}{limit:.10g}" for sign, limit in limits if limit is not None]
-    return ", ".join(filter(None, (_KINDS.get(setting.kind, "tuple"), setting.unit, *ranges)))
+    return [f"{sign}{limit:.10g}" for sign, limit in limits if limit is not None]
 
 
 def document() -> str:
@@ -117,11 +123,19 @@ def _sections() -> Iterator[str]:
 def _brief(setting: Setting) -> str:
     """Name, default, meaning and limits in one line; "…" where `--explain` has more."""
     named = f"**`{setting.name}`** `{shown(setting.default)}`{_MARKS[setting.may_change]}"
-    kind = _KINDS.get(setting.kind, "tuple")
-    limits = values_of(setting).removeprefix(kind).removeprefix(", ").replace(" | ", ", ")
-    limits = "" if limits in _USUAL else limits
+    limits = _limits(setting)
     more = "…" if setting.note else ""
     return f"{named} {_capital(setting.meaning)}{more}{f' ({limits})' if limits else ''}"
+
+
+def _limits(setting: Setting) -> str:
+    """Choices; or the unit, unless the name has it, and an unusual range."""
+    if setting.choices:
+        return values_of(setting).replace(" | ", ", ")
+    words = setting.name.rpartition(".")[2].split("_")
+    unit = "" if _UNITS.get(setting.unit, setting.unit) in words else setting.unit
+    ranges = ", ".join(_ranges(setting))
+    return ", ".join(filter(None, (unit, "" if ranges in _USUAL else ranges)))
 
 
 if __name__ == "__main__":
