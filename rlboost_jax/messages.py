@@ -436,8 +436,8 @@ class BeginBatch(WireMessage, frozen=True, kw_only=True):
     group_size: Count
     sampling: Sampling
     prompts: tuple[PromptRequest, ...]
-    # That a response may have, in all its sequences: after each but the last the trainer is asked
-    # what follows. 1: it is over with its first.
+    # Most turns of a response, in all its sequences: after each but the last the trainer is asked
+    # what follows.
     turns: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
 
 
@@ -459,7 +459,7 @@ class Doubt(WireMessage, frozen=True, kw_only=True):
 
     The server that sampled the named tokens is not believed any more. Other servers continue the
     responses from before its first token. All sequences of such a response are then delivered
-    again, in order, also those before the doubted one.
+    again, in order, also those before the contradicted one.
     """
 
     batch: Batch
@@ -616,25 +616,24 @@ class BatchReport(WireMessage, frozen=True, kw_only=True):
     tokens_measured: int  # delivered of another sampling than the batch's; in none of the others
     cost_dollars: float  # since the report of the batch before: the pause between them included
     window: WindowState
-    # Of these, in that pause; before the first turn the run's start.
+    # The part of `cost_dollars` in that pause; before the first turn, in the run's start.
     cost_between_dollars: float = 0.0
-    # Of the lines to preemptible instances at the end of its turn, seconds or a share of packets;
-    # None: none is known. A manager of an earlier release says nothing of them.
+    # Lines to preemptible instances at the end of its turn, in seconds or a share of packets; None:
+    # none is known, or the manager is of an earlier release.
     line_round_trip_median: float | None = None
     line_round_trip_worst: float | None = None
     line_losses_median: float | None = None
     line_losses_worst: float | None = None
     lease_seconds_median: float | None = None
     lease_seconds_worst: float | None = None
-    # Of a batch whose responses have turns; None of one without, as all that follow are.
+    # Figures of a batch whose responses have turns; None of any other batch.
     parked_share: float | None = None  # of its unfinished responses, averaged over its turn
     turns_mean: float | None = None  # of a delivered response, in all its sequences
     sequences_mean: float | None = None
-    # How often a response that went on after an answer did so at the server that it came from,
-    # as a share.
+    # Share of answered responses that resumed at the server that they came from.
     returned_share: float | None = None
-    # Of servers that share their device: slots that others had, averaged over its turn; servers
-    # that might not grow before the next step; rollouts that they gave back for want of room.
+    # Servers that share their device: slots that others had, averaged over its turn; servers that
+    # might not grow before the next step; rollouts that they returned for want of room.
     slots_lent_mean: float = 0.0
     instances_frozen_mean: float = 0.0
     rollouts_handed_back: int = 0

@@ -60,7 +60,7 @@ def main() -> None:
     listed = json.loads(get(files, "/wheels")[0])
     digest = hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()[:16]
     place = PLACE / f"{digest}-{sys.version_info[0]}.{sys.version_info[1]}"
-    try:  # whoever could write it would run code here, with the token at hand
+    try:  # anybody who can write it would run code here, with the token at hand
         code_place(PLACE, "RLBOOST_HOME")
         code_place(place, "RLBOOST_HOME")
     except Replaceable as error:

@@ -143,7 +143,7 @@ def new_rollout(request: GenerateRequest, layout: StepLayout, arrival: int) -> E
     runs = runs_after_prompt(request.runs, len(response))
     tokens = np.zeros(len(prompt) + sum(runs[1::2]) + sampling.max_tokens, np.int32)
     known = len(prompt) + len(response)
-    # Those of the newest run, if it was given; the prompt, if nothing was sampled yet.
+    # Tokens of the newest run, if it was given; the prompt, if nothing was sampled yet.
     newest_given = runs[-1] if runs and len(runs) % 2 == 0 else 0
     newest_sampled = runs[-1] if len(runs) % 2 else 0
     turn_start = known - newest_sampled

@@ -47,8 +47,8 @@ from rlboost_jax.settings.sampling_config import NoiseKind
 Leaves = tuple[Array, ...]
 Pools = tuple[Float[Array, "P L C D"], ...]  # C: keys at even, values at odd head indices
 
-# Of what is sampled, [3, steps, sequences] int32: token (-1: none), bits of its log-probability,
-# and a checksum of the logits it was sampled from.
+# Rows of what is sampled, [3, steps, sequences] int32: token (-1: none), bits of its
+# log-probability, and a checksum of the logits it was sampled from.
 TOKENS, LOGPROBS, CHECKSUMS = range(3)
 
 

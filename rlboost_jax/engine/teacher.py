@@ -17,7 +17,7 @@ from rlboost_jax.engine.engine_rollouts import rollout_of_tokens
 from rlboost_jax.engine.step_inputs import Chunk
 from rlboost_jax.messages import Sampling
 
-# Of what is given, nothing is sampled.
+# Nothing is sampled: all tokens are given.
 _SAMPLING: Final = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=1, stop_ids=())
 
 

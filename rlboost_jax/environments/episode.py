@@ -11,7 +11,7 @@ before are replayed to it. What it answers is kept before it is sent on.
     Wait      → episode.waited()
     Say, Judge, Drop, Stop: nothing is heard of them
 
-At most one of the first four is under way. Whatever comes twice, late, or of an attempt that was
+At most one of the first four is in progress. Whatever comes twice, late, or of an attempt that was
 abandoned changes nothing.
 """
 

@@ -152,7 +152,7 @@ class EpisodeService:
         return EpisodeStart(example=example, seed=seed, opened=opened), tokens
 
     def begin(self, batch: int, prompt_of: PromptOf) -> None:
-        """Prepare for a batch, before the manager is told of it.
+        """Prepare for a batch, before it is sent to the manager.
 
         Args:
             prompt_of: an episode, in any thread; None: the batch does not have it.

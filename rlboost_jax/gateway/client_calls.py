@@ -21,7 +21,7 @@ from rlboost_jax.gateway.refused_fields import FIXED, refuse
 from rlboost_jax.gateway.unread import UNSET, unread, unread_of_messages, unread_of_tools
 from rlboost_jax.sequences.shared_limits import MAX_STOP_IDS
 
-# Of chat completions: what is followed. `top_logprobs` has the sampled token only.
+# Fields of chat completions that are followed. `top_logprobs` has the sampled token only.
 _TURN: Final = ("n", "max_tokens", "temperature", "top_p", "top_k", "stop", "stop_token_ids")
 _CHAT: Final = frozenset(
     (

@@ -218,7 +218,7 @@ class Sessions:
         progress: TurnProgress,
         task: "asyncio.Task[SampledTurn | ApiError]",
     ) -> None:
-        """Complete a turn, however it ends: its waiters are told once, and the next may begin."""
+        """Complete a turn, however it ends: answer its waiters once, and let the next begin."""
         made = _abandoned(session.state.over) if task.cancelled() else task.result()
         if isinstance(made, ApiError):
             session.state.failed()

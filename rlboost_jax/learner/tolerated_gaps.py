@@ -20,7 +20,7 @@ EXACT: Final = 1e-3  # float32 with the same sums, or nearly: honest gaps are 1e
 SINGLE: Final = 0.05  # float32 whose products may be rounded: TF32 on GPUs, passes of bfloat16
 ROUNDED: Final = 2.0  # 16-bit weights or caches: single tokens differ by tenths
 
-# Of a choice: how much probability rounding may move the edge of a token's interval by.
+# Choice gaps: probability by which rounding may move the edge of a token's interval.
 EXACT_CHOICE: Final = 2e-5  # honest gaps are at most 2e-6
 SINGLE_CHOICE: Final = 0.01
 ROUNDED_CHOICE: Final = 0.25

@@ -163,7 +163,7 @@ class Answered(Entry, frozen=True, kw_only=True):
 class Counted(Entry, frozen=True, kw_only=True):
     """The counts of a batch so far (-1: of the time after the last one).
 
-    `in_flight_…` are tokens of all dispatches under way: lost if this is the last `Counted`.
+    `in_flight_…` are tokens of all running dispatches: lost if this is the last `Counted`.
     """
 
     batch: Batch

@@ -2,7 +2,7 @@
 
 Drawn from `metrics.jsonl`, `samples.jsonl`, `events.jsonl`, `config.json` and, once the run is
 over, `summary.json` alone, so it can be made again from a finished workdir, or from one whose run
-is still going on. The figures are those of the live page, with the same code (`page/`).
+is still alive. The figures are those of the live page, with the same code (`page/`).
 """
 
 import html

@@ -21,7 +21,7 @@ BARS: Final = "▁▂▃▄▅▆▇█"
 HISTORY: Final = 48  # steps in the sparkline
 RECENT: Final = 10  # steps that the time left is reckoned from
 LEAST_WIDTH: Final = 20  # letters; narrower, lines are cut
-# Of the table, with the order in which they go where there is no room: the highest first.
+# Columns of the table; where there is no room, the one with the highest number goes first.
 _COLUMNS: Final = (
     *(("server", 0), ("state", 1), ("policy", 3), ("runs", 2), ("waits", 4)),
     *(("tokens", 5), ("line", 8), ("age", 6), ("$/h", 7)),

@@ -113,13 +113,13 @@ SUMMED: Final = (
 )
 
 
-# Those that the manager counts, of a run as of a simulation.
+# Keys that the manager counts, in a run as in a simulation.
 REPORTED: Final = tuple(
     key for key in KEYS if key != "step" and key in BatchReport.__struct_fields__
 )
-# Of those, what a simulation knows nothing of: its servers have no lines.
+# Keys that a simulation lacks, since its servers have no lines.
 LINES: Final = tuple(key for key in REPORTED if key.startswith(("line_", "lease_")))
-# Of those, what only runs with environments have.
+# Keys that only runs with environments have.
 TURNS: Final = ("parked_share", "turns_mean", "sequences_mean", "returned_share")
 
 

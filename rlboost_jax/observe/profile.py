@@ -49,8 +49,8 @@ class StepProfile(Closing):
         self.spans.at(step)
         first, self._before = not self._before, True
         if step < self._step or (first and step == self._step):
-            # Of a run that died in the step. What comes from the step before on is the step's own:
-            # servers pull the version that it samples from before it begins.
+            # Spans of a run that died in the step. Those from the step before on are the step's
+            # own: servers pull the version that it samples from before it begins.
             spans_path(self._workdir, self._step).unlink(missing_ok=True)
         if self._step and step == self._step:
             self._unwritten = True

@@ -204,7 +204,7 @@ def _fault(path: Path, size: int, sha256: str, from_disk: bool) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            return "it is no file"  # opening a pipe would wait for whoever writes into it
+            return "it is no file"  # opening a pipe would wait for its writer
         if found.st_size != size:
             return f"it has {found.st_size:,} bytes of {size:,}"
         same = _digest_of_file(path, from_disk=from_disk)[1] == sha256

@@ -116,7 +116,7 @@ def turn(
 
     Without a place, on a file system without locks, or after a wait of `seconds`, the block runs
     all the same: at worst work is done twice. Once a process has waited so long in vain it waits
-    for no name of that place any more, since whoever holds one may be stopped for good.
+    for no name of that place any more, since its holder may be stopped for good.
 
     Args:
         waiting: called once, where another process holds the name and is waited for.

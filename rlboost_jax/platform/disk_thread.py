@@ -1,7 +1,7 @@
 """A thread for work on a disk, watched, so that nobody waits for ever for a disk that hangs.
 
 A disk that does not answer holds a thread in a system call, where nothing reaches it. Work that
-gets nothing done for too long is therefore abandoned: whoever waits for it hears `DiskStalled`.
+gets nothing done for too long is therefore abandoned: its waiter gets `DiskStalled`.
 
 Invariants:
 - every future of `submit` ends: with a result, with an error, or with `DiskStalled`;

@@ -133,7 +133,7 @@ class ForkServer:
     def _received(self) -> bytes:
         try:
             data, files, _, _ = socket.recv_fds(self._line, _READ_BYTES, _MOST_FILES)
-        except ConnectionError:  # whoever asks has ended without reading all reports
+        except ConnectionError:  # the parent has ended without reading all reports
             return b""
         for file in files:
             os.set_inheritable(file, False)

@@ -16,7 +16,7 @@ from rlboost_jax.platform.mistakes import suggestion
 
 PATH: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MOST_BYTES: Final = 2**28  # of a module, which may be a library of machine code
-OWN: Final = "package.module:function"  # how a person is told of it
+OWN: Final = "package.module:function"  # how messages name it
 
 
 class CodeNotFound(ValueError):

@@ -14,7 +14,7 @@ from typing import IO, Final
 from rlboost_jax.platform.code_places import Replaceable, code_place, foreign
 from rlboost_jax.platform.mistakes import ConfigError
 
-# Of a workdir: without locks two trainers, or two managers, could work in one folder.
+# Advice on a workdir: without locks two trainers, or two managers, could work in one folder.
 NO_LOCKS: Final = (
     "choose a --workdir on a file system with locks (NFS 4, or NFS 3 with its lock service)"
 )

@@ -1,6 +1,6 @@
 """Whether a process that has ended is started again, and after which pause.
 
-One decision for the first seconds of a process and for all later ones, and for whoever starts it.
+One decision for the first seconds of a process and for all later ones, whichever process starts it.
 An end from outside is met with another start after a pause that doubles; a mistake is not, because
 the next start would make it again. `learner/supervisor.py` decides about trainers, by what the run
 has reached.

@@ -17,7 +17,7 @@ CALLS: Final = 20  # at a time: starts, stops and a list
 ATTEMPTS: Final = 2  # of each call; what it asks for again carries the same token
 LINE: Final = 300  # characters of a reason
 SERVER_ERROR: Final = 500  # HTTP status: it may have been done all the same
-# Of botocore's own, before anything was sent.
+# Errors of botocore's own, raised before anything was sent.
 UNSENT: Final = (
     *("NoCredentialsError", "PartialCredentialsError", "NoRegionError", "ProfileNotFound"),
     *("EndpointConnectionError", "ConnectTimeoutError", "ParamValidationError"),

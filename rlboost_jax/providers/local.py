@@ -182,7 +182,7 @@ class LocalProvider:
                 self._send(name, server, number)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._leave_seconds):
-                    # Of one that is late there may be word yet, and then of its end.
+                    # A late server may still report that it started, and then that it ended.
                     while any(server.pid or server.late for server in self._servers.values()):
                         self._emptied.clear()
                         await self._emptied.wait()

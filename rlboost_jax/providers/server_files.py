@@ -61,7 +61,7 @@ class ServerFiles:
             nonce, pid, started = _parse(text)
             descriptor = os.pidfd_open(pid)
         except (OSError, ValueError, TypeError, OverflowError, AttributeError):
-            # Of it, of the file, of this system.
+            # The process is gone, the file is wrong, or this system has no pidfd.
             self.remove(name)
             return None
         if nonce and process_liveness.runs(pid, started):

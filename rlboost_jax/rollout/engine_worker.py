@@ -1,6 +1,6 @@
 """The engine's thread: commands in between two dispatches, messages out in order.
 
-A command is carried out when nothing is in flight: it waits for the dispatch under way and for
+A command is carried out when nothing is in flight: it waits for the running dispatch and for
 the one that was launched to follow it, never for a third.
 
 Invariants: a dispatch is announced (`in_flight`) before its tokens exist; tokens of a
@@ -77,7 +77,7 @@ class EngineWorker:
         Args:
             spans: of this process; dispatches are on a lane of their own.
             turns: None: the device is this engine's alone. Else no dispatch follows another
-                unseen: a command waits for the one under way and no more.
+                unseen: a command waits for the running one and no more.
         """
         self._turns = turns
         self._open = True  # there are slots

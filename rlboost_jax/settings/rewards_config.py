@@ -19,7 +19,7 @@ class RewardConfig:
     label: str = ""  # what records call it, and no other of the run; "" is its name
     weight: float = 1.0
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
-    # Of one call, so with per="group" of a whole group, which then fails as one. 0: as all others.
+    # Limit of a call; with per="group" the whole group fails as one. 0: rewards.time_limit_seconds.
     time_limit_seconds: float = 0.0
     per: Per = "response"  # what one call judges: a response, or all responses to a prompt
     max_concurrent: int = 0  # calls that wait side by side, `async def` or not; 0: in the workers

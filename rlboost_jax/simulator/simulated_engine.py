@@ -72,7 +72,7 @@ class SimulatedEngine:
         self._at = 0.0  # the time that `_steps` belongs to
         self._prefill = 0.0  # seconds of it that come before the next decode step
         self._stretch, self._seconds = 0, 0.0  # steps planned, and how long they take
-        # Of those that may come back: tokens, others that pages were free for as they left, and
+        # Rollouts that may come back: tokens, others that pages were free for as they left, and
         # tokens that pages had been taken for by then. `rlboost_jax.engine.prefixes`, in tokens.
         self._left: dict[tuple[int, int], tuple[int, float, float]] = {}
         self._taken: float = 0

@@ -186,7 +186,7 @@ class SimulatedTrainer:
                 lengths = [prompt + n for group in groups for n in batch.lengths[group.prompt]]
                 trainer = self._config.trainer
                 seconds = train_seconds(self._config, lengths) + trainer.micro_batch_seconds
-                self._occupy(seconds, batch, self._go_on)  # it doubts nothing
+                self._occupy(seconds, batch, self._go_on)  # all servers are honest
             case Update():
                 self._waited = batch.times.waiting
                 self._occupy(self._config.trainer.apply_seconds, batch, self._copy)

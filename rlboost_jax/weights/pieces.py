@@ -6,7 +6,7 @@ left takes the second half of one that another has hardly begun, or, where a con
 all that is missing of its piece. If two fetch the same bytes, the first to arrive counts.
 
 A `PiecePlan` does no I/O and has no clock. Invariants: each byte counts once; a piece that breaks
-is gone on with from its last byte; the number of requests is bounded by the number of bytes.
+resumes at its last byte; the number of requests is bounded by the number of bytes.
 """
 
 import math
@@ -21,7 +21,7 @@ LEAST_BYTES: Final = 2**14  # of a piece: what TCP sends of an answer in its fir
 FIRST_BYTES: Final = 2**18  # the longest piece of a connection whose rate is not known
 MOST_BYTES: Final = 2**25
 PIECE_SECONDS: Final = 2.0  # that a piece takes a connection of known rate
-HELP_SECONDS: Final = 0.5  # that a piece has taken before a second half of it is taken over
+HELP_SECONDS: Final = 0.5  # that a piece has taken before another connection takes half of it
 STALLED_SECONDS: Final = 1.0  # without a byte, until another connection carries the same bytes, too
 FULL_STALLED_SECONDS: Final = 4.0  # the same where connections wait for each other
 FIRST_CONNECTIONS: Final = 4

@@ -19,7 +19,7 @@ from typing import Final
 
 PREFIX: Final = "rlboost-spool-"
 MEMORY_FOLDER: Final = Path("/dev/shm")
-# Of what is opened by a name that anyone could have given to anything.
+# Flags for a name that anyone could have given to anything.
 _FOLDER_ONLY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -107,7 +107,7 @@ class LocalWorkers:
                 raise StartsExhausted(line)
 
     def closed(self) -> WorkersLost:
-        """Error of whoever still wants a worker."""
+        """Error for a caller that still wants a worker."""
         return WorkersLost(f"the {self._kind.what}s were asked to end")
 
     def stop(self) -> None:

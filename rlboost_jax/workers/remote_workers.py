@@ -134,7 +134,7 @@ class RemoteWorker:
         """Return at once: the process is the other host's to wait for."""
 
     async def talk(self) -> None:
-        """Exchange frames until either side ends; `over` is told why unless it was `close`."""
+        """Exchange frames until either side ends; `over` gets the reason unless it was `close`."""
         why, outside = f"{self._host} is gone", True
         listening = asyncio.create_task(self._listen())
         sending = asyncio.create_task(self._send())

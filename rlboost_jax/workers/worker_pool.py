@@ -124,7 +124,7 @@ class WorkerPool:
         ended is no failure of the work, but `restarts` limits how often that happens in a row.
 
         Args:
-            attempts: failures that may be its own, after which it is given up.
+            attempts: failures that may be its own, after which it is abandoned.
 
         Raises:
             Lost: the last one.

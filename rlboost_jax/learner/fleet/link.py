@@ -143,7 +143,7 @@ class ManagerLink:
 
     def doubt(self, batch: Batch, doubts: Sequence[DoubtedResponse]) -> None:
         """Report doubts, so that other servers sample again; if a report is lost, the manager
-        delivers the response once more, and it is doubted again.
+        delivers the response once more, and it is reported again.
         """
         self._send(message_of(batch, doubts))
 

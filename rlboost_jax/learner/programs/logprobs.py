@@ -24,10 +24,10 @@ from rlboost_jax.models.products import float32_product
 from rlboost_jax.settings.memory_estimates import LEAST_LOGIT_ROWS, LOGIT_BLOCKS, MOST_LOGITS
 from rlboost_jax.settings.sampling_config import SamplingConfig
 
-# Of each token: log-probability, entropy of its distribution, and the probabilities that noise
+# For each token: log-probability, entropy of its distribution, and the probabilities that noise
 # decides between (`choice_intervals`).
 Logprobs = tuple[Float[Array, " N"], Float[Array, " N"], Float[Array, "N ..."]]
-# And the probability of tokens that rounding may take into a cut distribution, or leave out of it.
+# Also the probability of tokens that rounding may take into a cut distribution, or leave out of it.
 CutLogprobs = tuple[
     Float[Array, " N"], Float[Array, " N"], Float[Array, "N ..."], Float[Array, " N"]
 ]

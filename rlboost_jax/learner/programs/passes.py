@@ -262,7 +262,7 @@ def gradients_of(
         )
         whole = frozen = None
         if reference is not None:
-            # Of the whole softmax: what one policy's top-p leaves may be nothing of the other's.
+            # The whole softmax, since one policy's top-p may cut off what the other samples.
             whole_of = partial(
                 whole_logprobs,
                 tokens=targets,

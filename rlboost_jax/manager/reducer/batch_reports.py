@@ -26,7 +26,7 @@ class BatchReports:
         self._paid: dict[Batch, float] = {}  # batch → dollars of the run when it was reported
         # Batch → how many servers had joined, were lost and had left by then.
         self._counts: dict[Batch, tuple[int, int, int]] = {}
-        # Of the batch, response-seconds since it began: parked, and not finished.
+        # Response-seconds of the batch since it began: parked, and not finished.
         self._parked, self._unfinished = Integral(0.0), Integral(0.0)
         # Slots that others have on servers' devices, and servers that may not grow yet, both times
         # seconds since it began.

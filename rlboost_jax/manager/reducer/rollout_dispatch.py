@@ -72,7 +72,7 @@ class RolloutDispatch:
         seeding = reserved if self._seeding.open else []
         self._settle(batch, remote, seeding, now)
         idle = seeding and not any(i.held for i in seeding)
-        # With a lag they have work of later batches, or soon will.
+        # With a lag reserved engines have work of later batches, or soon will.
         if remote and idle and not (batch.num_waiting or self._ledger.lagging):
             self._seeding.close(batch, "reserved engines have nothing left", now)
 

@@ -73,7 +73,7 @@ class Trainer:
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
         self.ended = False
-        self._changes: tuple[str, ...] = ()  # that the trainer told of
+        self._changes: tuple[str, ...] = ()  # that the trainer reported
 
     def hear(self, stream: int, message: TrainerMessage, now: float) -> None:
         """Process a message. Raises ProtocolError, and then nothing of it has been done."""

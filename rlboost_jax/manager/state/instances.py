@@ -218,7 +218,7 @@ class Instance:
         return ""
 
     def enter(self, order: int, watcher: Watcher) -> None:
-        """Add it to the roster; `watcher` is told of its changes."""
+        """Add it to the roster; `watcher` hears its changes."""
         self.order, self._watcher = order, watcher
 
     def quit(self) -> None:

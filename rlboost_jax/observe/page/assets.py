@@ -13,7 +13,7 @@ SERVED: Final = {
     "style.css": "text/css",
 }
 
-# Of the live page: its own files, its own server, and nothing that stands in the markup.
+# Content policy of the live page: its own files, its own server, and nothing in the markup.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -29,7 +29,7 @@ EMPTY: Final[Mapping[str, Any]] = {"instance": "", "kind": "", "detail": "", "st
 LONGEST_SILENCE: Final = 3600.0  # seconds of it that are drawn
 LOOKS: Final = 16  # of one poll, at files that are long already
 
-# Of the fleet and the run; the others are numbers of steps, and many.
+# Events of the fleet and the run; the others are numbers of steps, and many.
 NEWS: Final = frozenset(
     ("joined", "ready", "notice", "lost", "drained", "rejected", "quarantined", "resumed")
 ) | {"manager", "ended", "journal", "file_server", "page", "ordered", "budget"}

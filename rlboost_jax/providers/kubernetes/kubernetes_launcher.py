@@ -119,7 +119,7 @@ class KubernetesLauncher:
         return replace(_job(state), withdrawn_in=left, reason=why)
 
     def _late(self, state: PodState, watched: _Watched, now: float) -> str:
-        """Why a pod is given up; "" if it is not."""
+        """Why a pod is abandoned; "" if it is not."""
         settings = self._settings
         why, most, doing = "", 0.0, ""
         if state.failing:

@@ -64,7 +64,7 @@ class Pace:
             self._tenants.pop(tenant, None)
 
     def wait_seconds(self, engine: PacedEngine) -> float:
-        """Seconds until to ask again; 0: a program may run, and the engine is told which."""
+        """Seconds until to ask again; 0: a program may run, which the engine learns."""
         with self._lock:
             tenants = list(self._tenants.values())
         if not tenants:

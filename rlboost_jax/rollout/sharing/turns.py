@@ -9,7 +9,7 @@ class Turns(Protocol):
     """Scheduler of a shared device. Called in the engine's thread."""
 
     def wait_seconds(self, engine: Any) -> float:
-        """Seconds until to ask again; 0: run now, and the engine is told what."""
+        """Seconds until to ask again; 0: a program may run, which the engine learns."""
         ...
 
     def ended(self, engine: Any, dispatch: Any, seconds: float) -> None:

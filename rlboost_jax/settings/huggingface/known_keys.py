@@ -12,7 +12,7 @@ from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.foreign_keys import report_unknown
 from rlboost_jax.settings.huggingface.families import FamilyRow
 
-# Of every family: sizes, switches, and what other programs than a forward pass read.
+# Keys of every family: sizes, switches, and what other programs than a forward pass read.
 _USED: Final = (
     *("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps"),
@@ -97,7 +97,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "n_routed_experts": (0,),
     "routed_scaling_factor": (1,),
 }
-# Of a model with vision around its text: all that is not the text's own.
+# Keys of a model with vision around its text that are not the text's own.
 _AROUND_TEXT: Final = (
     *("text_config", "vision_config", "mm_tokens_per_image", "boi_token_index"),
     *("eoi_token_index", "image_token_index", "boi_token_id", "eoi_token_id", "image_token_id"),
