@@ -20,76 +20,87 @@ FILE: Final = "metrics.jsonl"
 MEANINGS: Final = MappingProxyType(
     {
         "step": "number of the step, from 0",
-        "version": "of the policy that sampled the step; `step`, less `lag`",
-        "prompts_used": "of the prompt stream, by this step and those before",
-        "reward_mean": "of the step's responses",
-        "reward_std": "standard deviation over the step's responses",
+        "version": "policy version that sampled the step: `step` less `lag`",
+        "prompts_used": "prompts of the stream used so far",
+        "reward_mean": "mean reward of the step's responses",
+        "reward_std": "standard deviation of the step's rewards",
         "reward_failures": "responses for which a reward function failed",
         "accuracy": "mean over responses to held-out prompts; null where not evaluated",
-        "pass_at_k": "mean of the best response to each of them; null with one response a prompt",
-        "loss": "of the policy, as it is minimised; mean of the step's updates",
-        "kl": "to the reference, nats per token; 0 without one",
-        "entropy": "of the policy, nats per token",
-        "clip_fraction": "tokens whose gradient the clip stopped, of all",
-        "response_tokens": "sampled, of all responses",
-        "response_length_mean": "tokens",
-        "response_length_max": "tokens",
-        "step_seconds": "from the end of the step before",
-        "rollout_seconds": "from the step's first request to its last token",
-        "train_seconds": "the learner's, on micro-batches and updates",
-        "publish_seconds": "copying the updated parameters to the host",
-        "train_wait_seconds": "learner idle for want of groups, window excluded",
-        "remote_wait_seconds": "servers idle while the learner finishes",
-        "seeding_window_seconds": "in which reserved devices generate",
-        "instances_mean": "preemptible ones, over the step",
-        "instances_joined": "preemptible ones",
-        "instances_lost": "preemptible ones that went away, with notice or without",
-        "requests_migrated": "that went on elsewhere with the tokens they had",
-        "tokens_generated": "sampled by any engine, evaluation excluded",
-        "tokens_delivered": "of these, in responses that were trained on",
-        "tokens_lost": "of these, sampled and then discarded",
-        "tokens_filtered": "of the lost, whole responses to prompts that dynamic sampling skipped",
-        "tokens_prefilled_again": "the price of migration",
-        "tokens_reserved": "of the generated, on reserved devices",
-        "tokens_preemptible": "of the generated, on preemptible instances",
-        "tokens_measured": "of evaluation, in none of the others",
-        "cost_dollars": "since the end of the step before",
-        "tokens_per_dollar": "trained on",
-        "cost_forecast_dollars": "of the whole run, were the rest like the last steps",
+        "pass_at_k": "mean of the best response to each held-out prompt; null with one response a "
+        "prompt",
+        "loss": "loss of the policy, to be minimised; mean of the step's updates",
+        "kl": "KL to the reference, nats per token; 0 without one",
+        "entropy": "entropy of the policy, nats per token",
+        "clip_fraction": "share of tokens whose gradient the clip stopped",
+        "response_tokens": "sampled tokens of all responses",
+        "response_length_mean": "mean tokens of a response",
+        "response_length_max": "tokens of the longest response",
+        "step_seconds": "time since the end of the step before",
+        "rollout_seconds": "time from the step's first request to its last token",
+        "train_seconds": "the learner's time for micro-batches and updates",
+        "publish_seconds": "time to copy the updated parameters to the host",
+        "train_wait_seconds": "time that the learner waits for groups, after the window",
+        "remote_wait_seconds": "time that servers wait for the learner",
+        "seeding_window_seconds": "time in which reserved devices generate",
+        "instances_mean": "mean number of preemptible instances in the step",
+        "instances_joined": "preemptible instances that joined",
+        "instances_lost": "preemptible instances that went away, with notice or without",
+        "requests_migrated": "responses that resumed on another instance",
+        "tokens_generated": "tokens sampled by any engine, evaluation excluded",
+        "tokens_delivered": "generated tokens in responses that were trained on",
+        "tokens_lost": "generated tokens that were discarded",
+        "tokens_filtered": "lost tokens of whole responses to prompts that dynamic sampling "
+        "skipped",
+        "tokens_prefilled_again": "tokens prefilled again after migrations",
+        "tokens_reserved": "tokens generated on reserved devices",
+        "tokens_preemptible": "tokens generated on preemptible instances",
+        "tokens_measured": "tokens of evaluation, which no other count has",
+        "cost_dollars": "cost since the end of the step before",
+        "tokens_per_dollar": "tokens trained on, per dollar",
+        "cost_forecast_dollars": "cost of the whole run if it continues like the last steps",
         "max_logprob_gap": "largest difference of a server's and the learner's log-probability",
         "trajectories_digest": "SHA-256 of what was sampled",
         "params_digest": "SHA-256 of the parameters after the step",
-        "corrected_fraction": "tokens whose weight a correction's bound changed; null without one",
-        "value_loss": "of the critic, per token; null without one",
+        "corrected_fraction": "share of tokens whose weight a correction's bound changed; null "
+        "without one",
+        "value_loss": "loss of the critic, per token; null without one",
         "lag": "versions between the one that sampled the step and the one that was trained",
-        "ratio_mean": "of that policy to the version that sampled; null without `algorithm.lag`",
-        "behaviour_kl": "from that version to that policy, nats per token; null without",
-        "gradient_norm": "of the policy's gradient before clipping, mean of the step's updates",
-        "learning_rate": "of the step's last update",
-        "truncated_fraction": "responses that ran into `sampling.max_response_tokens`, of all",
-        "uniform_groups_fraction": "groups whose rewards are all equal, of all",
-        "cost_between_dollars": "of `cost_dollars`, before the step's first request",
-        "line_round_trip_median": "of preemptible instances: seconds from a renewal to its answer",
-        "line_round_trip_worst": "of the farthest of them, seconds",
-        "line_losses_median": "share of packets that a line loses, by its round trips",
-        "line_losses_worst": "of the line that loses most",
-        "lease_seconds_median": "that a server may be silent for before it counts as lost",
-        "lease_seconds_worst": "the longest",
-        "parked_share": "of unfinished responses, those that wait for their environment; null "
-        "without environments, as those that follow are",
-        "turns_mean": "of a response, in all its sequences",
-        "sequences_mean": "of a response; more than 1 where conversations were rewritten",
-        "returned_share": "answered responses that resumed at the server that they came from",
-        "tool_calls": "that the step's responses made",
-        "tool_failures": "of these, that failed",
-        "environment_seconds": "in steps, resets and tools, summed over responses",
-        "tokens_retokenised": "sampled turns that later sequences' prompts encode again from text",
+        "ratio_mean": "mean ratio of the trained policy to the version that sampled; null without "
+        "a lag",
+        "behaviour_kl": "KL from the version that sampled to the trained policy, nats per token; "
+        "null without a lag",
+        "gradient_norm": "norm of the policy's gradient before clipping, mean of the step's "
+        "updates",
+        "learning_rate": "learning rate of the step's last update",
+        "truncated_fraction": "share of responses cut off at `sampling.max_response_tokens`",
+        "uniform_groups_fraction": "share of groups whose rewards are all equal",
+        "cost_between_dollars": "part of `cost_dollars` before the step's first request",
+        "line_round_trip_median": "seconds from a renewal to its answer, median of preemptible "
+        "instances",
+        "line_round_trip_worst": "the same of the farthest instance",
+        "line_losses_median": "share of packets lost between manager and instance, by round "
+        "trips, median",
+        "line_losses_worst": "the same of the worst connection",
+        "lease_seconds_median": "silence after which an instance counts as lost, median",
+        "lease_seconds_worst": "the longest such lease",
+        "parked_share": "share of unfinished responses that wait for their environment; null "
+        "without environments, like the following",
+        "turns_mean": "mean turns of a response, in all its sequences",
+        "sequences_mean": "mean sequences of a response; more than 1 where conversations were "
+        "rewritten",
+        "returned_share": "share of answered responses that resumed at the server that they came "
+        "from",
+        "tool_calls": "tool calls of the step's responses",
+        "tool_failures": "tool calls that failed",
+        "environment_seconds": "time in steps, resets and tools, summed over responses",
+        "tokens_retokenised": "sampled tokens that later sequences' prompts encode again from text",
         "episodes_left_out": "responses without a reward: in no loss and in no group's mean",
         "groups_filled_up": "groups of equal rewards that fill up a batch of `dynamic_sampling`",
-        "slots_lent_mean": "slots of preemptible servers that others on their devices had",
-        "instances_frozen_mean": "of these servers, those that grow again with the next step",
-        "rollouts_handed_back": "that they had no room for any more",
-        "learner_devices": "of `learner.mesh`",
+        "slots_lent_mean": "mean slots of preemptible servers lent to others on their devices",
+        "instances_frozen_mean": "mean number of shared servers that grow again only with the "
+        "next step",
+        "rollouts_handed_back": "rollouts that shared servers returned for want of room",
+        "learner_devices": "devices of `learner.mesh`",
         "max_choice_gap": "largest probability between a token's interval and the noise that "
         "selected it; 0 without rounding",
         "max_mean_choice_gap": "largest mean choice gap of a response, with 64 tokens without a "
@@ -97,8 +108,8 @@ MEANINGS: Final = MappingProxyType(
         "rounded_choices": "sampled tokens outside the learner's interval, within the tolerance",
         "durable_step": "newest durable checkpoint, where the run would resume after a power cut",
         "copied_step": "newest copy of a checkpoint in `checkpoint.copy_to`",
-        "instances_left": "of `instances_lost`, those that handed over all their work",
-        "final": "true in the row after the last step, of the evaluation of the final parameters",
+        "instances_left": "lost instances that handed over all their work",
+        "final": "true in the row after the last step: the evaluation of the final parameters",
     }
 )
 KEYS: Final = tuple(MEANINGS)
@@ -165,14 +176,14 @@ def document() -> str:
         "<!-- Made by `python -m rlboost_jax.observe.metrics > docs/reference/metrics.md`. -->\n\n"
         "Every row of `metrics.jsonl` has these keys in this order, with null for what a run does\n"
         "not have. Trackers get the same numbers, and `report.html` plots most of them.\n\n"
-        f"| key | what |\n|---|---|\n{lines}\n| `accuracy/NAME` | of the held-out prompts of the "
-        "data set NAME, in a mixture; where evaluated. `accuracy` is their mean by weight |\n"
-        "| `reward/NAME` | mean of what the reward function "
-        "NAME gave; where there are several |\n"
-        f"| `{DISTILLED}` | from the policy to its teachers, nats per token, estimated from what "
-        "was sampled; with `distillation.teachers` |\n"
-        "| `environment/NAME` | mean of what an environment "
-        "counted as NAME (`Step.metrics`), over the episodes that have it |\n"
+        f"| key | what |\n|---|---|\n{lines}\n| `accuracy/NAME` | accuracy on the "
+        "data set NAME of a mixture; `accuracy` is the weighted mean |\n"
+        "| `reward/NAME` | mean value of the reward function "
+        "NAME, where there are several |\n"
+        f"| `{DISTILLED}` | reverse KL from the policy to its teachers, nats per token, estimated "
+        "from the sampled tokens |\n"
+        "| `environment/NAME` | mean of an environment's metric "
+        "NAME (`Step.metrics`) over the episodes that have it |\n"
     )
 
 
