@@ -54,9 +54,7 @@ class AlgorithmConfig:
     Formulas: docs/reference/algorithms.md.
     """
 
-    name: AlgorithmName = setting(
-        "grpo", "a preset: nothing but the choices below is computed from it"
-    )
+    name: AlgorithmName = setting("grpo", "preset of the choices below; nothing else depends on it")
     group_size: int = setting(FROM_PRESET, "responses per prompt", at_least=1)
     advantage: str = setting(
         FROM_PRESET,
@@ -85,10 +83,12 @@ class AlgorithmConfig:
     old_policy: OldPolicy = setting(
         FROM_PRESET, "denominator of the ratio: the engine's log-probabilities, or the learner's"
     )
-    ratio_level: RatioLevel = setting(FROM_PRESET, "whose probability a ratio is of")
+    ratio_level: RatioLevel = setting(
+        FROM_PRESET, "level of the ratio: a token, or its whole sequence"
+    )
     surrogate: str = setting(
         FROM_PRESET,
-        "what the ratio and the advantage make of a token",
+        "objective of a token, from its ratio and advantage",
         choices=get_args(BuiltInSurrogate),
         outside=True,
     )
@@ -101,7 +101,7 @@ class AlgorithmConfig:
     )
     clip_high: float = setting(
         FROM_PRESET,
-        "see clip_low: an offset from 1, not the bound itself",
+        "ratios range up to 1 + clip_high: an offset, not the bound itself",
         above=0,
         may_change="from its step",
     )
@@ -120,7 +120,7 @@ class AlgorithmConfig:
     )
     kl_coefficient: float = setting(
         FROM_PRESET,
-        "β; 0: no starting model is kept to compare with",
+        "β, the weight of the KL to the starting model; 0: none is kept",
         at_least=0,
         may_change="from its step",
     )
@@ -139,15 +139,15 @@ class AlgorithmConfig:
         choices=get_args(BuiltInCorrection),
         outside=True,
     )
-    correction_level: CorrectionLevel = setting(FROM_PRESET, "whose ratio, learner / engine, it is")
+    correction_level: CorrectionLevel = setting(FROM_PRESET, "level of the ratio learner / engine")
     correction_low: float = setting(
         FROM_PRESET,
-        "least ratio that is kept by mask and reject",
+        "lowest ratio that mask and reject keep",
         at_least=0,
         may_change="from its step",
     )
     correction_high: float = setting(
-        FROM_PRESET, "most ratio kept; truncate cuts here", above=0, may_change="from its step"
+        FROM_PRESET, "highest ratio kept; truncate cuts here", above=0, may_change="from its step"
     )
     overlong_penalty: float = setting(
         FROM_PRESET,
@@ -191,7 +191,7 @@ class AlgorithmConfig:
     )
     value_clip: float = setting(
         FROM_PRESET,
-        "most a value moves in a batch; 0: freely",
+        "largest change of a value in a batch; 0: no limit",
         unit="reward",
         at_least=0,
         may_change="from its step",

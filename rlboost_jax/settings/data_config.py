@@ -120,7 +120,7 @@ class DataConfig:
     )
     bad_rows: BadRows = setting(
         "skip",
-        "what a row does that cannot be read",
+        "what happens on a row that cannot be read",
         note="A broken line, no value, an empty prompt. Rows that are skipped are counted.",
     )
     max_prompt_tokens: int = setting(

@@ -54,7 +54,7 @@ class Ec2Config:
     )
     launch_template: str = setting(
         "",
-        "name or id of one of yours, whose values hold where nothing else is set here",
+        "launch template (name or id) for what has no setting here",
         note="With :VERSION; left out: its default version. Its user data is not used.",
     )
     tags: str = setting("", "tags besides the run's own: team=rl,cost-center=7")

@@ -37,7 +37,7 @@ class EnvironmentConfig:
     )
     isolation: Isolation = setting(
         "shared",
-        "what shares a process: episodes, or nothing",
+        "whether episodes share a process",
         note='"episode" is for libraries that draw from a random state of the whole process.',
     )
     max_turns: int = setting(

@@ -62,7 +62,7 @@ class FleetConfig:
     )
     price_command: str = setting(
         "",
-        'prints what pools cost now, lines of POOL PRICE in dollars an hour; "": what they say',
+        'command that prints prices of pools, lines of POOL PRICE in dollars an hour; "": none',
         note='Split as a shell would, without one: "cat prices.csv" will do. A comma may stand '
         "between the two, or all may be a JSON object; of a pool's lines the last counts.",
     )
@@ -71,7 +71,7 @@ class FleetConfig:
     )
     sizing: Sizing = setting(
         "fixed",
-        "how many of them are wanted",
+        "how many preemptible instances are wanted",
         note='"fixed": all. "paper": N_prem of Algorithm 1. "marginal": as many as make tokens '
         "cheapest, with an hour of the run worth worth_per_hour besides what it is paid for.",
     )
@@ -111,13 +111,15 @@ class FleetConfig:
     )
     notices: Notices = setting(
         "auto",
-        "whose metadata servers say that a machine is to go",
+        "clouds whose metadata service is asked for preemption notices",
         note='A server started by hand asks its cloud. "auto": asks once who answers.',
     )
-    notice_signal: NoticeSignal = setting("SIGTERM", "says that the machine goes in notice_seconds")
+    notice_signal: NoticeSignal = setting(
+        "SIGTERM", "announces the machine's end, notice_seconds ahead"
+    )
     notice_seconds: float = setting(
         0.0,
-        "time from that signal to the end; 0: SIGTERM asks to leave at once",
+        "time from notice_signal to the end; 0: SIGTERM asks to leave at once",
         at_least=0,
         at_most=MAX_NOTICE_SECONDS,
     )
@@ -142,7 +144,7 @@ class FleetConfig:
     )
     max_dollars_per_hour: float = setting(
         0.0,
-        "for preemptible instances; 0: no limit",
+        "dollars that preemptible instances may cost an hour; 0: no limit",
         note="No more are started than price_per_hour allows within it, or their own prices.",
         at_least=0,
     )

@@ -45,9 +45,7 @@ class KubernetesConfig:
         note="Each is a pool. Where any will do, a pod may go to a node of each of them.",
     )
     node_labels: str = setting("", 'labels that nodes of all pools have: "KEY=VALUE, KEY=VALUE"')
-    spot: Spot = setting(
-        "none", "whose label and taint of spot nodes pods ask for and tolerate, besides"
-    )
+    spot: Spot = setting("none", "platform whose spot nodes pods select and tolerate")
     tolerations: str = setting("", 'tolerations of taints: "KEY=VALUE:EFFECT, KEY:EFFECT"')
     gpus: int = setting(1, "GPUs of a pod, nvidia.com/gpu", at_least=0)
     resources: str = setting(

@@ -21,11 +21,11 @@ class CommandConfig:
     afterwards, within their words.
     """
 
-    start: str = setting("", "starts one server, or has one started, and ends")
-    stop: str = setting("", "ends one within {grace} seconds; 0: at once")
-    list: str = setting("", "prints a line RUN NAME NONCE for each that is there")
+    start: str = setting("", "command that starts one server and does not wait for it")
+    stop: str = setting("", "command that ends one server within {grace} seconds; 0: at once")
+    list: str = setting("", "command that prints RUN NAME NONCE for each server")
     log: str = setting(
-        "", "prints the last lines of a server's log, also of one that has ended; '': nobody can"
+        "", "command that prints the end of a server's log, also once it has ended; '': none"
     )
     pools: str = setting("", "names of pools for {pool}, comma-separated")
     timeout_seconds: float = setting(60.0, "time limit of a command", above=0)

@@ -112,7 +112,7 @@ class LearnerConfig:
     )
     guard_gradient_norm: float = setting(
         0.0,
-        "most norm before clipping, the policy's and the critic's; 0: no guard",
+        "largest gradient norm of policy and critic before clipping; 0: no guard",
         note="An update beyond a guard is not applied. The run ends with a report, the last "
         "checkpoint is as it was, and the same command with a higher guard goes on from it.",
         at_least=0,
@@ -153,7 +153,7 @@ class LearnerConfig:
     )
     moment_memory: MomentMemory = setting(
         "device",
-        "where moments are; from the host they come over for the update only",
+        "where AdamW's moments are; the host's are read for the update only",
         may_change="from its step",
     )
     attention: LearnerAttention = setting(

@@ -73,7 +73,7 @@ class ManagerConfig:
     window_memory: bool = setting(True, "remember the window of each size of fleet")
     routing: Routing = setting(
         "auto",
-        "where work goes: to who has fewest requests (pending), or where it would end first",
+        "where work goes: to the instance with the fewest requests, or where it would end first",
         note='"auto": "speed" where fleet.pools differ in provider, device or price, else '
         '"pending".',
     )

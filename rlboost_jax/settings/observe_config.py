@@ -15,7 +15,7 @@ TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
 class WandbConfig:
     """Where Weights & Biases keeps the run."""
 
-    project: str = setting("rlboost-jax", "name; it is made where it does not exist")
+    project: str = setting("rlboost-jax", "project, created if missing")
     entity: str = setting("", 'team or user; "": the account\'s own')
     name: str = setting("", 'name of the run; "": the workdir\'s')
     mode: WandbMode = setting("online", "offline needs no network; `wandb sync` uploads later")
@@ -30,7 +30,7 @@ class MlflowConfig:
         'address of the tracking server; "": MLFLOW_TRACKING_URI, or a file in <workdir>/mlflow',
         note="Names and passwords belong in MLFLOW_TRACKING_USERNAME and _PASSWORD or _TOKEN.",
     )
-    experiment: str = setting("rlboost-jax", "name; it is made where it does not exist")
+    experiment: str = setting("rlboost-jax", "experiment, created if missing")
     name: str = setting("", 'name of the run; "": the workdir\'s')
 
 

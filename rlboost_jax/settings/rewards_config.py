@@ -72,5 +72,6 @@ class RewardsConfig:
         "dropped from it, and so are these by default.",
     )
     sandbox: Sandbox = setting(
-        "required", "code runs contained or not at all; or as contained as this host can"
+        "required",
+        "whether the policy's programs need all isolation, or run with what the host has",
     )

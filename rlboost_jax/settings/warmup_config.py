@@ -57,7 +57,7 @@ class WarmupConfig:
         250, "updates of the skill phase; 0: no generated lessons", unit="updates", at_least=0
     )
     target_loss: float = setting(
-        0.13, "moving average that ends the skill phase", unit="nats/token", at_least=0
+        0.13, "loss (moving average) that ends the skill phase", unit="nats/token", at_least=0
     )
     habit_updates: int = setting(32, "updates of the habit phase", unit="updates", at_least=0)
     worked_fraction: float = setting(
