@@ -1,9 +1,18 @@
-"""Checks of a trainer's requests for a batch. A bad one is refused before any of it is done."""
+"""Checks of a trainer's requests and answers. A bad one is refused before any of it is done."""
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlboost_jax.manager.state.rollouts import BatchRecord
-from rlboost_jax.messages import BeginBatch, ExtendBatch, PromptRequest, Sampling
+from rlboost_jax.messages import (
+    Answer,
+    BeginBatch,
+    ExtendBatch,
+    PromptRequest,
+    Sampling,
+    unpack_tokens,
+)
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.trust.peer_limits import MAX_OPEN_BATCHES, MAX_TURNS
 
@@ -68,6 +77,26 @@ def check_extension(
                 )
     _check_number(extend.batch, asked, others)
     _check_prompts(extend.batch, extend.prompts, sampling, slot_tokens)
+
+
+def check_answer(answer: Answer, *, vocab_size: int) -> None:
+    """Raise ProtocolError for an environment's answer that no response can continue with."""
+    name = f"the answer to turn {answer.turn} of sample {answer.work.sample}"
+    if not (answer.tokens or answer.over or answer.restart):
+        raise ProtocolError(f"{name} is empty; give it a token, or say that it is over")
+    if answer.restart and (answer.tokens or answer.over or answer.prompt):
+        raise ProtocolError(f"{name} has it begin anew, and go on; say one of the two")
+    if answer.prompt and not answer.over:
+        raise ProtocolError(f"{name} begins another sequence; say that this one is over")
+    for data in (answer.tokens, answer.prompt):
+        if len(data) % 4:
+            raise ProtocolError(f"{name} has {len(data)} bytes; a token is 4 bytes")
+        tokens = unpack_tokens(data)
+        outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+        if np.size(outside):
+            raise ProtocolError(
+                f"{name} has token {outside[0]}; the vocabulary is 0..{vocab_size - 1}"
+            )
 
 
 def _check_number(batch: Batch, asked: int, others: Sequence[BatchRecord]) -> None:

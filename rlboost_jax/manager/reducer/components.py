@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.reducer.announcements import Announcements
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
-from rlboost_jax.manager.reducer.environment_answers import EnvironmentAnswers
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.provisioning import Provisioning
 from rlboost_jax.manager.reducer.purchases import Purchases
@@ -73,7 +72,8 @@ class Components:
             self.control,
             self.feedback,
             self.reports,
-            EnvironmentAnswers(settings, owners, self.dispatch, plans.model),
+            self.dispatch,
+            plans.model,
             now,
         )
         self.tail = TailMerging(

@@ -1,7 +1,11 @@
-"""The trainer's side of the manager: runs, versions and batches.
+"""The trainer's side of the manager: runs, versions, batches, and answers of an environment.
 
 A trainer may vanish in mid-batch. Its fleet works on, and the next one that begins the same
 batch with the same parameters and prompts finds the tokens here.
+
+An answer is named by work, attempt and turn, so one that comes twice, or after its tokens were
+discarded, is recognised and dropped. It is in the journal before anything is sent because of it:
+the manager that resumes from the journal does not ask the environment again.
 """
 
 import math
@@ -9,13 +13,19 @@ from collections.abc import Sequence
 
 from rlboost_jax.manager.journal_entries import RunOver
 from rlboost_jax.manager.reducer.announcements import Announcements
-from rlboost_jax.manager.reducer.batch_checks import ProtocolError, check_begin, check_extension
+from rlboost_jax.manager.reducer.batch_checks import (
+    ProtocolError,
+    check_answer,
+    check_begin,
+    check_extension,
+)
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
-from rlboost_jax.manager.reducer.environment_answers import EnvironmentAnswers
 from rlboost_jax.manager.reducer.placements import Placements
+from rlboost_jax.manager.reducer.rollout_dispatch import RolloutDispatch
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.reducer.servers import Servers
 from rlboost_jax.manager.reducer.step_feedback import StepFeedback
+from rlboost_jax.manager.reducer.step_model import StepModel
 from rlboost_jax.manager.reducer.untrusted_servers import UntrustedServers
 from rlboost_jax.manager.reducer.window_control import WindowControl
 from rlboost_jax.manager.settings import Settings
@@ -53,7 +63,8 @@ class Trainer:
         control: WindowControl,
         feedback: StepFeedback,
         reports: BatchReports,
-        answers: EnvironmentAnswers,
+        dispatch: RolloutDispatch,
+        model: StepModel,
         now: float,
     ) -> None:
         self._settings = settings
@@ -68,7 +79,7 @@ class Trainer:
         self._control = control
         self._feedback = feedback
         self._reports = reports
-        self._answers = answers
+        self._dispatch, self._model = dispatch, model
         self._doubts = UntrustedServers(owners, placements, servers)
         self.patience = FIRST_TRAINER_SECONDS  # for the trainer now awaited
         self.orphan_at = now + self.patience
@@ -96,7 +107,7 @@ class Trainer:
             case Doubt():
                 self._disputed(message, now)
             case Answer():
-                self._answers.hear(message, now)
+                self._answered(message, now)
             case BatchTrained():
                 self._trained(message, now)
             case BatchCommitted():
@@ -250,6 +261,31 @@ class Trainer:
             self._outbox.to_trainer(result)
         for question in batch.questions(new):
             self._outbox.to_trainer(question)
+
+    def _answered(self, answer: Answer, now: float) -> None:
+        """Apply an answer to a parked response, if it waits for exactly this one.
+
+        The response then continues, perhaps with another sequence, begins anew, or is finished.
+        """
+        check_answer(answer, vocab_size=self._settings.vocab_size)
+        work, ledger = answer.work, self._ledger
+        batch = ledger.open.get(work.batch)
+        rollout = batch.rollout_of(work.sample) if batch is not None else None
+        if batch is None or rollout is None:
+            return
+        if not rollout.awaits(work.sequence, answer.attempt, answer.turn):
+            return
+        if answer.restart:
+            ledger.redo(batch, {rollout: 0})
+            return
+        tokens, over, prompt = rollout.sequences.within(answer, self._settings.slot_tokens)
+        ledger.answer(batch, rollout, tokens, over=over, prompt=prompt)
+        for result in rollout.results[work.sequence :]:
+            self._outbox.of_sample(result)
+        if not rollout.finished:
+            self._dispatch.resume(batch, rollout, now)
+        else:
+            self._model.ended(rollout, now)
 
     def _disputed(self, message: Doubt, now: float) -> None:
         batch = self._ledger.open.get(message.batch)
