@@ -141,7 +141,7 @@ class Rollout:
 
     def finish(self) -> None:
         """Mark it as finished; to be called by its batch."""
-        self.finished, self.parked = True, False
+        self.finished = True
 
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens, no longer finished; to be called by its batch."""
@@ -216,7 +216,8 @@ class BatchRecord:
     def end_turn(self, rollout: Rollout) -> None:
         """End the turn of a response: it is finished, unless the environment may answer."""
         if rollout.sequences.last_turn(self.begin.turns):
-            self.finish(rollout)
+            rollout.finish()
+            self.num_finished += 1
         else:
             rollout.park()
             self.num_parked += 1
@@ -226,12 +227,6 @@ class BatchRecord:
         rollout.answer(tokens, over=over, prompt=prompt)
         self.num_parked -= 1
         self.num_finished += rollout.finished
-
-    def finish(self, rollout: Rollout) -> None:
-        """Finish a response of this batch."""
-        self.num_parked -= rollout.parked
-        rollout.finish()
-        self.num_finished += 1
 
     def cut(self, rollout: Rollout, length: int) -> None:
         """Keep the first `length` tokens of a response of this batch."""
