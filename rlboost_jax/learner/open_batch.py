@@ -11,10 +11,10 @@ from rlboost_jax.data.prompt_stream import PromptStream
 from rlboost_jax.learner.episodes.collector import AskGroupAt, StepCollector, judge_of
 from rlboost_jax.learner.evaluation.measurement import Measurement
 from rlboost_jax.learner.session import Session
-from rlboost_jax.learner.stream.batch_intake import BatchIntake
 from rlboost_jax.learner.stream.dynamic_sampling import dynamic_sampling
 from rlboost_jax.learner.stream.micro_batches import micro_batches
 from rlboost_jax.learner.stream.step_stream import StepStream
+from rlboost_jax.learner.stream.stream_driver import BatchIntake
 from rlboost_jax.sequences.identities import Batch, Version, Work
 
 

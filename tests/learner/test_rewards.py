@@ -14,10 +14,9 @@ from rlboost_jax.learner.episodes.assembly import DeliveredEpisode
 from rlboost_jax.learner.episodes.collector import StepCollector
 from rlboost_jax.learner.episodes.estimates import Estimates
 from rlboost_jax.learner.guards import RewardsFailed, check_judged
-from rlboost_jax.learner.stream.batch_intake import BatchIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import DoubtedResponse, StepStream
-from rlboost_jax.learner.stream.stream_driver import drive
+from rlboost_jax.learner.stream.stream_driver import BatchIntake, drive
 from rlboost_jax.rewards.verdict import Verdict
 from rlboost_jax.sequences.identities import Work
 from rlboost_jax.settings.presets import PRESETS

@@ -11,10 +11,9 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.learner.episodes.collector import StepCollector
-from rlboost_jax.learner.stream.batch_intake import BatchIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
-from rlboost_jax.learner.stream.stream_driver import drive
+from rlboost_jax.learner.stream.stream_driver import BatchIntake, drive
 from rlboost_jax.manager.events import FromTrainer, Send
 from rlboost_jax.manager.reducer.manager import Manager
 from rlboost_jax.rewards.verdict import Verdict, at_once

@@ -6,7 +6,6 @@ from functools import partial
 from rlboost_jax import messages
 from rlboost_jax.learner.evaluation.measurement import Measurement
 from rlboost_jax.learner.session import Session
-from rlboost_jax.learner.stream.batch_intake import MeasuredIntake
 from rlboost_jax.learner.stream.stream_driver import drive_measurement
 from rlboost_jax.models.params import Params
 from rlboost_jax.sequences.identities import Batch, Version
@@ -49,7 +48,7 @@ def measure_last_version(
         link.extend_batch(extension)
     check = partial(session.learner.check, params, heldout=True)
     drive_measurement(
-        MeasuredIntake(measurement),
+        measurement,
         link,
         number=number,
         check=session.followers.checking_heldout(check),

@@ -8,12 +8,12 @@ no gradient has been taken of them then.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, assert_never, runtime_checkable
 
 from rlboost_jax import messages
+from rlboost_jax.learner.episodes.collector import StepCollector
 from rlboost_jax.learner.episodes.trajectory import Group
-from rlboost_jax.learner.stream.batch_intake import BatchIntake, MeasuredIntake
 from rlboost_jax.learner.stream.step_stream import (
     Asked,
     Check,
@@ -21,6 +21,7 @@ from rlboost_jax.learner.stream.step_stream import (
     DoubtedResponse,
     Extend,
     Resample,
+    StepStream,
     StreamTimes,
     TakeDevices,
     Train,
@@ -36,6 +37,52 @@ class Receiver(Protocol):
 
     def receive(self, timeout: float | None = None) -> messages.ToTrainer | None: ...
     def doubt(self, batch: Batch, doubts: Sequence[DoubtedResponse]) -> None: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """Responses that are generated and not trained on: a `Measurement`."""
+
+    @property
+    def complete(self) -> bool: ...
+    @property
+    def check_due(self) -> bool: ...
+    def take(self, rollout: messages.FinishedRollout, /) -> bool: ...
+    def withdraw(self, withdrawn: messages.ResponsesWithdrawn, /) -> None: ...
+    def take_unchecked(self) -> Group: ...
+    def reject(self, samples: Iterable[int], /) -> None: ...
+
+
+class BatchIntake:
+    """Passes messages to one batch's stream and collector, whichever batch is being trained on.
+
+    Messages of another batch change nothing, so each open batch may be given every message.
+    """
+
+    def __init__(
+        self, stream: StepStream, collector: StepCollector, measured: Measured | None = None
+    ) -> None:
+        """
+        Args:
+            measured: takes the responses that are its own.
+        """
+        self.stream, self.collector, self.measured = stream, collector, measured
+
+    def take(self, message: messages.ToTrainer) -> None:
+        """Process a message. Raises WrongVersion."""
+        if self.measured is not None and _measures(self.measured, message):
+            return
+        match message:
+            case messages.FinishedRollout() if self.stream.arrived(message):
+                for group in self.collector.add(message):
+                    self.stream.finished(group)
+            case messages.WindowClosed():
+                self.stream.window_closed(message)
+
+    def settle(self) -> None:
+        """Take the rewards that have arrived; raises whatever keeps them from arriving."""
+        for group in self.collector.settle():
+            self.stream.finished(group)
 
 
 def drive(
@@ -100,7 +147,8 @@ def drive(
                 ask(stream.checked(group, check((group,))))
                 times.worked((now := clock()) - since, now)
             case CheckHeldout():
-                _check_heldout(batch.others, link, Batch(stream.step), check_heldout)
+                assert batch.measured is not None
+                _check_heldout(batch.measured, link, Batch(stream.step), check_heldout)
                 times.worked_aside(clock() - since)
             case Train(index, groups):
                 ask(stream.trained(index, groups, train(index, groups)))
@@ -114,7 +162,7 @@ def drive(
 
 
 def drive_measurement(
-    batch: MeasuredIntake,
+    measured: Measured,
     link: Receiver,
     *,
     number: Batch,
@@ -131,23 +179,32 @@ def drive_measurement(
     Raises:
         ManagerLost, ManagerNotStarted, WrongVersion: from the link and the measurement.
     """
-    while not batch.complete or batch.check_due:
-        if batch.complete:
-            _check_heldout(batch, link, number, check)
+    while not measured.complete or measured.check_due:
+        if measured.complete:
+            _check_heldout(measured, link, number, check)
             continue
         waited(message := link.receive())
         if message is not None:
-            batch.take(message)
+            _measures(measured, message)
+
+
+def _measures(measured: Measured, message: messages.ToTrainer) -> bool:
+    """Process a message; return whether it was a response to measure. Raises WrongVersion."""
+    match message:
+        case messages.FinishedRollout():
+            return measured.take(message)
+        case messages.ResponsesWithdrawn():
+            measured.withdraw(message)
+    return False
 
 
 def _check_heldout(
-    batch: MeasuredIntake,
+    measured: Measured,
     link: Receiver,
     number: Batch,
     check: Callable[[tuple[Group, ...]], Sequence[DoubtedResponse]],
 ) -> None:
-    assert batch.measured is not None
-    doubts = check((batch.measured.take_unchecked(),))
+    doubts = check((measured.take_unchecked(),))
     if doubts:
         link.doubt(number, doubts)
-        batch.measured.reject(doubt.sample for doubt in doubts)
+        measured.reject(doubt.sample for doubt in doubts)

@@ -11,11 +11,10 @@ from rlboost_jax import messages as m
 from rlboost_jax.learner.episodes.collector import StepCollector, WrongVersion
 from rlboost_jax.learner.episodes.estimates import Estimates
 from rlboost_jax.learner.episodes.trajectory import Group
-from rlboost_jax.learner.stream.batch_intake import BatchIntake, MeasuredIntake
 from rlboost_jax.learner.stream.dynamic_sampling import DynamicSampling
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import DoubtedResponse, StepStream, StreamTimes
-from rlboost_jax.learner.stream.stream_driver import drive, drive_measurement
+from rlboost_jax.learner.stream.stream_driver import BatchIntake, drive, drive_measurement
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.sequences.identities import Batch, Work
 from rlboost_jax.settings.presets import PRESETS
@@ -220,7 +219,7 @@ def test_what_is_measured_is_looked_at_and_disputed_answers_are_waited_for_again
         return [LIE] if len(looked) == 1 else []
 
     if last:
-        drive_measurement(MeasuredIntake(aside), link, number=Batch(0), check=look)
+        drive_measurement(aside, link, number=Batch(0), check=look)
         assert looked == [1.0, 7.0]
     else:
         link.script = deque([rollout(9, 0), *groups[:4], closed(), *groups[4:], rollout(9, 0)])
@@ -283,7 +282,7 @@ def test_the_last_measurement_waits_again_for_what_is_withdrawn():
     withdrawn = m.ResponsesWithdrawn(batch=0, samples=m.pack_ids([18]))
     script = [rollout(9, 0), withdrawn, rollout(9, 1), rollout(9, 0), closed()]
     link = ScriptedLink(script)
-    drive_measurement(MeasuredIntake(Pair()), link, number=Batch(0))
+    drive_measurement(Pair(), link, number=Batch(0))
     assert list(link.script) == [closed()], "it is over when both are there"
 
 
