@@ -1,10 +1,12 @@
 """What each process of a trainer writes of the parameters: equal parts of leaves, each part once.
 
-A mesh divides a leaf by a grid. The parts are the chunks of its array on disk, so that nobody
-needs more of a leaf than what it writes.
+A mesh divides a leaf by a grid, and long parts are cut further. What comes of it are the chunks of
+its array on disk, each a file: nobody needs more of a leaf than what it writes, and who fetches it
+hashes several at a time.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ from rlboost_jax.models.params import Params, flatten_params, unflatten_params
 Place = tuple[int, ...]  # of a part in the grid of its leaf
 Read = Callable[[jax.Array], np.ndarray]  # from a device of this process to its memory
 
-_WRITERS: Final = 8  # parts that are cast, written and hashed at the same time
+MOST_CHUNK_BYTES: Final = 2**26
+LEAST_CHUNK_BYTES: Final = 2**22
+_WRITERS: Final = 8  # leaves that are cast, written and hashed at the same time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +145,24 @@ def stored(share: Share, dtype: np.dtype) -> np.dtype:
     return dtype if share.dtype.kind == "f" or share.dtype.name == "bfloat16" else share.dtype
 
 
+def chunk_shape(part_shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Shape of the chunks that a part is written in: equal ones of consecutive bytes.
+
+    They have at most `MOST_CHUNK_BYTES`, unless the sizes of the part have no divisors for it.
+    """
+    chunk = list(part_shape)
+    for axis, size in enumerate(part_shape):
+        row_bytes = math.prod(chunk[axis + 1 :]) * itemsize
+        if size * row_bytes <= MOST_CHUNK_BYTES:
+            break
+        most = max(1, MOST_CHUNK_BYTES // row_bytes)
+        rows = next(rows for rows in range(most, 0, -1) if size % rows == 0)
+        if rows * row_bytes < LEAST_CHUNK_BYTES:
+            break
+        chunk[axis] = rows
+    return tuple(chunk)
+
+
 def _parts_here(leaf: jax.Array) -> dict[Place, jax.Array]:
     return {_place(shard.index, leaf): shard.data for shard in leaf.addressable_shards}
 
@@ -195,11 +217,12 @@ def _write_leaf(
     folder: Path, name: str, share: Share, dtype: np.dtype, describe: bool, context: ts.Context
 ) -> list[FileEntry]:
     """Write a leaf as plain Zarr, uncompressed: compression costs more time than it saves here."""
+    chunk = chunk_shape(share.part_shape, dtype.itemsize)
     spec = {
         "driver": "zarr",
         "kvstore": {"driver": "file", "path": f"{folder / name}/"},
         "dtype": dtype.name,
-        "metadata": {"shape": share.shape, "chunks": share.part_shape, "compressor": None},
+        "metadata": {"shape": share.shape, "chunks": chunk, "compressor": None},
         "store_data_equal_to_fill_value": True,
     }
     names = [".zarray"] if describe else []
@@ -217,7 +240,10 @@ def _write_leaf(
         ends = [begin + size for begin, size in zip(begins, share.part_shape, strict=True)]
         where = tuple(slice(*ends_) for ends_ in zip(begins, ends, strict=True))
         array[where].write(part.astype(dtype, copy=False)).result()
-        names.append(".".join(map(str, place)) or "0")
+        cuts = tuple(size // cut for size, cut in zip(share.part_shape, chunk, strict=True))
+        for inner in np.ndindex(cuts):
+            chunks = (i * count + j for i, count, j in zip(place, cuts, inner, strict=True))
+            names.append(".".join(map(str, chunks)) or "0")
     return [_file_entry(folder, f"{name}/{file}") for file in names]
 
 

@@ -1,5 +1,6 @@
 """Which process writes which part of a leaf, and that the parts are the whole."""
 
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,18 @@ import pytest
 
 from rlboost_jax.messages import Manifest
 from rlboost_jax.models.params import params_digest
+from rlboost_jax.weights import shares as shares_module
 from rlboost_jax.weights.pull import read_params
-from rlboost_jax.weights.shares import Share, leaf_entries, local_parts, shares_of, write_shares
+from rlboost_jax.weights.shares import (
+    LEAST_CHUNK_BYTES,
+    MOST_CHUNK_BYTES,
+    Share,
+    chunk_shape,
+    leaf_entries,
+    local_parts,
+    shares_of,
+    write_shares,
+)
 
 
 class Device:
@@ -128,3 +139,49 @@ def test_parts_of_two_processes_are_read_back_as_the_whole(tmp_path: Path, dtype
         lambda leaf: leaf if leaf.dtype == np.int32 else np.asarray(leaf).astype(dtype), host
     )
     assert params_digest(read_params(tmp_path, manifest)) == params_digest(cast)
+
+
+@pytest.mark.parametrize(
+    ("part", "itemsize", "chunk"),
+    [
+        ((), 4, ()),
+        ((36, 2560), 2, (36, 2560)),
+        ((36, 4096, 12288), 2, (1, 2048, 12288)),  # half a layer
+        ((36, 4096, 1024), 2, (6, 4096, 1024)),
+        ((151936, 4096), 2, (4748, 4096)),
+        ((50257, 768), 2, (50257, 768)),  # 29 × 1733 rows: cuts of 2.6 MB are too short
+        ((151937, 4096), 2, (151937, 4096)),  # a prime: in rows of 8 KiB, or whole
+        ((2**28,), 4, (2**24,)),
+    ],
+)
+def test_long_parts_are_cut_along_their_first_axes(part, itemsize, chunk):
+    assert chunk_shape(part, itemsize) == chunk
+    if chunk != part:
+        assert LEAST_CHUNK_BYTES <= int(np.prod(chunk)) * itemsize <= MOST_CHUNK_BYTES
+
+
+@pytest.mark.parametrize("shape", [(6, 8, 5), (12, 7), (9,), ()])
+def test_what_is_cut_is_read_back_and_each_cut_has_its_digest(tmp_path, monkeypatch, shape):
+    monkeypatch.setattr(shares_module, "MOST_CHUNK_BYTES", 100)
+    monkeypatch.setattr(shares_module, "LEAST_CHUNK_BYTES", 1)
+    array = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    halves = len(shape) > 0 and shape[0] % 2 == 0
+    part = (shape[0] // 2, *shape[1:]) if halves else shape
+    parts = np.split(array, 2) if halves else [array]
+    files = []
+    for i, piece in enumerate(parts):  # each of a process
+        place = (i, *(0,) * (len(shape) - 1)) if shape else ()
+        share = Share(shape=shape, part_shape=part, dtype=array.dtype, parts={place: piece})
+        files += write_shares(tmp_path, {"leaf": share}, dtype="float32", describe=i == 0)
+    on_disk = {path.name for path in (tmp_path / "leaf").iterdir()}
+    assert {entry.path for entry in files} == {f"leaf/{name}" for name in on_disk}
+    sizes = [entry.size for entry in files if not entry.path.endswith(".zarray")]
+    assert sum(sizes) == array.nbytes and max(sizes) <= 100
+    for entry in files:
+        data = (tmp_path / entry.path).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (entry.size, entry.sha256)
+    leaves = leaf_entries({"leaf": array}, np.dtype(np.float32))
+    manifest = Manifest(
+        version=0, directory=str(tmp_path), params_digest="", files=tuple(files), leaves=leaves
+    )
+    np.testing.assert_array_equal(read_params(tmp_path, manifest)["leaf"], array)
