@@ -255,8 +255,12 @@ async def _serve(
             manager=manager,
             weights=args.weights,
             connections=max(1, most),
+            deltas=deltas,
         )
-        for most in (connections - of_teachers, of_teachers)
+        for most, deltas in (
+            (connections - of_teachers, bool(config.weights.deltas)),
+            (of_teachers, False),
+        )
     )
     try:
         decode_server(encode(hello))

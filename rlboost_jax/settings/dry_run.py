@@ -165,7 +165,10 @@ def _snapshots(config: RunConfig) -> str:
     each = size_text(num_trained_parameters(config.model) * BYTES[dtype])
     once = size_text(weight_bytes(config.model, dtype))
     size = f"{each}, and once {once}," if config.model.lora.rank else each
-    return f"{dtype} snapshots of {size} pulled by {config.weights.source}"
+    said = f"{dtype} snapshots of {size} pulled by {config.weights.source}"
+    if config.weights.deltas:
+        said += f"; servers fetch differences, and keep {each} in their host's memory for that"
+    return said
 
 
 def _experts(config: RunConfig) -> str:

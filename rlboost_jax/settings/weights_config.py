@@ -17,6 +17,15 @@ class WeightsConfig:
     keep_versions: int = setting(
         2, "snapshots kept besides those in use", at_least=1, may_change="at once"
     )
+    deltas: tuple[int, ...] = setting(
+        (),
+        "a version has its differences from the versions so many before it, such as (1, 2, 4, 8); "
+        "(): servers fetch versions whole",
+        note="So many older versions are kept on the trainer's disk, and servers keep the version "
+        "that they hold in their host's memory, too. It saves most with `rollout_dtype` bfloat16 "
+        "and small learning rates. The weights of a server are the same bits with and without.",
+        may_change="at once",
+    )
     source: WeightsSource = setting(
         "auto",
         'how servers pull; "auto": from the directory where they can see it',

@@ -4,6 +4,7 @@ What is kept counts as the leaf of a manifest if its files are the same, digest 
 trainer that comes back has written them anew, and with other parameters nothing matches.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,7 @@ class LeafCache:
     def missing(self, manifest: Manifest) -> Manifest:
         """The part of a manifest that is still to be fetched."""
         here = {leaf.name for leaf in manifest.leaves if self._is_here(leaf, manifest)}
-        files = {entry.path for name in here for entry in self._kept[name].files}
-        return msgspec.structs.replace(
-            manifest,
-            files=tuple(entry for entry in manifest.files if entry.path not in files),
-            leaves=tuple(leaf for leaf in manifest.leaves if leaf.name not in here),
-        )
+        return without(manifest, here)
 
     def complete(self, params: dict[str, Any], manifest: Manifest) -> None:
         """Add the cached leaves to `params`, and keep this manifest's lasting leaves from now on.
@@ -45,13 +41,28 @@ class LeafCache:
             if self._is_here(leaf, manifest):
                 put_leaf(params, leaf.name, self._kept[leaf.name].array)
             if leaf.lasting:
-                array = _leaf(params, leaf.name)
-                kept[leaf.name] = _Kept(leaf, _files_of(leaf, manifest), array)
+                array = leaf_of(params, leaf.name)
+                kept[leaf.name] = _Kept(leaf, files_of(leaf, manifest), array)
         self._kept = kept
 
     def _is_here(self, leaf: LeafEntry, manifest: Manifest) -> bool:
         kept = self._kept.get(leaf.name)
-        return kept is not None and (kept.leaf, kept.files) == (leaf, _files_of(leaf, manifest))
+        return kept is not None and (kept.leaf, kept.files) == (leaf, files_of(leaf, manifest))
+
+
+def without(manifest: Manifest, names: Collection[str]) -> Manifest:
+    """The manifest without these leaves and their files."""
+    files = {
+        entry.path
+        for leaf in manifest.leaves
+        if leaf.name in names
+        for entry in files_of(leaf, manifest)
+    }
+    return msgspec.structs.replace(
+        manifest,
+        files=tuple(entry for entry in manifest.files if entry.path not in files),
+        leaves=tuple(leaf for leaf in manifest.leaves if leaf.name not in names),
+    )
 
 
 def put_leaf(params: dict[str, Any], name: str, leaf: Any) -> None:
@@ -62,7 +73,8 @@ def put_leaf(params: dict[str, Any], name: str, leaf: Any) -> None:
     params[last] = leaf
 
 
-def _leaf(params: dict[str, Any], name: str) -> np.ndarray:
+def leaf_of(params: Mapping[str, Any], name: str) -> np.ndarray:
+    """The leaf of a dotted name."""
     *folders, last = name.split(".")
     for folder in folders:
         params = params[folder]
@@ -70,5 +82,6 @@ def _leaf(params: dict[str, Any], name: str) -> np.ndarray:
     return leaf
 
 
-def _files_of(leaf: LeafEntry, manifest: Manifest) -> tuple[FileEntry, ...]:
+def files_of(leaf: LeafEntry, manifest: Manifest) -> tuple[FileEntry, ...]:
+    """The files of a leaf, in the manifest's order."""
     return tuple(entry for entry in manifest.files if entry.path.startswith(f"{leaf.name}/"))

@@ -23,8 +23,12 @@ from rlboost_jax.trust.seal import check_seal
 from rlboost_jax.trust.snapshot_names import WeightsError, check_names
 from rlboost_jax.weights.arrivals import ByteCounter, FileSource, copy_file
 from rlboost_jax.weights.connections import RETRIES, Connections, Retries
+from rlboost_jax.weights.delta_base import DeltaBase
+from rlboost_jax.weights.delta_codec import DeltaError
+from rlboost_jax.weights.delta_packs import read_pack
 from rlboost_jax.weights.download import download
-from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf
+from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf, without
+from rlboost_jax.weights.pack_fetch import fetch_pack
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 from rlboost_jax.weights.serve import weights_url
 from rlboost_jax.weights.spool import spooled
@@ -54,6 +58,8 @@ class Puller:
         folder: for spools; None takes memory where there is room, else the temporary folder.
         retries: of downloads.
         connections: of a download, at most.
+        deltas: keep each version in the host's memory, and of the next one fetch the differences
+            where the trainer has them.
 
     Attributes:
         pulled: counts what has come so far, of all snapshots.
@@ -68,10 +74,12 @@ class Puller:
         weights: str = "",
         retries: Retries = RETRIES,
         connections: int = MOST_CONNECTIONS,
+        deltas: bool = False,
     ):
         self._source, self._manager, self._folder = source, manager, folder
         self._weights, self._port = weights, 0
         self._kept, self.pulled = LeafCache(), ByteCounter()
+        self._base = DeltaBase() if deltas else None
         self._connections = Connections(retries, most=connections)
 
     async def __aenter__(self) -> "Puller":
@@ -97,9 +105,43 @@ class Puller:
             host, _, own = self._manager.address.rpartition(":")
             server = replace(self._manager, address=self._weights or f"{host}:{self._port or own}")
         missing = self._kept.missing(manifest)
-        num_bytes = missing.num_bytes
+        made, pack_bytes = await self._made(missing, server)
+        missing = without(missing, made)
+        params = await self._fetched(manifest, missing, server) if missing.leaves else {}
+        for name, array in made.items():
+            put_leaf(params, name, array)
+        self._kept.complete(params, manifest)
+        if self._base is not None:
+            self._base.hold(manifest, params)
+        return Pulled(params=params, fetched_bytes=pack_bytes + missing.num_bytes)
+
+    async def _made(
+        self, missing: Manifest, server: Endpoint | None
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Leaves made of the version pulled before, by name; and how many bytes came for it."""
+        base = self._base
+        if base is None or base.version is None:
+            return {}, 0
+        data = await fetch_pack(
+            missing,
+            base.version,
+            source=self._source,
+            server=server,
+            connections=self._connections,
+            counter=self.pulled,
+        )
         try:
-            async with spooled(self._folder, num_bytes) as spool:
+            pack = read_pack(data) if data else {}
+        except DeltaError:
+            pack = {}
+        return await asyncio.to_thread(base.made, missing, pack), len(data)
+
+    async def _fetched(
+        self, manifest: Manifest, missing: Manifest, server: Endpoint | None
+    ) -> dict[str, Any]:
+        """Leaves of the missing part of a manifest, as they are."""
+        try:
+            async with spooled(self._folder, missing.num_bytes) as spool:
                 await fetch(
                     manifest,
                     files=missing.files,
@@ -109,11 +151,9 @@ class Puller:
                     counter=self.pulled,
                     connections=self._connections,
                 )
-                params = await asyncio.to_thread(read_params, spool, missing)
+                return await asyncio.to_thread(read_params, spool, missing)
         except OSError as error:  # of this host: no room, no permission
             raise WeightsError(f"version {manifest.version}: {error}") from error
-        self._kept.complete(params, manifest)
-        return Pulled(params=params, fetched_bytes=num_bytes)
 
 
 async def fetch(

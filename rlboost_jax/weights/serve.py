@@ -5,12 +5,14 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
 from rlboost_jax.messages import Manifest
+from rlboost_jax.weights.delta_packs import FOLDER as PACKS
 
 UNKNOWN_SECONDS: Final = 1.0  # for a version that was announced a moment ago to be known here, too
 CHUNK_BYTES: Final = 2**18  # read and encrypted at a time for a connection
@@ -98,9 +100,14 @@ def weights_url(version: int) -> str:
     return f"/weights/{version}"
 
 
+def pack_url(version: int, base: int) -> str:
+    """Path of the differences of a version from an older one."""
+    return f"/weights/{version}/since/{base}"
+
+
 def add_routes(app: web.Application, versions: ServedVersions) -> None:
     """Serve `GET /weights/{version}`: the files of a manifest one behind the other, in its order,
-    whole or by one byte range.
+    whole or by one byte range; and `GET /weights/{version}/since/{base}`: a pack of deltas.
 
     Only files that a known manifest names are served, and nobody who asks names any. Who may ask is
     for the application's middleware to decide.
@@ -131,7 +138,17 @@ def add_routes(app: web.Application, versions: ServedVersions) -> None:
         await response.write_eof()
         return response
 
+    async def serve_pack(request: web.Request) -> web.StreamResponse:
+        version, base = (int(request.match_info[name]) for name in ("version", "base"))
+        served = await versions.find(version)
+        pack = Path(served.directory if served else "") / PACKS / str(base)
+        if served is None or not await asyncio.to_thread(pack.is_file):
+            raise web.HTTPNotFound(text=f"no deltas of version {version} since {base} are here")
+        return web.FileResponse(pack, chunk_size=CHUNK_BYTES)
+
     app.router.add_get(r"/weights/{version:\d{1,18}}", serve, allow_head=False)
+    since = r"/weights/{version:\d{1,18}}/since/{base:\d{1,18}}"
+    app.router.add_get(since, serve_pack, allow_head=False)
 
 
 def _problem(directory: str, parts: Iterable[FilePart]) -> str:

@@ -25,6 +25,7 @@ from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
 from rlboost_jax.models.params import Params
 from rlboost_jax.platform import durable
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.weights.delta_packs import write_pack
 from rlboost_jax.weights.shares import leaf_entries, write_shares
 
 FOLDER: Final = "snapshots"  # of a run, in its workdir
@@ -39,6 +40,8 @@ class SnapshotStore:
         folder: of nothing else; what an earlier run left half-written there is removed.
         dtype: floating-point leaves are stored in it, such as "bfloat16".
         keep: newest versions kept besides those in use; at least 1.
+        deltas: a version has packs of its differences from versions so many before it, where these
+            are on disk; enough of them are kept.
         others: what other processes have written `beside` the place of that name, once they have.
     """
 
@@ -48,13 +51,14 @@ class SnapshotStore:
         *,
         dtype: str,
         keep: int,
+        deltas: Collection[int] = (),
         others: Callable[[str], Iterable[FileEntry]] = lambda name: (),
     ):
         if keep < 1:
             raise ValueError(f"weights.keep_versions = {keep}; at least 1 version must be kept")
         self._folder = Path(folder).absolute()
         self._dtype = np.dtype(dtype)
-        self._keep, self._others = keep, others
+        self._keep, self._deltas, self._others = max((keep, *deltas)), deltas, others
         self._base_leaves: tuple[LeafEntry, ...] = ()
         self._base_files: tuple[FileEntry, ...] = ()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -90,6 +94,10 @@ class SnapshotStore:
             own = beside(place) / entry.path
             own.parent.mkdir(parents=True, exist_ok=True)
             durable.link(self._folder / BASE / entry.path, own)
+        for back in self._deltas:
+            if (older := version - back) in self._written:
+                base = self._folder / str(older)
+                write_pack(beside(place), base, leaves=leaves, files=files, name=str(older))
         _put_in_place(place)
         self._written = [v for v in self._written if v != version] + [version]
         return Manifest(

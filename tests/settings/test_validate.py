@@ -165,6 +165,7 @@ WRONG = [
         "'up_proj'",
         ["model.lora.targets", "experts", "o_proj"],
     ),
+    ({"weights.deltas": (1, 0)}, "(1, 0)", ["weights.deltas"]),
     ({"manager.lease_seconds": 2.5}, "2.5", ["manager.lease_seconds"]),
     ({"manager.renew_seconds": 1.0}, "1.0", ["manager.renew_seconds", "manager.lease_seconds"]),
     ({"manager.renew_seconds": 0.5}, "three renewals", ["manager.lease_seconds"]),

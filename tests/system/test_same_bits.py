@@ -46,6 +46,16 @@ def test_killed_and_joining_servers_change_no_bit(short_and_calm, tmp_path):
     assert not run.events("compiled"), "whatever arrives, a warm engine compiles nothing"
 
 
+def test_versions_that_come_as_differences_change_no_bit(short_and_calm, tmp_path):
+    """Float32 and a large learning rate: all entries change, but not in their highest bytes."""
+    deltas = ("weights.deltas=(1,2)", "weights.source=http", "fleet.max_instances=1")
+    run = complete(tmp_path / "run", *SHORT, *deltas)
+    assert run.digests() == short_and_calm.digests()
+    pulled = [event["detail"] for event in run.events("pulled")]
+    first, *later = (detail["fetched_bytes"] for detail in pulled if detail["fetched_bytes"])
+    assert len(later) >= 2 and max(later) < 0.95 * first
+
+
 @pytest.mark.soak
 def test_dynamic_sampling_fills_the_same_batches_under_kills(tmp_path):
     """Held-out prompts ride on every second step besides."""

@@ -315,6 +315,7 @@ class SessionSetup:
             self._path / FOLDER,
             dtype=weights.rollout_dtype,
             keep=weights.keep_versions,
+            deltas=weights.deltas,
             others=followers.written,
         )
 

@@ -57,7 +57,7 @@ def check(config: RunConfig) -> None:
         checks = (
             *(_task, environment_mistakes, _sampling, algorithm_mistakes, _responses),
             *(warmup_mistakes, learner_mistakes),
-            *(engine_mistakes, _manager, _fleet, _observe, _evaluation, _rest),
+            *(engine_mistakes, _manager, _weights, _fleet, _observe, _evaluation, _rest),
         )
         mistakes = [
             *model_mistakes(config.model),
@@ -220,6 +220,11 @@ def _manager(config: RunConfig) -> Iterator[str]:
         )
     if manager.port and manager.port == manager.weights_port:
         yield f"manager.port and manager.weights_port are both {manager.port}; choose two ports"
+
+
+def _weights(config: RunConfig) -> Iterator[str]:
+    if not all(back > 0 for back in config.weights.deltas):
+        yield f"weights.deltas is {config.weights.deltas}; older versions are 1 or more before"
 
 
 def _fleet(config: RunConfig) -> Iterator[str]:

@@ -1,0 +1,106 @@
+"""The version that a server pulled last, kept in the host's memory for deltas to be applied to.
+
+What is made of it is hashed, also where a file has not changed: an array that was written to since
+is found out, and its leaf fetched as it is.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
+from rlboost_jax.sequences.identities import Version
+from rlboost_jax.weights.delta_codec import DeltaError, apply_delta
+from rlboost_jax.weights.leaf_cache import files_of, leaf_of
+
+
+class DeltaBase:
+    """The leaves of one version, lasting ones aside; none at first."""
+
+    def __init__(self) -> None:
+        self._manifest: Manifest | None = None
+        self._arrays: dict[str, np.ndarray] = {}  # by name of the leaf
+
+    @property
+    def version(self) -> Version | None:
+        return None if self._manifest is None else self._manifest.version
+
+    def hold(self, manifest: Manifest, params: Mapping[str, Any]) -> None:
+        """Keep the leaves of a version that was pulled, in place of any other's."""
+        names = [leaf.name for leaf in manifest.leaves if not leaf.lasting]
+        self._arrays = {name: leaf_of(params, name) for name in names}
+        self._manifest = manifest
+
+    def made(self, manifest: Manifest, pack: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
+        """Leaves of a manifest, by name, that come of the held ones and a pack. Blocks.
+
+        All others have to be fetched.
+        """
+        with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="deltas") as threads:
+            arrays = threads.map(lambda leaf: self._made(leaf, manifest, pack), manifest.leaves)
+            found = zip(manifest.leaves, arrays, strict=True)
+            return {leaf.name: array for leaf, array in found if array is not None}
+
+    def _made(
+        self, leaf: LeafEntry, manifest: Manifest, pack: Mapping[str, memoryview]
+    ) -> np.ndarray | None:
+        old = self._arrays.get(leaf.name)
+        if old is None or self._manifest is None or leaf not in self._manifest.leaves:
+            return None
+        before = {entry.path: entry for entry in files_of(leaf, self._manifest)}
+        files = files_of(leaf, manifest)
+        if before.keys() != {entry.path for entry in files}:
+            return None
+        same = {entry.path for entry in files if entry == before[entry.path]}
+        if not all(entry.path in same or entry.path in pack for entry in files):
+            return None
+        places = _chunks(leaf, files)
+        if f"{leaf.name}/.zarray" not in same or places is None:
+            return None  # cut in another way
+        new = np.empty_like(old)
+        try:
+            for entry, where in places:
+                delta = None if entry.path in same else pack[entry.path]
+                new[where] = _chunk(np.asarray(old[where], order="C"), delta, entry.sha256)
+        except DeltaError:
+            return None
+        return new
+
+
+def _chunk(old: np.ndarray, delta: memoryview | None, sha256: str) -> np.ndarray:
+    """What becomes of a chunk: itself, without a delta. Raises DeltaError."""
+    if delta is not None:
+        return apply_delta(delta, old, sha256)
+    if hashlib.sha256(old.reshape(-1).view(np.uint8).data).hexdigest() != sha256:
+        raise DeltaError("a base that has changed")
+    return old
+
+
+def _chunks(
+    leaf: LeafEntry, files: tuple[FileEntry, ...]
+) -> list[tuple[FileEntry, tuple[slice, ...]]] | None:
+    """The part of a leaf that each file has; None unless they are equal and all there."""
+    arrays = [entry for entry in files if not entry.path.endswith("/.zarray")]
+    names = [entry.path.rpartition("/")[2] for entry in arrays]
+    if not leaf.shape:
+        return [(entry, ()) for entry in arrays] if names == ["0"] else None
+    try:
+        places = [tuple(map(int, name.split("."))) for name in names]
+    except ValueError:
+        return None
+    if not places or any(len(place) != len(leaf.shape) for place in places):
+        return None
+    grid = [1 + max(along) for along in zip(*places, strict=True)]
+    if set(places) != set(np.ndindex(*grid)) or any(
+        size % count for size, count in zip(leaf.shape, grid, strict=True)
+    ):
+        return None
+    sizes = [size // count for size, count in zip(leaf.shape, grid, strict=True)]
+    return [
+        (entry, tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, sizes, strict=True)))
+        for entry, place in zip(arrays, places, strict=True)
+    ]

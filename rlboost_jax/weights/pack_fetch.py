@@ -1,0 +1,63 @@
+"""Fetch a pack of deltas: from the version's folder where that is visible, else over HTTP.
+
+It is worth one attempt over one connection. Whatever goes wrong, the version is fetched as it is.
+"""
+
+import asyncio
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+
+from rlboost_jax.messages import Manifest
+from rlboost_jax.platform.bounded_files import Unreadable, read_bytes
+from rlboost_jax.sequences.identities import Version
+from rlboost_jax.trust.credentials import Endpoint
+from rlboost_jax.weights.arrivals import ByteCounter
+from rlboost_jax.weights.connections import Connections
+from rlboost_jax.weights.delta_packs import FOLDER
+from rlboost_jax.weights.serve import pack_url
+
+
+async def fetch_pack(
+    manifest: Manifest,
+    base: Version,
+    *,
+    source: str,
+    server: Endpoint | None,
+    connections: Connections,
+    counter: ByteCounter,
+) -> bytes:
+    """The differences of a version's files from those of `base`; b"" if they cannot be had.
+
+    No more bytes are taken than the files have.
+
+    Args:
+        source: see `Puller`.
+        server: of files over HTTP.
+        counter: of what comes.
+    """
+    folder, most = Path(manifest.directory), manifest.num_bytes
+    try:
+        if source == "directory" or (source == "auto" and await asyncio.to_thread(folder.is_dir)):
+            path = folder / FOLDER / str(base)
+            data = await asyncio.to_thread(read_bytes, path, most, "a pack of deltas")
+            counter.add(len(data))
+            return data
+        if server is None:
+            return b""
+        received = bytearray()
+        async with connections.to(server) as (session, _):
+            headers = {"Accept-Encoding": "identity"}
+            url = pack_url(manifest.version, base)
+            async with session.get(url, headers=headers) as response:
+                if response.status != HTTPStatus.OK:
+                    return b""
+                async for part in response.content.iter_any():
+                    received += part
+                    counter.add(len(part))
+                    if len(received) > most:
+                        return b""
+        return bytes(received)
+    except (Unreadable, OSError, aiohttp.ClientError, TimeoutError):
+        return b""
