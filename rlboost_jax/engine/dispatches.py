@@ -73,11 +73,15 @@ def sampled_of(output: Output) -> Sampled:
 
 
 def own_of(plan: ProgramPlan, sampled: Sampled) -> Sampled:
-    """Keep the tokens that belong to the plan's rollouts, see `Rollout.own`; count the rest."""
+    """Keep the tokens that belong to the plan's rollouts, and count the rest.
+
+    The device knows of stop ids only and may sample a few tokens beyond a stop string.
+    """
     counts, tokens = sampled.counts.copy(), sampled.tokens
-    for row, work in enumerate(plan.work):
-        if counts[row] and work.rollout.stops.num_rows:
-            counts[row] = work.rollout.own(tokens[row, : counts[row]])
+    for row, rollout in enumerate([work.rollout for work in plan.work]):
+        if counts[row] and rollout.limits.stops:
+            new = tokens[row, : counts[row]].tobytes()
+            counts[row] = 0 if rollout.finished else rollout.transcript.own(new, rollout.limits)
     discarded = int((sampled.counts - counts).sum())
     if discarded:
         behind = np.arange(tokens.shape[1])[None, :] >= counts[:, None]

@@ -10,7 +10,7 @@ on drafts, and a draft that is not the sampled token is dropped. So texts may be
 wrong.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import jax.numpy as jnp
@@ -69,28 +69,27 @@ class DraftTexts:
         packed = np.full((rows, self._row_tokens), NO_TOKEN, np.int32)
         packed[:, :DRAFT_CONTEXT] = _NO_CONTEXT
         for row, rollout in zip(packed, rollouts, strict=False):
-            newest = rollout.tokens[max(0, rollout.known - DRAFT_CONTEXT) : rollout.known]
+            newest = rollout.tokens(max(0, rollout.known - DRAFT_CONTEXT), rollout.known)
             row[DRAFT_CONTEXT - len(newest) : DRAFT_CONTEXT] = newest
             room = len(row)
-            for text in self._texts(rollout):
-                text = text[-(room - DRAFT_CONTEXT - 1) :]
+            for source, start in self._texts(rollout):
+                end = source.known
+                text = source.tokens(max(start, end - (room - DRAFT_CONTEXT - 1)), end)
                 row[room - 1 - len(text) : room - 1] = text
                 room -= len(text) + 1
                 if room <= DRAFT_CONTEXT + 1:
                     break
         return packed
 
-    def _texts(self, rollout: EngineRollout) -> list[NDArray[np.int32]]:
-        """Texts for a rollout, the best first."""
-        texts = []
+    def _texts(self, rollout: EngineRollout) -> Iterator[tuple[EngineRollout, int]]:
+        """Yield whose texts serve a rollout, and where they start; the best first."""
         if self._of_siblings:
             others = [r for r in self._groups[rollout.prompt_key] if r is not rollout]
             start = max(0, rollout.prompt_length - DRAFT_CONTEXT)
-            for other in sorted(others, key=lambda r: -r.known):
-                texts.append(other.tokens[start : other.known])
+            for other in sorted(others, key=lambda r: -r.transcript.num_tokens):
+                yield other, start
         if self._own:
-            texts.append(rollout.tokens[: rollout.known])
-        return texts
+            yield rollout, 0
 
 
 def proposals(newest: Int[Array, "R C"], texts: Int[Array, "R D"]) -> Int[Array, "R W"]:

@@ -8,13 +8,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.layouts import StepLayout
+from rlboost_jax.engine.requests import transcript_of
 from rlboost_jax.engine.step_inputs import Chunk
 from rlboost_jax.messages import GenerateRequest, Sampling, pack_tokens, unpack_tokens
-from rlboost_jax.sequences.endings import finish_reason, most_of_turn
 from rlboost_jax.sequences.identities import Batch, Purpose, Version, Work
-from rlboost_jax.sequences.sequence import runs_after_prompt
 from rlboost_jax.sequences.shared_limits import MAX_STOP_IDS
-from rlboost_jax.sequences.stop_table import StopTable, stop_table
+from rlboost_jax.sequences.transcript import Transcript
 
 PromptKey = tuple[Batch, Purpose, int, bytes]
 
@@ -34,17 +33,8 @@ class EngineRollout:
     request_id: int
     arrival: int  # order of submission; the youngest has the largest
     prompt_key: PromptKey  # equal for the members of a group
-    prompt_length: int
-    turn_start: int  # after the newest token that was given; of one response the prompt's length
-    routed: int  # first positions whose routes others reported, see `Routes.finished`
-    turn_end: int  # tokens that it has when its turn is as long as it may be
-    stop_ids: frozenset[int]
-    stops: StopTable  # of stop strings
-    stop_string: bool = False  # its newest token completes one
-    # Room for the prompt, all that was given since, and as many as may be sampled; the first
-    # `known` of them count.
-    tokens: NDArray[np.int32]
-    known: int
+    transcript: Transcript  # without log-probabilities and routes
+    limits: Sampling
     computed: int = 0  # tokens whose keys and values are in the pages
     most_computed: int = 0  # before evictions; what lies below is computed again
     pages: list[int] = field(default_factory=list)
@@ -53,19 +43,31 @@ class EngineRollout:
     record: NDArray[np.int32]
 
     @property
+    def known(self) -> int:
+        """Number of known tokens."""
+        return self.transcript.length
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.transcript.prompt) // 4
+
+    @property
     def ready(self) -> bool:
         """Whether only its newest token is still to be run: then the next step samples."""
         return self.computed == self.known - 1
 
     @property
     def finished(self) -> bool:
-        reason = finish_reason(
-            int(self.tokens[self.known - 1]),
-            self.known - self.turn_start,
-            max_tokens=self.turn_end - self.turn_start,
-            stop_ids=self.stop_ids,
-        )
-        return self.stop_string or reason is not None
+        return self.transcript.turn_over(self.limits)
+
+    @property
+    def room(self) -> int:
+        """Number of tokens that may still be sampled in its turn."""
+        return self.transcript.room(self.limits)
+
+    def tokens(self, start: int, end: int) -> NDArray[np.int32]:
+        """Return known tokens from a position to before another."""
+        return unpack_tokens(self.transcript.between(start, end))
 
     def take_pages(self, pages: list[int]) -> None:
         """Append pages to the page table."""
@@ -85,39 +87,21 @@ class EngineRollout:
         pages, self.pages = self.pages, []
         self.take_pages([moves.get(page, page) for page in pages])
 
-    def own(self, tokens: NDArray[np.int32]) -> int:
-        """Number of the sampled tokens that belong to the rollout: those up to a stop string.
-
-        The device knows of stop ids only and may sample a few tokens beyond a stop string.
-        """
-        if self.finished:
-            return 0
-        end = self._end(tokens)
-        return len(tokens) if end is None else end - (self.known - self.turn_start)
-
-    def _end(self, tokens: NDArray[np.int32]) -> int | None:
-        if not self.stops.num_rows:
-            return None
-        turn = np.concatenate([self.tokens[self.turn_start : self.known], tokens])
-        return self.stops.end(turn, len(tokens))
-
     def append(self, tokens: NDArray[np.int32]) -> None:
         """Append its own sampled tokens. All but the last have been run."""
-        self.stop_string = self._end(tokens) is not None
-        self.tokens[self.known : self.known + len(tokens)] = tokens
-        self.known += len(tokens)
+        self.transcript.append(tokens.tobytes())
         self.computed = self.known - 1
         self.most_computed = max(self.most_computed, self.computed)
 
     def chunk(self, start: int, count: int, budget: int) -> Chunk:
         """Known tokens to run, yielding up to `budget` afterwards."""
         self.record[step_inputs.BUDGET] = budget
-        self.record[step_inputs.RESPONSE] = self.known - self.prompt_length
-        return Chunk(self.record, self.tokens, start, count)
+        self.record[step_inputs.RESPONSE] = self.transcript.num_tokens
+        return Chunk(self.record, self.tokens(start, start + count), start)
 
     def decode_record(self, budget: int) -> NDArray[np.int32]:
         """The record for decode steps. Requires `ready`."""
-        return self._decode_record(int(self.tokens[self.known - 1]), self.known, budget)
+        return self._decode_record(self.transcript.newest_token, self.known, budget)
 
     def following_record(self, start: int, budget: int, row: int) -> NDArray[np.int32]:
         """The record for decode steps from the token at `start` on.
@@ -138,25 +122,9 @@ class EngineRollout:
 
 def new_rollout(request: GenerateRequest, layout: StepLayout, arrival: int) -> EngineRollout:
     """The rollout of a checked request (`requests.py`)."""
-    sampling = request.sampling
-    prompt, response = unpack_tokens(request.prompt_tokens), unpack_tokens(request.response_tokens)
-    runs = runs_after_prompt(request.runs, len(response))
-    tokens = np.zeros(len(prompt) + sum(runs[1::2]) + sampling.max_tokens, np.int32)
-    known = len(prompt) + len(response)
-    # Tokens of the newest run, if it was given; the prompt, if nothing was sampled yet.
-    newest_given = runs[-1] if runs and len(runs) % 2 == 0 else 0
-    newest_sampled = runs[-1] if len(runs) % 2 else 0
-    turn_start = known - newest_sampled
-    most = most_of_turn(
-        sum(runs[::2]) - newest_sampled,
-        max_tokens=sampling.max_tokens,
-        turn_tokens=sampling.turn_tokens,
-    )
-    tokens[:known] = np.concatenate([prompt, response])
-
+    sampling, work = request.sampling, request.work
     record = np.zeros(step_inputs.record_width(layout), np.int32)
     unsigned, real = record.view(np.uint32), record.view(np.float32)
-    work = request.work
     unsigned[[step_inputs.SEED, step_inputs.BATCH, step_inputs.SAMPLE]] = (
         work.noise_seed,
         work.batch,
@@ -172,14 +140,8 @@ def new_rollout(request: GenerateRequest, layout: StepLayout, arrival: int) -> E
         request_id=request.request_id,
         arrival=arrival,
         prompt_key=(work.batch, work.purpose, work.prompt, request.prompt_tokens),
-        prompt_length=len(prompt),
-        turn_start=turn_start,
-        routed=known - newest_given - 1 if runs else 0,
-        turn_end=turn_start + most,
-        stop_ids=frozenset(stops),
-        stops=stop_table(sampling.stops),
-        tokens=tokens,
-        known=known,
+        transcript=transcript_of(request),
+        limits=sampling,
         record=record,
     )
 

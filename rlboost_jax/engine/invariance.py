@@ -239,7 +239,7 @@ class _Probe:
         packed = texts.pack([rollouts[i] for i in order], layout.rows_for(len(order)))
         for row, i in enumerate(order):
             following = then if row % 2 else self._random.integers(0, layout.page_size, len(then))
-            known = rollouts[i].tokens[: rollouts[i].known - 1]
+            known = rollouts[i].tokens(0, rollouts[i].known - 1)
             text = np.concatenate([known, then[:1], following[1:]])[-(layout.text_tokens // 2) :]
             packed[row, -len(text) - 1 : -1] = text
         return packed

@@ -143,9 +143,8 @@ class SlotEngine:
             OutOfPages: too many prefixes and slots are held; nothing is taken.
         """
         leader = prefix.rollout
-        prompt = leader.tokens[: leader.prompt_length].tobytes()
         for sibling in siblings:
-            if sibling.prompt_tokens != prompt or sibling.response_tokens:
+            if sibling.prompt_tokens != leader.transcript.prompt or sibling.response_tokens:
                 raise ValueError(f"request {sibling.request_id} is no fresh sibling of the prefix")
         if len(slots) != len(siblings) + 1 or len(set(slots)) != len(slots):
             raise ValueError(f"slots {slots} are not one for the prefix and each sibling")
@@ -217,7 +216,7 @@ class SlotEngine:
         logprobs = np.zeros((num_rows, 1), np.float32)
         for index, (rollout, row) in enumerate(zip(rollouts, rows, strict=True)):
             rollout.append(output[TOKENS, :1, index])
-            data[row] = output[TOKENS, 0, index], 1, rollout.known - rollout.prompt_length
+            data[row] = output[TOKENS, 0, index], 1, rollout.transcript.num_tokens
             logprobs[row] = output[LOGPROBS, :1, index].view(np.float32)
         return ResultTokens(data=data, logprobs=logprobs)
 

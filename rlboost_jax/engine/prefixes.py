@@ -77,6 +77,6 @@ class Prefixes:
         digests, size = rollout.digests, self._page_size
         for index in range(len(digests), count):
             digest = hashlib.blake2b(digests[-1] if digests else b"", digest_size=DIGEST_BYTES)
-            digest.update(rollout.tokens[index * size : (index + 1) * size].tobytes())
+            digest.update(rollout.transcript.between(index * size, (index + 1) * size))
             digests.append(digest.digest())
         return digests[:count]

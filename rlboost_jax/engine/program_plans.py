@@ -18,6 +18,21 @@ class ScheduledTokens:
     budget: int  # most tokens it may yield
     follows: int | None = None  # row of the plan before that ends with its first token; None: known
 
+    @property
+    def run_before(self) -> int:
+        """Number of the tokens that were already run before an eviction."""
+        return max(0, min(self.start + self.count, self.rollout.most_computed) - self.start)
+
+    def after(self, row: int, most: int) -> "ScheduledTokens":
+        """Return what comes after it if it yields all it may, with a budget of at most `most`.
+
+        Args:
+            row: its own in its plan.
+        """
+        rollout, start = self.rollout, self.start + self.budget
+        budget = min(most, rollout.known + rollout.room - start - 1)
+        return ScheduledTokens(rollout=rollout, start=start, count=1, budget=budget, follows=row)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlan:

@@ -9,14 +9,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
-from rlboost_jax.sequences.endings import most_of_turn
-from rlboost_jax.sequences.sequence import BadSequence, Runs, runs_after_prompt
+from rlboost_jax.sequences.sequence import BadSequence, runs_after_prompt
 from rlboost_jax.sequences.shared_limits import MAX_STOP_IDS
 from rlboost_jax.sequences.stop_table import stop_table
+from rlboost_jax.sequences.transcript import Transcript
 
 _UINT32 = 2**32
 
@@ -61,6 +58,12 @@ def check_request(request: GenerateRequest, limits: EngineLimits, *, version: in
     _check_tokens(name, request, limits)
 
 
+def transcript_of(request: GenerateRequest) -> Transcript:
+    """Return the tokens of a request. Raises BadSequence if its runs do not add up to them."""
+    runs = runs_after_prompt(request.runs, len(request.response_tokens) // 4)
+    return Transcript.from_runs(request.prompt_tokens, request.response_tokens, runs)
+
+
 def _check_sampling(name: str, request: GenerateRequest, limits: EngineLimits) -> None:
     sampling = request.sampling
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
@@ -100,68 +103,58 @@ def _check_tokens(name: str, request: GenerateRequest, limits: EngineLimits) -> 
                 name,
                 f"has token id {outside[0]} in {field}; model.vocab_size is {limits.vocab_size}",
             )
-    prompt, response = unpack_tokens(request.prompt_tokens), unpack_tokens(request.response_tokens)
-    if len(prompt) == 0:
+    prompt = len(request.prompt_tokens) // 4
+    if prompt == 0:
         _reject(name, "has an empty prompt; it needs at least 1 token")
     try:
-        runs = runs_after_prompt(request.runs, len(response))
+        transcript = transcript_of(request)
     except BadSequence as error:
         _reject(name, f"has {error} of response_tokens")
-    given = sum(runs[1::2])
-    longest = len(prompt) + given + request.sampling.max_tokens
+    given, sampled = transcript.num_given, transcript.num_sampled
+    longest = transcript.length - sampled + request.sampling.max_tokens
     if longest > limits.slot_tokens:
         of_others = f"{given} given since, " if given else ""
         raise RequestTooLong(
-            f"{name} may reach {longest} tokens ({len(prompt)} of prompt, {of_others}"
+            f"{name} may reach {longest} tokens ({prompt} of prompt, {of_others}"
             f"{request.sampling.max_tokens} of response); a slot holds {limits.slot_tokens}: "
             "raise engine.max_prompt_tokens or lower sampling.max_response_tokens"
         )
-    stopped = _stops_of_open_turns(response, runs, request.sampling.stop_ids)
-    sampled, most = len(response) - given, request.sampling.max_tokens
+    stopped = _stops_of_open_turns(transcript, request.sampling.stop_ids)
+    most = request.sampling.max_tokens
     if stopped or sampled >= most:
         why = f"has stop id {min(stopped)} in" if stopped else f"already has {sampled} of"
         _reject(
             name,
             f"{why} its response of at most {most} tokens; a finished response is not continued",
         )
-    if _has_stop_string(response, runs, request.sampling.stops):
+    if _has_stop_string(transcript, request.sampling.stops):
         _reject(name, "has a stop string in its response; a finished response is not continued")
-    newest = runs[-1] if len(runs) % 2 else 0
-    if newest and newest >= most_of_turn(
-        sampled - newest, max_tokens=most, turn_tokens=request.sampling.turn_tokens
-    ):
+    if (room := transcript.room(request.sampling)) <= 0:
+        most = request.sampling.turn_tokens
         _reject(
             name,
-            f"already has {newest} tokens of a turn of at most {request.sampling.turn_tokens}; "
+            f"already has {most - room} tokens of a turn of at most {most}; "
             "a turn that is over is not continued",
         )
 
 
-def _has_stop_string(response: NDArray[np.int32], runs: Runs, stops: bytes) -> bool:
+def _has_stop_string(transcript: Transcript, stops: bytes) -> bool:
     """Whether a stop string was sampled, other than at the end of an answered turn."""
-    start = 0
-    for place, count in enumerate(runs):
-        if place % 2 == 0:
-            end = stop_table(stops).end(response[start : start + count], count)
-            answered = place + 1 < len(runs)
-            if end is not None and not (answered and end == count):
-                return True
-        start += count
+    for turn in transcript.turns():
+        tokens = unpack_tokens(turn.sampled)
+        end = stop_table(stops).end(tokens, len(tokens))
+        if end is not None and (turn.given is None or end < len(tokens)):
+            return True
     return False
 
 
-def _stops_of_open_turns(
-    response: NDArray[np.int32], runs: Runs, stop_ids: Collection[int]
-) -> set[int]:
+def _stops_of_open_turns(transcript: Transcript, stop_ids: Collection[int]) -> set[int]:
     """Stop ids that were sampled, other than at the end of an answered turn."""
     found: set[int] = set()
-    start = 0
-    for place, count in enumerate(runs):
-        if place % 2 == 0:
-            answered = place + 1 < len(runs)
-            found |= set(response[start : start + count - answered].tolist()) & set(stop_ids)
-        start += count
-    return found
+    for turn in transcript.turns():
+        tokens = unpack_tokens(turn.sampled)
+        found.update(tokens[: len(tokens) - (turn.given is not None)].tolist())
+    return found.intersection(stop_ids)
 
 
 def _reject(name: str, why: str) -> NoReturn:

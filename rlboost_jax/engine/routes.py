@@ -75,7 +75,7 @@ class Routes:
             newest = rollout.known - 1
             if steps is not None:
                 self._slots[self._kv_slots(rollout, newest, count)] = steps[:count, row]
-            lead = newest - rollout.routed if rollout.known == rollout.turn_start else 0
+            lead = rollout.transcript.lead
             leads.append(lead)
             routes.append(self._slots[self._kv_slots(rollout, newest - lead, lead + count)])
         return DispatchRoutes(np.array(leads, np.uint32), np.concatenate(routes))

@@ -81,9 +81,9 @@ class Scheduler:
         before = rollout.computed
         rollout.append(tokens)
         self._share(rollout, before)
-        if rollout.finished:
+        if finished := rollout.finished:
             self.remove(rollout)
-        return rollout.finished
+        return finished
 
     def plan(self) -> ProgramPlan | None:
         """The next program, or None if there are no rollouts, or nothing that is allowed.
@@ -109,7 +109,7 @@ class Scheduler:
         if not work:
             assert not self.running or self.allowance, "the oldest rollout can always go on"
             return None
-        again = sum(_run_before(work) for work in prefill)
+        again = sum(work.run_before for work in prefill)
         for item in prefill:
             self._advance(item.rollout, item.count)
         return ProgramPlan(
@@ -149,7 +149,7 @@ class Scheduler:
             return None
         if self.drafts.wants(len(plan.work)):
             return None
-        after = [self._after(work, row) for row, work in enumerate(plan.work)]
+        after = [work.after(row, self._max_steps) for row, work in enumerate(plan.work)]
         work = [item for item in after if item.budget > 0 and not item.rollout.finished]
         need = [self._pages_for(w.start + w.budget) - len(w.rollout.pages) for w in work]
         if not work or sum(count for count in need if count > 0) > self.pool.num_free:
@@ -176,13 +176,6 @@ class Scheduler:
         for rollout in self.running:
             rollout.move_pages(moves)
         return moves
-
-    def _after(self, work: ScheduledTokens, row: int) -> ScheduledTokens:
-        start = work.start + work.budget
-        budget = min(self._max_steps, work.rollout.turn_end - start - 1)
-        return ScheduledTokens(
-            rollout=work.rollout, start=start, count=1, budget=budget, follows=row
-        )
 
     def _admit(self) -> None:
         """Fill slots from the head of the queue, leaving each rollout a page to grow into."""
@@ -278,7 +271,7 @@ class Scheduler:
 
     def _decode_budget(self, rollout: EngineRollout, most: int) -> int:
         """Tokens the rollout may yield at once: `most`, or as free pages allow, at least 1."""
-        steps = min(most, rollout.turn_end - rollout.known)
+        steps = min(most, rollout.room)
         if self._holds(rollout, rollout.known + steps - 1):
             return steps
         need = self._pages_for(rollout.known + steps - 1) - len(rollout.pages)
@@ -332,8 +325,3 @@ class Scheduler:
 
 def _decode(rollout: EngineRollout, budget: int) -> ScheduledTokens:
     return ScheduledTokens(rollout=rollout, start=rollout.known - 1, count=1, budget=budget)
-
-
-def _run_before(work: ScheduledTokens) -> int:
-    """Number of the tokens that were already run before an eviction."""
-    return max(0, min(work.start + work.count, work.rollout.most_computed) - work.start)

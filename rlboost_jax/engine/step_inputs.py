@@ -3,7 +3,7 @@
     mixed:  [number of sequences] [T rows: token, position, KV slot] [S sequences: a record]
     decode: [number of sequences, steps] [R sequences: a record]
 
-A sequence's record is the row that a rollout carries with it (`Rollout.record`); the columns
+A sequence's record is the row that a rollout carries with it (`EngineRollout.record`); the columns
 are named here. Floats and unsigned numbers travel by their bits. Unused sequences and rows are
 all zero, which every program must survive.
 
@@ -44,12 +44,11 @@ _ROW: Final = 3
 
 
 class Chunk(NamedTuple):
-    """`length` consecutive tokens of a sequence from `start` on, to be run in a mixed step."""
+    """Consecutive tokens of a sequence from `start` on, to be run in a mixed step."""
 
     record: NDArray[np.int32]
-    tokens: NDArray[np.int32]  # all known ones of the sequence
+    tokens: NDArray[np.int32]
     start: int
-    length: int
 
 
 class Controls(NamedTuple):
@@ -90,14 +89,14 @@ def pack_mixed(layout: StepLayout, chunks: Sequence[Chunk]) -> NDArray[np.int32]
     records = packed[end:].reshape(layout.slots, record_width(layout))
     rows[2] = _nowhere(layout, T)
     row = 0
-    for index, (record, tokens, start, length) in enumerate(chunks):
-        here, end = slice(row, row + length), start + length
+    for index, (record, tokens, start) in enumerate(chunks):
+        here, end = slice(row, row + len(tokens)), start + len(tokens)
         positions = np.arange(start, end, dtype=np.int32)
         pages = record[PAGES + positions // layout.page_size]
-        rows[0, here] = tokens[start:end]
+        rows[0, here] = tokens
         rows[1, here] = positions
         rows[2, here] = pages * layout.page_size + positions % layout.page_size
-        row += length
+        row += len(tokens)
         records[index] = record
         records[index, LENGTH] = end
         records[index, QUERY_END] = row

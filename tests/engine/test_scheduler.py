@@ -29,6 +29,10 @@ def next_token(tokens: tuple[int, ...]) -> int:
     return hash(tokens) % 11
 
 
+def known_of(rollout: EngineRollout) -> tuple[int, ...]:
+    return tuple(rollout.tokens(0, rollout.known).tolist())
+
+
 class SymbolicDevice:
     """Runs plans, and knows which tokens every place of every page stands for."""
 
@@ -54,7 +58,7 @@ class SymbolicDevice:
             again = 0
             written: set[tuple[int, int]] = set()
             for work in plan.work:
-                known = tuple(work.rollout.tokens[: work.rollout.known].tolist())
+                known = known_of(work.rollout)
                 for position in range(work.start, work.start + work.count):
                     place = self.place(work.rollout, position)
                     assert place not in written, "two rows write one place"
@@ -63,17 +67,17 @@ class SymbolicDevice:
                     again += (work.rollout.arrival, position) in self.seen
             assert again == plan.prefilled_again
             for work in plan.work:
-                known = tuple(work.rollout.tokens[: work.rollout.known].tolist())
+                known = known_of(work.rollout)
                 assert work.budget == (work.start + work.count == len(known))
                 self.attend(work.rollout, known[: work.start + work.count])
         return [self.decode(work, plan.mixed, before) for work in plan.work]
 
     def decode(self, work: ScheduledTokens, mixed: bool, before: Yields) -> list[int]:
         rollout = work.rollout
-        known = tuple(rollout.tokens[: rollout.known].tolist())
+        known = known_of(rollout)
         if work.follows is not None:
             known += tuple(before[work.follows])
-            if known[-1] in rollout.stop_ids:
+            if known[-1] in rollout.limits.stop_ids:
                 return []
         assert mixed or len(known) == work.start + work.count
         start = len(known)
@@ -82,7 +86,7 @@ class SymbolicDevice:
                 self.kv[self.place(rollout, len(known) - 1)] = known
             self.attend(rollout, known)
             known += (next_token(known),)
-            if known[-1] in rollout.stop_ids:
+            if known[-1] in rollout.limits.stop_ids:
                 break
         return list(known[start:])
 
@@ -205,8 +209,7 @@ def test_every_rollout_gets_its_tokens_whatever_happens(seed: int) -> None:
                 assert len(tokens) <= work.budget
                 if tokens and scheduler.report(work.rollout, np.array(tokens, np.int32)):
                     rollout = held.pop(work.rollout.request_id)
-                    response = rollout.tokens[rollout.prompt_length : rollout.known]
-                    done[rollout.request_id] = tuple(response.tolist())
+                    done[rollout.request_id] = known_of(rollout)[rollout.prompt_length :]
             check_invariants(scheduler, layout)
             plan, yields = following, later
     assert done == {i: oracle(r) for i, r in requests.items() if i not in released}
@@ -404,7 +407,7 @@ def test_a_rollout_that_comes_back_goes_on_from_its_full_pages() -> None:
     scheduler.remove(first)
     assert scheduler.pool.num_held == 0
 
-    response = tuple(first.tokens[10 : first.known].tolist())
+    response = known_of(first)[10:]
     other = (*response[:-5], (response[-5] + 1) % 11, *response[-4:])  # differs at token 14
     for arrival, (have, start) in enumerate([(response, 16), (other, 12), ((), 8)], start=1):
         again = make_request(arrival, prompt, have, arrival, 16, stop_ids=())

@@ -48,11 +48,11 @@ class Oracle:
     def __call__(self, texts: DraftTexts, rollouts: Any, rows: int) -> NDArray[np.int32]:
         packed = np.full((rows, texts._row_tokens), NO_TOKEN, np.int32)
         for row, rollout in zip(packed, rollouts, strict=False):
-            known = rollout.tokens[: rollout.known]
+            known = rollout.tokens(0, rollout.known)
             row[:DRAFT_CONTEXT] = [-2] * max(0, DRAFT_CONTEXT - len(known)) + list(
                 known[-DRAFT_CONTEXT:]
             )
-            said = rollout.known - rollout.prompt_length
+            said = rollout.transcript.num_tokens
             coming = self._spoil(self._expected[rollout.request_id][0][said:])
             text = [*known[-DRAFT_CONTEXT:].tolist(), *coming]
             row[DRAFT_CONTEXT : DRAFT_CONTEXT + len(text)] = text
