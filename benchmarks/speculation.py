@@ -1,18 +1,16 @@
 """Decode steps and seconds that drafts save, for the batches of a run at several of its versions.
 
-    python -m benchmarks.speculation RUN [--steps=5,10] [--slots=64] [--rows=256] [--leaders_first]
+    python -m benchmarks.speculation RUN [--steps=5,10] [--instances=1] [--slots=64] [--rows=256]
 
-RUN is the folder of a run that kept checkpoints (`checkpoint.keep_every`). For each step an engine
-samples the step's batch with the weights of that step, once without and once with drafts. Tokens
-and log-probabilities must be equal. *Steps* are decode and mixed steps until the last token.
+RUN is the folder of a run that kept checkpoints (`checkpoint.keep_every`). For each step engines
+sample the step's batch with the weights of that step, as the manager gives it to them: once with
+speculation off and once with drafts and the order for them. Tokens and log-probabilities must be
+equal. *Steps* are decode and mixed steps until the last token, of the engine that has most.
 
 With `--rows` every step has so many rows, as on a GPU, where `engine.token_rows` of an H100's
 preset are 256 for 64 slots: there a step takes as long with drafts as without, so the ratio of
 steps is that of time but for the host's part. Without it the engine is that of the CPU, rows cost
 time, and seconds (of the second pass each, in turns) are what counts.
-
-With `--leaders_first` one response of each prompt is begun before the second of any, so that later
-ones find the texts of earlier ones; as a trainer asks, all responses to a prompt begin together.
 """
 
 import argparse
@@ -21,8 +19,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest import mock
+
+import numpy as np
 
 from rlboost_jax.data.prompt_stream import PromptStream
 from rlboost_jax.data.tasks import get_task
@@ -31,20 +31,35 @@ from rlboost_jax.engine.draft_policy import SpeculationCounts
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.layouts import StepLayout, make_layout
 from rlboost_jax.learner.checkpoints.base import read_policy
-from rlboost_jax.learner.evaluation.local_batch import LocalBatch
+from rlboost_jax.manager.events import Close, Event, FromServer, FromTrainer, Send
+from rlboost_jax.manager.reducer.manager import Manager
+from rlboost_jax.manager.settings import Settings
 from rlboost_jax.messages import (
     BeginBatch,
-    GenerateRequest,
+    Generate,
+    Hello,
+    Manifest,
     PromptRequest,
+    Publish,
+    Ready,
+    Release,
+    Released,
     Sampling,
+    TokenBatch,
+    TrainerHello,
     pack_tokens,
+    unpack_counts,
+    unpack_ids,
 )
-from rlboost_jax.models.params import Params
-from rlboost_jax.sequences.identities import Batch, Version
+from rlboost_jax.rollout.outgoing import token_batches
+from rlboost_jax.sequences.identities import Batch, Version, Work
 from rlboost_jax.settings.config_loading import read_run_config
 from rlboost_jax.settings.engine_config import EngineConfig
 from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.speculation_config import SpeculationConfig
+
+TRAINER: Final = 1  # its stream
+PATIENT: Final = 1e9  # steps that a server may be silent for
 
 
 @contextmanager
@@ -63,7 +78,7 @@ def begin_of(run: RunConfig, step: int) -> BeginBatch:
     return BeginBatch(
         batch=Batch(step),
         version=Version(step),
-        params_digest="",
+        params_digest="d",
         seed=run.seed,
         group_size=run.algorithm.group_size,
         sampling=Sampling(
@@ -80,37 +95,99 @@ def begin_of(run: RunConfig, step: int) -> BeginBatch:
     )
 
 
-def leaders_first(engine: Engine, group_size: int) -> None:
-    """Have the engine begin one response of each prompt before the second of any."""
-    submit = engine.submit
+class Server:
+    """An engine as the manager sees it, and its decode and mixed steps so far."""
 
-    def sorted_submit(requests: Sequence[GenerateRequest]) -> None:
-        submit(sorted(requests, key=lambda each: each.work.sample % group_size))
+    def __init__(self, engine: Engine, stream: int) -> None:
+        self.engine, self.stream = engine, stream
+        self.steps = self._sequence = 0
 
-    engine.submit = sorted_submit  # type: ignore[method-assign]
+    def hello(self) -> Hello:
+        engine = self.engine
+        return Hello(
+            instance=f"engine-{self.stream}",
+            reserved=False,
+            slots=engine.slots,
+            slot_tokens=engine.slot_tokens,
+            price_per_hour=0.0,
+            zone="",
+            host="",
+            device="",
+            fingerprint=engine.fingerprint,
+            nonce=str(self.stream),
+        )
+
+    def dispatch(self) -> Iterator[TokenBatch]:
+        """Run the next steps."""
+        engine, before = self.engine, self.engine.drafts.counts.steps
+        engine.begin()
+        dispatch = engine.finish()
+        self.steps += (engine.drafts.counts.steps - before) or int(dispatch.counts.max(initial=0))
+        state = {"in_flight": 0, "running": engine.running, "waiting": engine.waiting}
+        for batch in token_batches(dispatch, sequence=self._sequence, **state):
+            self._sequence += 1
+            yield batch
 
 
-def sampled(engine: Engine, begin: BeginBatch) -> tuple[dict[Any, bytes], int, float]:
-    """Tokens and log-probabilities by response, steps, and seconds."""
-    steps, finish = 0, engine.finish
+class Fleet:
+    """Engines that a manager gives a batch to. Its clock counts steps of each engine."""
 
-    def counted() -> Any:
-        nonlocal steps
-        before = engine.drafts.counts.steps
-        dispatch = finish()
-        steps += (engine.drafts.counts.steps - before) or int(dispatch.counts.max(initial=0))
-        return dispatch
+    def __init__(self, run: RunConfig, engines: Sequence[Engine], begin: BeginBatch) -> None:
+        patient = {name: PATIENT for name in ("lease_seconds", "renew_seconds", "progress_seconds")}
+        manager = replace(run.manager, longest_lease_seconds=0.0, seeding=False, **patient)
+        calm = replace(run.fleet, chaos=replace(run.fleet.chaos, enabled=False))
+        settings = Settings.of(replace(run, manager=manager, fleet=calm), "run")
+        self._manager = Manager(replace(settings, deterministic=False))  # no engine is reserved
+        self._now = 0.0
+        self._servers = {n: Server(engine, n) for n, engine in enumerate(engines, TRAINER + 1)}
+        self._works: dict[int, Work] = {}
+        self.found: dict[Work, tuple[bytes, bytes]] = {}  # tokens and log-probabilities
+        leaves: dict[str, Any] = dict(directory="/", files=(), leaves=())
+        digest = begin.params_digest
+        self._hear(FromTrainer(TRAINER, TrainerHello(run_id="run", window=None)))
+        self._hear(
+            FromTrainer(
+                TRAINER,
+                Publish(manifest=Manifest(version=begin.version, params_digest=digest, **leaves)),
+            )
+        )
+        for stream, server in self._servers.items():
+            self._hear(FromServer(stream, server.hello()))
+            self._hear(FromServer(stream, Ready(version=begin.version, params_digest=digest)))
+        self._hear(FromTrainer(TRAINER, begin))
 
-    with mock.patch.object(engine, "finish", counted):
-        start = time.perf_counter()
-        found = {
-            (each.work.prompt, each.work.sample): each.tokens + each.logprobs
-            for each in LocalBatch(engine, begin).results()
-        }
-        return found, steps, time.perf_counter() - start
+    def run(self) -> int:
+        """Sample the batch; returns steps until its last token."""
+        while busy := [s for s in self._servers.values() if s.engine.held()]:
+            server = min(busy, key=lambda s: (s.steps, s.stream))
+            self._now = max(self._now, float(server.steps))
+            for batch in server.dispatch():
+                ends = np.cumsum(unpack_counts(batch.counts), dtype=np.int64) * 4
+                starts = [0, *ends.tolist()]
+                for n, request in enumerate(unpack_ids(batch.request_ids).tolist()):
+                    part, work = slice(starts[n], starts[n + 1]), self._works[request]
+                    tokens, logprobs = self.found.get(work, (b"", b""))
+                    self.found[work] = tokens + batch.tokens[part], logprobs + batch.logprobs[part]
+                self._hear(FromServer(server.stream, batch))
+        return max(server.steps for server in self._servers.values())
+
+    def _hear(self, event: Event) -> None:
+        for action in self._manager.handle(event, self._now):
+            match action:
+                case Send(stream, Generate() as work) if stream in self._servers:
+                    server, requests = self._servers[stream], work.whole
+                    self._works |= {request.request_id: request.work for request in requests}
+                    if not server.engine.held():
+                        server.steps = max(server.steps, int(self._now))
+                    server.engine.submit(requests)
+                case Send(stream, Release(request_ids=ids)) if stream in self._servers:
+                    self._servers[stream].engine.release(unpack_ids(ids).tolist())
+                    self._hear(FromServer(stream, Released(request_ids=ids)))
+                case Close(stream, reason):
+                    raise RuntimeError(f"the manager closes {stream}: {reason}")
 
 
-def engine_for(run: RunConfig, drafters: tuple[Any, ...], gpu_rows: bool) -> Engine:
+def engine_for(run: RunConfig, gpu_rows: bool) -> Engine:
     with rows_of_a_gpu(gpu_rows):
         engine = Engine(
             run.model,
@@ -118,31 +195,30 @@ def engine_for(run: RunConfig, drafters: tuple[Any, ...], gpu_rows: bool) -> Eng
             slot_tokens=run.slot_tokens,
             truncated_sampling=run.truncated_sampling,
             noise=run.sampling.noise,
-            drafters=drafters,
+            drafters=run.speculation.used,
         )
     engine.warm_up()
     return engine
 
 
-def measure(run: RunConfig, engines: list[Engine], params: Params, step: int) -> str:
-    begin, found, steps, seconds = begin_of(run, step), [], [], []
-    for engine in engines:
-        engine.load(params, Version(step))
-        engine.drafts.counts = SpeculationCounts()
+def measure(runs: Sequence[RunConfig], fleets: Sequence[list[Engine]], params: Any, at: int) -> str:
+    begin, found, steps, seconds = begin_of(runs[0], at), [], [], []
     for again in range(2):
-        for engine in engines:
+        for run, engines in zip(runs, fleets, strict=True):
+            for engine in engines:
+                engine.load(params, Version(at))
+                engine.drafts.counts = SpeculationCounts()
+            fleet, since = Fleet(run, engines, begin), time.perf_counter()
+            count, took = fleet.run(), time.perf_counter() - since
             if again:
-                engine.load(params, Version(step))
-            tokens, count, took = sampled(engine, begin)
-            if not again:
-                found.append(tokens)
-                steps.append(count)
-            else:
                 seconds.append(took)
+            else:
+                found.append(fleet.found)
+                steps.append(count)
     assert found[0] == found[1], "drafts changed what was sampled"
-    counts = engines[1].drafts.counts
+    counts = sum((engine.drafts.counts for engine in fleets[1]), SpeculationCounts())
     return (
-        f"| {step} | {steps[0]} | {steps[1]} | {steps[0] / steps[1]:.2f} "
+        f"| {at} | {steps[0]} | {steps[1]} | {steps[0] / steps[1]:.2f} "
         f"| {counts.accepted / max(1, counts.drafted):.2f} "
         f"| {counts.tokens / max(1, counts.sequence_steps):.2f} | {seconds[0] / seconds[1]:.2f} |"
     )
@@ -154,25 +230,26 @@ def main() -> None:
     parser.add_argument("--steps", default="", help="checkpoints, as 5,10; all that there are")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--rows", type=int, default=0, help="of each step; 0: as the CPU's engine")
-    parser.add_argument("--leaders_first", action="store_true")
+    parser.add_argument("--instances", type=int, default=1)
     parser.add_argument("--drafters", default="siblings,prompt")
     options = parser.parse_args()
     run = read_run_config(options.run / "config.json")
     rows = {"token_rows": options.rows} if options.rows else {}
     run = replace(run, engine=replace(run.engine, slots=options.slots, **rows))
-    drafters = SpeculationConfig(enabled=True, drafters=tuple(options.drafters.split(","))).used
-    engines = [engine_for(run, use, bool(options.rows)) for use in ((), drafters)]
-    if options.leaders_first:
-        for engine in engines:
-            leaders_first(engine, run.algorithm.group_size)
+    drafting = SpeculationConfig(enabled=True, drafters=tuple(options.drafters.split(",")))
+    runs = [replace(run, speculation=each) for each in (SpeculationConfig(), drafting)]
+    fleets = [
+        [engine_for(each, bool(options.rows)) for _ in range(options.instances)] for each in runs
+    ]
     there = sorted(int(path.name) for path in (options.run / "checkpoints").glob("[0-9]*"))
     steps = [int(step) for step in options.steps.split(",")] if options.steps else there
-    print(f"{options.slots} slots, rows of a step: {engines[1].layout.decode_rows}")
+    rows_of_a_step = fleets[1][0].layout.decode_rows
+    print(f"{options.instances} x {options.slots} slots, rows of a step: {rows_of_a_step}")
     print("| step | steps without | with drafts | ratio | accepted | tokens a step | time ratio |")
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for step in steps:
         params = read_policy(run.model, options.run, options.run / "checkpoints", step)
-        print(measure(run, engines, params, step), flush=True)
+        print(measure(runs, fleets, params, step), flush=True)
 
 
 if __name__ == "__main__":

@@ -153,4 +153,5 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.policy.max_dollars = 0.0  # of a run, as fleet.max_dollars; 0: no limit
     config.policy.max_dollars_per_hour = 0.0  # of all instances together; 0: no limit
     config.policy.max_instances = 100_000
+    config.policy.siblings_follow = False  # the order for drafts, without what they save
     return config

@@ -24,6 +24,7 @@ from rlboost_jax.settings.speculation_config import Drafter
 
 LEAST_MATCH: Final = 2  # equal tokens that a place needs
 MOST_DRAFTS: Final = 7  # of a sequence in one step
+MOST_LEFT: Final = 2**21  # tokens of rollouts whose prompt has none held any more
 NO_TOKEN: Final = -1  # ends a text, and fills up
 _NO_CONTEXT: Final = -2  # equal to nothing in a text
 
@@ -32,7 +33,8 @@ class DraftTexts:
     """Texts of the rollouts at one engine. Holds no copy of them.
 
     A prompt's texts are kept as long as one of its rollouts is held, those of finished rollouts
-    too: these are what younger siblings repeat.
+    too: these are what younger siblings repeat. As siblings may come later, the newest of the
+    others are kept as well, MOST_LEFT tokens of them.
     """
 
     def __init__(self, drafters: Collection[Drafter], row_tokens: int) -> None:
@@ -44,19 +46,37 @@ class DraftTexts:
         self._own, self._of_siblings = "prompt" in drafters, "siblings" in drafters
         self._groups: dict[PromptKey, list[EngineRollout]] = {}
         self._held: dict[PromptKey, int] = {}
+        self._left: dict[PromptKey, int] = {}  # tokens of prompts without held rollouts
+        self._left_tokens = 0
 
     def join(self, rollout: EngineRollout) -> None:
         """Add a rollout that is now held."""
         key = rollout.prompt_key
         self._held[key] = self._held.get(key, 0) + 1
+        self._left_tokens -= self._left.pop(key, 0)
         self._groups.setdefault(key, []).append(rollout)
 
     def leave(self, rollout: EngineRollout) -> None:
         """Note that a rollout is no longer held. Its text stays while siblings are."""
         key = rollout.prompt_key
         self._held[key] -= 1
-        if not self._held[key]:
-            del self._held[key], self._groups[key]
+        if self._held[key]:
+            return
+        del self._held[key]
+        self._left[key] = sum(len(each.tokens) for each in self._groups[key])
+        self._left_tokens += self._left[key]
+        most = MOST_LEFT if self._of_siblings else 0
+        while self._left_tokens > most:
+            self._drop(next(iter(self._left)))
+
+    def forget(self) -> None:
+        """Drop the texts of rollouts that left: other weights say other things."""
+        for key in tuple(self._left):
+            self._drop(key)
+
+    def _drop(self, key: PromptKey) -> None:
+        self._left_tokens -= self._left.pop(key)
+        del self._groups[key]
 
     def pack(self, rollouts: Sequence[EngineRollout], rows: int) -> NDArray[np.int32]:
         """Gather the input of a verification, a row per rollout and then unused ones.

@@ -347,3 +347,4 @@ class Engine:
             held = f"{len(self._held)} are held: finish or release them first"
             raise EngineBusy(f"{call} needs an engine without rollouts; {held}")
         self._scheduler.prefixes.forget()
+        self._scheduler.texts.forget()

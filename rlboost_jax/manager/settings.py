@@ -27,6 +27,7 @@ class Settings:
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
     informs: bool = True  # fleets of other sizes are predicted where nothing depends on them, too
     weights_port: int = 0  # of the file server, as announced to servers
+    siblings_follow: bool = False  # one response of each prompt leads: others are drafted from it
 
     @property
     def models(self) -> bool:
@@ -73,4 +74,5 @@ class Settings:
             lag=run.algorithm.lag,
             micro_batch_prompts=run.learner.micro_batch_prompts,
             weights_port=weights_port,
+            siblings_follow="siblings" in run.speculation.used,
         )

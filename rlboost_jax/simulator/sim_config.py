@@ -177,6 +177,7 @@ class PolicyConfig:
     max_instances: int
     max_dollars: float = 0.0  # that a run may cost, as `fleet.max_dollars`; 0: no limit
     max_dollars_per_hour: float = 0.0  # for all instances together; 0: no limit
+    siblings_follow: bool = False  # in the order of a run that drafts; steps are not made shorter
 
 
 @dataclass(frozen=True, kw_only=True)

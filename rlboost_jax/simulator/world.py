@@ -283,6 +283,7 @@ def settings(config: SimConfig, machines: Machines | None = None) -> Settings:
         micro_batch_prompts=config.trainer.micro_batch_prompts,
         num_steps=config.num_steps,
         lag=config.trainer.lag,
+        siblings_follow=policy.siblings_follow,
         status_seconds=PATIENT,  # nobody looks at the live view
         informs=False,  # … or at what other fleets would bring: that takes as long as all else
     )

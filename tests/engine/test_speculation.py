@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rlboost_jax.engine import drafts
 from rlboost_jax.engine.draft_policy import DraftPolicy, SpeculationCounts
 from rlboost_jax.engine.drafts import LEAST_MATCH, MOST_DRAFTS, NO_TOKEN, DraftTexts, proposals
 from rlboost_jax.engine.engine import Engine
@@ -19,6 +20,7 @@ from rlboost_jax.engine.layouts import DRAFT_CONTEXT
 from rlboost_jax.engine.verify_steps import widths_of
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.sequences.stop_table import END, pack
+from rlboost_jax.settings.speculation_config import Drafter
 from tests.engine.conftest import Rollouts
 
 Build = Callable[..., Engine]
@@ -209,9 +211,38 @@ def test_texts_hold_the_longest_sibling_last_and_what_is_older_goes(
     assert set(unused[DRAFT_CONTEXT:]) == {NO_TOKEN}
     texts.leave(rollouts[0])
     assert texts.pack(rollouts[1:2], 1).tolist()[0] == row, "finished siblings are known still"
+    for rollout in rollouts[1:]:
+        texts.leave(rollout)
+    texts.join(rollouts[1])
+    assert texts.pack(rollouts[1:2], 1).tolist()[0] == row, "also where none was held meanwhile"
+    texts.leave(rollouts[1])
+    texts.forget()
+    texts.join(rollouts[1])
+    assert texts.pack(rollouts[1:2], 1).tolist()[0] != row, "other weights say other things"
     lone = DraftTexts(("siblings",), DRAFT_CONTEXT + 24)
     lone.join(rollouts[0])
     assert set(lone.pack(rollouts[:1], 1)[0, DRAFT_CONTEXT:].tolist()) == {NO_TOKEN}
+
+
+@pytest.mark.parametrize(("drafters", "kept"), [(BOTH, 3), (("prompt",), 0)])
+def test_texts_of_prompts_that_left_are_bounded(
+    build_engine: Build,
+    request_of: Requests,
+    monkeypatch: pytest.MonkeyPatch,
+    drafters: tuple[Drafter, ...],
+    kept: int,
+) -> None:
+    layout = build_engine().layout
+    rollouts = [
+        new_rollout(request_of(i, [1, 2, i], [4] * 5, group=i), layout, i) for i in range(9)
+    ]
+    monkeypatch.setattr(drafts, "MOST_LEFT", 3 * len(rollouts[0].tokens))
+    texts = DraftTexts(drafters, DRAFT_CONTEXT + 24)
+    for rollout in rollouts:
+        texts.join(rollout)
+    for rollout in rollouts:
+        texts.leave(rollout)
+    assert list(texts._groups) == [r.prompt_key for r in rollouts[len(rollouts) - kept :]]
 
 
 def test_drafts_that_gain_little_pause_for_longer_and_longer() -> None:

@@ -202,8 +202,9 @@ def _lines(seed: int) -> list[Fault]:
 
 
 def policies(seed: int, num_batches: int) -> dict[str, Any]:
-    """A quarter of all schedules have routes, and a quarter other policies than the paper's. Of
-    those with providers that refuse or lie a third have several pools."""
+    """A quarter of all schedules have routes, a quarter other policies than the paper's, and an
+    eighth the order for drafts. Of those with providers that refuse or lie a third have several
+    pools."""
     found = _policies(seed, num_batches)
     if seed % 5 in (2, 4) and seed % 3 == 0:
         found["fleet__pools"] = POOLS[: 2 + seed // 15 % 2]
@@ -222,7 +223,7 @@ def _policies(seed: int, num_batches: int) -> dict[str, Any]:
             "fleet__merge_tail": seed // 4 % 4 > 0,
             "num_steps": num_batches * (seed // 16 % 2),  # 0: which step is the last is not known
         }
-    return {}
+    return {"siblings_follow": seed % 8 == 2}
 
 
 POOLS = (

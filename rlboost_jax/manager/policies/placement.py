@@ -98,6 +98,25 @@ def assign(
     return chosen
 
 
+def places(count: int, loads: Sequence[Load], *, max_pending: int) -> list[int]:
+    """Join the shortest queue `count` times, whoever comes: an index into `loads` each time.
+
+    As `assign`, without regard to groups.
+    """
+    key = _end if all(load.pace is not None for load in loads) else _key
+    heap = [key(load, index) for index, load in enumerate(loads)]
+    heapq.heapify(heap)
+    chosen: list[int] = []
+    for _ in range(count):
+        index = heap[0][2]
+        if loads[index].held >= loads[index].slots + max_pending:
+            raise ValueError(f"no room for rollout {len(chosen)} of {count}")
+        loads[index].held += 1
+        heapq.heapreplace(heap, key(loads[index], index))
+        chosen.append(index)
+    return chosen
+
+
 def pending_moves(loads: Sequence[Load], in_transit: int) -> list[int]:
     """First branch of ContinuousLB: pending rollouts to release from each instance.
 

@@ -7,12 +7,14 @@ is no tick: a waiting rollout goes as soon as an eligible instance has room.
 import math
 from collections.abc import Sequence
 
+from rlboost_jax.manager.policies.order import RANKINGS
 from rlboost_jax.manager.policies.placement import (
     InstancePace,
     Load,
     assign,
     even_moves,
     pending_moves,
+    places,
     room,
     running_moves,
 )
@@ -20,13 +22,13 @@ from rlboost_jax.manager.policies.returning import PREFILLED, Home, goes_back
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
+from rlboost_jax.manager.reducer.sibling_placement import SiblingPlacement
 from rlboost_jax.manager.reducer.step_plans import StepPlans
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 
-RANKINGS = 64  # of the queue in a step, at most
 EVEN_SECONDS = 1.0  # between two looks at who ends last
 
 
@@ -50,6 +52,7 @@ class RolloutDispatch:
         self._plans = plans
         # Batches whose queue was put in order last, with how many had finished then.
         self._ranked: dict[BatchRecord, int] = {}
+        self._siblings = SiblingPlacement(owners.ledger) if settings.siblings_follow else None
         self._evened_at = -math.inf
 
     def settle(self, batches: Sequence[BatchRecord], now: float) -> None:
@@ -164,6 +167,8 @@ class RolloutDispatch:
     def _rank(self, batch: BatchRecord) -> None:
         """Reorder the queue once enough responses have ended to predict the rest better."""
         if not self._plans.by_length:
+            if self._siblings is not None:
+                self._siblings.rank(batch)
             return
         finished = self._ranked.get(batch, 0)
         news = (batch.num_finished - finished) * RANKINGS >= len(batch.rollouts)
@@ -182,14 +187,19 @@ class RolloutDispatch:
             Load(slots=i.room, held=len(i.held), groups=i.groups, pace=pace)
             for i, pace in zip(eligible, paces, strict=True)
         ]
-        rollouts = batch.take(min(batch.num_waiting, room(loads, limit)))
-        chosen = assign(
-            [r.group for r in rollouts],
-            loads,
-            max_pending=limit,
-            group_size=batch.begin.group_size,
-            begun={n for n, r in enumerate(rollouts) if r.sequences.begun},
-        )
+        count = min(batch.num_waiting, room(loads, limit))
+        if self._siblings is not None and not self._plans.by_length:
+            chosen = places(count, loads, max_pending=limit)
+            rollouts = self._siblings.take(batch, [eligible[index].name for index in chosen])
+        else:
+            rollouts = batch.take(count)
+            chosen = assign(
+                [r.group for r in rollouts],
+                loads,
+                max_pending=limit,
+                group_size=batch.begin.group_size,
+                begun={n for n, r in enumerate(rollouts) if r.sequences.begun},
+            )
         batches: dict[int, list[Rollout]] = {}
         for rollout, index in zip(rollouts, chosen, strict=True):
             batches.setdefault(index, []).append(rollout)

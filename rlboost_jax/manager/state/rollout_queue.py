@@ -1,10 +1,12 @@
 """Queue of one step's rollouts that wait for an instance."""
 
 import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Home = str | int  # the name of an instance, or the number of a group
 
 
 class _Entry(Generic[T]):
@@ -33,23 +35,24 @@ class RolloutQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._queue: list[_Entry[T]] = []
-        self._homes: dict[str, list[_Entry[T]]] = {}  # a queue for each home
+        self._homes: dict[Home, list[_Entry[T]]] = {}  # a queue for each home
         self._ranks: dict[int, float] = {}  # by sample, where their own order is not to count
 
     def __iter__(self) -> Iterator[T]:
         """Iterate in queue order, without taking the items."""
         return (entry.item for entry in sorted(self._queue) if not entry.taken)
 
-    def put(self, item: T, sample: int, *, fresh: bool, home: str = "") -> None:
+    def put(self, item: T, sample: int, *, fresh: bool, home: Home | None = None) -> None:
         """Queue an item.
 
         Args:
             fresh: it has no tokens yet.
-            home: instance that it would rather go to; "": to any.
+            home: by which it can be taken out of turn: the instance that it would rather go to,
+                or its group; None: it cannot.
         """
         entry = _Entry((fresh, self.rank_of(sample), sample), item)
         heapq.heappush(self._queue, entry)
-        if home:
+        if home is not None:
             heapq.heappush(self._homes.setdefault(home, []), entry)
 
     def take(self, count: int) -> list[T]:
@@ -61,19 +64,38 @@ class RolloutQueue(Generic[T]):
                 found.append(entry.take())
         return found
 
-    def first_of(self, home: str) -> T | None:
-        """The next item that prefers an instance."""
+    def take_one(self, homes: Iterable[Home]) -> T:
+        """Remove and return the first item of the first of these homes that has any.
+
+        It is the next item of all if no home has one, or if that must not wait: it has tokens, or
+        the rank -inf.
+        """
+        while self._queue[0].taken:
+            heapq.heappop(self._queue)
+        fresh, rank, _ = self._queue[0].key
+        if fresh and rank > -math.inf:
+            for home in homes:
+                if self._first(home) is not None:
+                    return self.take_first_of(home)
+        return heapq.heappop(self._queue).take()
+
+    def first_of(self, home: Home) -> T | None:
+        """The next item of a home."""
+        entry = self._first(home)
+        return None if entry is None else entry.item
+
+    def take_first_of(self, home: Home) -> T:
+        """Remove and return the item that `first_of` names."""
+        return heapq.heappop(self._homes[home]).take()
+
+    def _first(self, home: Home) -> _Entry[T] | None:
         queue = self._homes.get(home, [])
         while queue and queue[0].taken:
             heapq.heappop(queue)
         if not queue:
             self._homes.pop(home, None)
             return None
-        return queue[0].item
-
-    def take_first_of(self, home: str) -> T:
-        """Remove and return the item that `first_of` names."""
-        return heapq.heappop(self._homes[home]).take()
+        return queue[0]
 
     def clear(self) -> None:
         self._queue, self._homes = [], {}

@@ -292,7 +292,8 @@ class BatchRecord:
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout."""
-        begun, home = rollout.sequences.begun, rollout.placement.home
+        begun = rollout.sequences.begun
+        home = rollout.placement.home or (None if begun else rollout.group)
         self._waiting.put(rollout, rollout.sample, fresh=not begun, home=home)
         self.num_waiting += 1
 
@@ -300,6 +301,11 @@ class BatchRecord:
         """Remove and return the next `count` rollouts of the queue."""
         self.num_waiting -= count
         return self._waiting.take(count)
+
+    def take_one(self, groups: Iterable[int]) -> Rollout:
+        """Remove and return a rollout of these groups if the next one may wait, or that one."""
+        self.num_waiting -= 1
+        return self._waiting.take_one(groups)
 
     def first_of(self, home: str) -> Rollout | None:
         """The next rollout that has left pages at an instance, still in the queue."""

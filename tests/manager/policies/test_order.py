@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlboost_jax.manager.policies.order import (
+    LEADS,
     PROBE,
     REST,
     WHOLE,
     first_wave,
     later_waves,
+    leaders_first,
     predicted_order,
 )
 
@@ -54,3 +56,9 @@ def test_of_a_group_that_nothing_is_known_of_one_goes_first():
     ranks = np.array([-5.0, -6.0, -8.0, -7.0, -1.0, -2.0])
     begun = [[False, True], [False, False], [True, True]]
     assert later_waves(ranks, begun).tolist() == [-5.0, -6.0, -np.inf, -7.0, -1.0, -2.0]
+
+
+def test_one_of_each_group_leads_and_the_others_follow_where_most_is_said():
+    ranks = leaders_first(range(9), 3, {0: 5, 1: 0, 2: 7})
+    assert sorted(ranks, key=lambda sample: (ranks[sample], sample)) == [0, 3, 6, 7, 8, 1, 2, 4, 5]
+    assert [sample for sample, rank in ranks.items() if rank == LEADS] == [0, 3, 6]

@@ -10,6 +10,7 @@ from rlboost_jax.manager.policies.placement import (
     assign,
     even_moves,
     pending_moves,
+    places,
     room,
     running_moves,
 )
@@ -49,6 +50,18 @@ def test_shortest_queue_one_by_one(fleet: list[Load], data: st.DataObject, group
         held[index] += 1
     assert held == [load.held for load in fleet]
     assert all(h <= load.slots + THETA for h, load in zip(held, fleet, strict=True))
+
+
+@given(loads, st.data())
+def test_places_are_those_of_rollouts_of_which_nothing_is_known(
+    fleet: list[Load], data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(0, room(fleet, THETA)))
+    alone = [Load(slots=load.slots, held=load.held) for load in fleet]
+    expected = assign(range(count), alone, max_pending=THETA, group_size=1)
+    assert places(count, fleet, max_pending=THETA) == expected
+    with pytest.raises(ValueError, match="no room"):
+        places(room(fleet, THETA) + 1, fleet, max_pending=THETA)
 
 
 @given(loads)

@@ -1,0 +1,115 @@
+"""One response of each prompt leads, and the others follow where it is."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from configs import tiny
+from rlboost_jax import messages as m
+from rlboost_jax.manager.events import ServerGone
+from rlboost_jax.manager.settings import Settings
+from rlboost_jax.settings import config_loading
+from rlboost_jax.settings.speculation_config import SpeculationConfig
+from tests.manager.desk import Desk
+from tests.manager.fakes import length, settings
+
+A, B = 10, 11
+GROUP = 4
+
+
+def at_work(*, follow: bool = True, servers: tuple[int, ...] = (A, B), **changes: Any) -> Desk:
+    """Batch 0 of four prompts, of which servers with two slots each take what they can."""
+    desk = Desk(settings(deterministic=False, siblings_follow=follow, manager__max_pending=0))
+    desk.open_run(reserved=False)
+    desk.publish(0)
+    for stream in servers:
+        desk.join(stream, version=0, **changes)
+    desk.begin(0, prompts=4, group_size=GROUP)
+    return desk
+
+
+def places(requests: list[m.GenerateRequest]) -> list[tuple[int, int]]:
+    """Prompt of each request, and its place in the group."""
+    return [(r.work.prompt, r.work.sample % GROUP) for r in requests]
+
+
+def test_those_that_lead_begin_first() -> None:
+    desk = at_work()
+    assert places(desk.requests(A)) == [(0, 0), (2, 0)]
+    assert places(desk.requests(B)) == [(1, 0), (3, 0)]
+
+
+def test_without_drafts_of_siblings_prompts_come_in_order() -> None:
+    desk = at_work(follow=False)
+    begun = places([*desk.requests(A), *desk.requests(B)])
+    assert sorted(begun) == [(0, place) for place in range(GROUP)]
+
+
+def test_the_others_follow_where_theirs_is_or_was() -> None:
+    desk = at_work()
+    requests = {stream: desk.requests(stream) for stream in (A, B)}
+    prompts = {stream: {r.work.prompt for r in requests[stream]} for stream in (A, B)}
+    for _ in range(3):  # its only rollout of a prompt ends, and a place is free
+        for stream in (A, B):
+            desk.tokens(stream, requests[stream][:1])
+            (come,) = desk.requests(stream)
+            assert come.work.prompt in prompts[stream]
+            requests[stream] = [*requests[stream][1:], come]
+            assert not desk.requests(A + B - stream)
+
+
+def test_of_several_prompts_that_are_there_the_one_with_most_text_comes_first() -> None:
+    desk = at_work(servers=(A,), slots=4)
+    requests = {r.work.prompt: r for r in desk.requests(A)}
+    assert places([*requests.values()]) == [(prompt, 0) for prompt in range(4)]
+    whole = [length("d", 0, GROUP * prompt) for prompt in requests]
+    longest, shortest = whole.index(max(whole)), whole.index(min(whole))
+    desk.tokens(A, [requests[longest]], min(whole) + 1)
+    desk.tokens(A, [requests[shortest]])
+    assert places(desk.requests(A)) == [(longest, 1)]
+
+
+def test_who_comes_takes_what_the_others_have_no_place_for() -> None:
+    desk = at_work()
+    desk.join(12, version=0, slots=GROUP)
+    come = desk.requests(12)
+    assert len(come) == GROUP and len({r.work.prompt for r in come}) == 2
+    desk(ServerGone(12, "killed"))
+    held = [*desk.manager.view.batch.rollouts] if desk.manager.view.batch else []
+    assert sum(r.waiting for r in held) == 4 * GROUP - 4, "nothing is lost with it"
+
+
+def test_prompts_that_come_later_lead_too() -> None:
+    desk = at_work(servers=(A,), slots=6)
+    before = desk.requests(A)
+    assert len(before) == 6
+    prompts = tuple(m.PromptRequest(prompt=p, tokens=m.pack_tokens([p, 0, 1])) for p in (4, 5))
+    desk.trainer(m.ExtendBatch(batch=0, prompts=prompts))
+    desk.join(B, version=0)
+    assert places(desk.requests(B)) == [(4, 0), (5, 0)]
+
+
+def test_what_measures_the_policy_comes_last() -> None:
+    desk = at_work(servers=(A,), slots=6)
+    prompts = tuple(
+        m.PromptRequest(prompt=p, tokens=m.pack_tokens([p, 0, 1]), purpose="evaluate")
+        for p in (0, 1)
+    )
+    desk.trainer(m.ExtendBatch(batch=0, prompts=prompts, samples=1))
+    desk.join(B, version=0, slots=11)
+    purposes = [r.work.purpose for r in desk.requests(B)]
+    assert purposes == ["train"] * 10 + ["evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "expected"),
+    [
+        (SpeculationConfig(), False),
+        (SpeculationConfig(enabled=True), True),
+        (SpeculationConfig(enabled=True, drafters=("prompt",)), False),
+    ],
+)
+def test_only_drafts_of_siblings_want_it(speculation: SpeculationConfig, expected: bool) -> None:
+    run = replace(config_loading.run_config(tiny.get_config()), speculation=speculation)
+    assert Settings.of(run, "run").siblings_follow is expected
