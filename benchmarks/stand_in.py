@@ -75,6 +75,7 @@ class Dispatch:
     routes: None = None
     prefilled_again: int = 0
     discarded: int = 0
+    drafts: None = None
 
 
 class StandInEngine:

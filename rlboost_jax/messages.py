@@ -142,6 +142,14 @@ class Hello(WireMessage, frozen=True, kw_only=True):
     cache_tokens: Count = 0  # of context that its memory has pages for; 0: not said
 
 
+class DraftCounts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What an engine's drafts came to."""
+
+    drafted: Count  # tokens that were verified
+    accepted: Count  # of them
+    steps_saved: Count  # decode steps
+
+
 class Renew(WireMessage, frozen=True, kw_only=True):
     """Renewal of the server's lease."""
 
@@ -151,6 +159,7 @@ class Renew(WireMessage, frozen=True, kw_only=True):
     round_trip: Seconds = 0.0
     pulled_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of all versions, so far
     discarded: Count = 0  # tokens sampled behind stop strings since the last renewal
+    drafts: DraftCounts | None = None  # since the last renewal; None: there were none
 
 
 class Ready(WireMessage, frozen=True, kw_only=True):
@@ -638,6 +647,10 @@ class BatchReport(WireMessage, frozen=True, kw_only=True):
     instances_frozen_mean: float = 0.0
     rollouts_handed_back: int = 0
     instances_left: int = 0  # of the lost, with notice
+    # Drafts of engines, by renewals that came in its turn; None: there were none.
+    tokens_drafted: int | None = None
+    drafts_accepted: int | None = None
+    decode_steps_saved: int | None = None
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -656,6 +669,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     deviation: float = 0.0  # seconds
     losses: float = 0.0  # share of packets
     lease_seconds: float = 0.0
+    drafts: tuple[int, int] = (0, 0)  # tokens since it joined: drafted, and accepted of these
 
 
 class FleetStatus(WireMessage, frozen=True, kw_only=True):

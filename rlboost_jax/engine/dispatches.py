@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.engine import step_inputs
+from rlboost_jax.engine.draft_policy import SpeculationCounts
 from rlboost_jax.engine.layouts import StepLayout
 from rlboost_jax.engine.program_plans import ProgramPlan
 from rlboost_jax.engine.routes import DispatchRoutes
@@ -35,6 +36,7 @@ class EngineDispatch:
     finished: tuple[int, ...]  # of the request ids; no longer held
     prefilled_again: int  # tokens run anew because of evictions
     discarded: int = 0  # tokens that were sampled after a stop string
+    drafts: SpeculationCounts | None = None  # of its steps, if they had any
 
 
 class Sampled(NamedTuple):
@@ -44,6 +46,7 @@ class Sampled(NamedTuple):
     logprobs: NDArray[np.float32]  # [S, X], nats
     counts: NDArray[np.int_]  # [S]
     discarded: int = 0  # that were sampled, too, and are nobody's
+    drafts: SpeculationCounts | None = None  # of steps with drafts
 
 
 def pack(layout: StepLayout, plan: ProgramPlan, max_steps: int) -> NDArray[np.int32]:
@@ -69,7 +72,13 @@ def sampled_of(output: Output) -> Sampled:
     results = np.asarray(output.sampled)
     tokens_SX = np.ascontiguousarray(results[TOKENS].T)
     logprobs_SX = np.ascontiguousarray(results[LOGPROBS].T).view(np.float32)
-    return Sampled(tokens_SX, logprobs_SX, (tokens_SX >= 0).sum(axis=1))
+    drafts = output.counts
+    return Sampled(
+        tokens_SX,
+        logprobs_SX,
+        (tokens_SX >= 0).sum(axis=1),
+        drafts=None if drafts is None else SpeculationCounts(*np.asarray(drafts).tolist()),
+    )
 
 
 def own_of(plan: ProgramPlan, sampled: Sampled) -> Sampled:
@@ -86,7 +95,7 @@ def own_of(plan: ProgramPlan, sampled: Sampled) -> Sampled:
     if discarded:
         behind = np.arange(tokens.shape[1])[None, :] >= counts[:, None]
         tokens = np.where(behind, np.int32(-1), tokens)
-    return Sampled(tokens, sampled.logprobs, counts, discarded)
+    return Sampled(tokens, sampled.logprobs, counts, discarded, sampled.drafts)
 
 
 def dispatch_of(
@@ -124,4 +133,5 @@ def dispatch_of(
         finished=tuple(finished),
         prefilled_again=prefilled_again,
         discarded=sampled.discarded,
+        drafts=sampled.drafts,
     )

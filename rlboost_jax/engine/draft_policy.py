@@ -37,6 +37,11 @@ class SpeculationCounts:
     def accepted(self) -> int:
         return self.tokens - self.sequence_steps
 
+    @property
+    def steps_saved(self) -> float:
+        """Steps that the same tokens would have taken besides, one a sequence in each."""
+        return self.accepted * self.steps / self.sequence_steps if self.sequence_steps else 0.0
+
     def __add__(self, other: "SpeculationCounts") -> "SpeculationCounts":
         return SpeculationCounts(
             steps=self.steps + other.steps,

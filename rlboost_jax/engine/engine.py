@@ -18,12 +18,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import jax
-import numpy as np
 
 from rlboost_jax.engine.device_state import DeviceState
 from rlboost_jax.engine.devices import Devices
 from rlboost_jax.engine.dispatches import EngineDispatch, dispatch_of, own_of, sampled_of
-from rlboost_jax.engine.draft_policy import SpeculationCounts
 from rlboost_jax.engine.engine_parameters import EngineParameters
 from rlboost_jax.engine.engine_plan import plan_engine
 from rlboost_jax.engine.engine_rollouts import EngineRollout, new_rollout
@@ -326,9 +324,9 @@ class Engine:
         if not self._launched or self.version is None:
             raise EngineBusy("finish came without begin; call begin first")
         plan, output, again = self._launched.popleft()
-        if output.counts is not None:
-            self.drafts.verified(SpeculationCounts(*np.asarray(output.counts).tolist()))
         sampled = own_of(plan, sampled_of(output))
+        if sampled.drafts is not None:
+            self.drafts.verified(sampled.drafts)
         yielding = [i for i in range(len(plan.work)) if sampled.counts[i]]
         routes = self.device_state.routes(plan, output, sampled.counts, yielding)
         finished = []

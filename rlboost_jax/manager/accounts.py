@@ -2,6 +2,8 @@
 
 import msgspec
 
+from rlboost_jax.messages import DraftCounts
+
 
 class Integral:
     """Time integral of a level that changes in steps, such as instance-seconds or dollars."""
@@ -48,6 +50,9 @@ class Books(msgspec.Struct, kw_only=True):
     resumed: int = 0  # responses placed after an answer
     returned: int = 0  # of these, where they had been
     victims: int = 0  # rollouts that servers gave back to others on their device
+    drafted: int = 0  # tokens that engines verified
+    accepted: int = 0  # of these
+    steps_saved: int = 0  # decode steps, by these
 
     @property
     def generated(self) -> int:
@@ -86,6 +91,12 @@ class Books(msgspec.Struct, kw_only=True):
     def hand_back(self, rollouts: int) -> None:
         """Count rollouts that a server returned because it lost slots or memory."""
         self.victims += rollouts
+
+    def draft(self, drafts: DraftCounts) -> None:
+        """Count what the drafts of an engine came to."""
+        self.drafted += drafts.drafted
+        self.accepted += drafts.accepted
+        self.steps_saved += drafts.steps_saved
 
     def copy(self) -> "Books":
         return msgspec.structs.replace(self)

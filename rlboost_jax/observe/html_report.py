@@ -183,6 +183,9 @@ def _tiles(config: RunConfig, summary: Summary) -> Iterator[tuple[str, str, str]
         yield "turns", f"{summary.turns_mean:.1f}", "of an episode"
     if summary.tool_calls:
         yield "tool calls", f"{summary.tool_calls:,}", f"{summary.tool_failures:,} failed"
+    if summary.tokens_drafted:
+        note = f"of {summary.tokens_drafted:,}; {summary.decode_steps_saved:,} decode steps saved"
+        yield "drafts accepted", f"{summary.drafts_accepted:,}", note
     if summary.episodes_left_out:
         note = "whose reward nobody knows: not trained on"
         yield "episodes left out", f"{summary.episodes_left_out:,}", note

@@ -24,7 +24,7 @@ LEAST_WIDTH: Final = 20  # letters; narrower, lines are cut
 # Columns of the table; where there is no room, the one with the highest number goes first.
 _COLUMNS: Final = (
     *(("server", 0), ("state", 1), ("policy", 3), ("runs", 2), ("waits", 4)),
-    *(("tokens", 5), ("line", 8), ("age", 6), ("$/h", 7)),
+    *(("tokens", 5), ("drafts", 9), ("line", 8), ("age", 6), ("$/h", 7)),
 )
 _LEFT: Final = ("server", "state")
 
@@ -74,7 +74,7 @@ def fleet_table(instances: Sequence[InstanceStatus], width: int, *, most: int) -
         name: max(cell_len(name), *(cell_len(row[name]) for row in cells.values()))
         for name, _ in _COLUMNS
     }
-    for name in ("line", "$/h"):
+    for name in ("drafts", "line", "$/h"):
         if not any(row[name] for row in cells.values()):
             widths.pop(name)
     for name, _ in sorted(_COLUMNS, key=lambda column: -column[1]):
@@ -224,6 +224,7 @@ def _cells(one: InstanceStatus) -> dict[str, str]:
         "runs": str(one.running),
         "waits": str(one.waiting),
         "tokens": f"{one.tokens:,}",
+        "drafts": f"{one.drafts[1] / one.drafts[0]:.0%}" if one.drafts[0] else "",
         "line": _line(one),
         "age": clock(one.seconds),
         "$/h": f"{one.price_per_hour:.2f}" if one.price_per_hour else "",

@@ -109,10 +109,15 @@ MEANINGS: Final = MappingProxyType(
         "durable_step": "newest durable checkpoint, where the run would resume after a power cut",
         "copied_step": "newest copy of a checkpoint in `checkpoint.copy_to`",
         "instances_left": "lost instances that handed over all their work",
+        "tokens_drafted": "tokens that engines drafted, by renewals that came in the step; null "
+        "without drafts, as the next two",
+        "drafts_accepted": "drafted tokens that were the sampled ones",
+        "decode_steps_saved": "decode steps that accepted drafts saved, all engines together",
         "final": "true in the row after the last step: the evaluation of the final parameters",
     }
 )
 KEYS: Final = tuple(MEANINGS)
+DRAFTS: Final = ("tokens_drafted", "drafts_accepted", "decode_steps_saved")  # null without any
 DISTILLED: Final = "distillation/reverse_kl"
 # Whose sum over the steps says something of the run.
 SUMMED: Final = (
@@ -121,6 +126,7 @@ SUMMED: Final = (
     *("tokens_generated", "tokens_delivered", "tokens_lost", "tokens_reserved"),
     *("tokens_preemptible", "tokens_prefilled_again", "reward_failures"),
     *("tool_calls", "tool_failures", "episodes_left_out", "rollouts_handed_back"),
+    *DRAFTS,
 )
 
 

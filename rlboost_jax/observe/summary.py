@@ -43,6 +43,9 @@ class Summary:
     tool_calls: int = 0
     tool_failures: int = 0  # of these
     episodes_left_out: int = 0
+    tokens_drafted: int = 0
+    drafts_accepted: int = 0  # of these
+    decode_steps_saved: int = 0  # by these
     instances_left: int = 0  # of the lost, with notice
     params_digest: str = ""  # after the last step; "" where there is none
 
@@ -80,6 +83,9 @@ def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: flo
         tool_calls=int(total(rows, "tool_calls")),
         tool_failures=int(total(rows, "tool_failures")),
         episodes_left_out=int(total(rows, "episodes_left_out")),
+        tokens_drafted=int(total(rows, "tokens_drafted")),
+        drafts_accepted=int(total(rows, "drafts_accepted")),
+        decode_steps_saved=int(total(rows, "decode_steps_saved")),
         instances_left=int(total(rows, "instances_left")),
         params_digest=digests[-1] if digests else "",
     )

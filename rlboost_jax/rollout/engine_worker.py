@@ -27,6 +27,7 @@ from rlboost_jax.messages import (
 from rlboost_jax.observe.span_recorder import ENGINE_LANE, Recorder
 from rlboost_jax.rollout.outgoing import DispatchLike, token_batches
 from rlboost_jax.rollout.sharing.turns import AGAIN_SECONDS, Turns
+from rlboost_jax.rollout.unsaid_counts import UnsaidCounts
 from rlboost_jax.sequences.identities import Version
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ class EngineWorker:
         self._unsent: DispatchLike | None = None
         self._sequence = 0
         self._sampled = 0
-        self._discarded = self._said_discarded = 0
+        self.unsaid = UnsaidCounts()
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self.failure: Future[None] = _promise()  # its exception is the engine's
@@ -100,11 +101,6 @@ class EngineWorker:
     def sampled(self) -> int:
         """Number of tokens sampled since the beginning."""
         return self._sampled
-
-    def discarded(self) -> int:
-        """Number of tokens sampled behind stop strings since the last call."""
-        before, self._said_discarded = self._said_discarded, self._discarded
-        return self._said_discarded - before
 
     @property
     def held(self) -> int:
@@ -233,7 +229,7 @@ class EngineWorker:
         """Record a finished dispatch; the device has been running the next one since then."""
         ended = time.monotonic()
         self._sampled += len(dispatch.tokens)
-        self._discarded += dispatch.discarded
+        self.unsaid.add(dispatch)
         if self._turns is not None:
             self._turns.ended(self._engine, dispatch, ended - began)
         if self.spans.on:

@@ -199,7 +199,8 @@ class ManagerStream:
                 echo=self._stamp,
                 round_trip=self._renewals.take_longest(),
                 pulled_bytes=self._pulled(),
-                discarded=self._worker.discarded(),
+                discarded=self._worker.unsaid.discarded(),
+                drafts=self._worker.unsaid.drafts(),
             )
             self._renewals.asked(loop.time())
             self.say(renew)

@@ -19,6 +19,17 @@ from rlboost_jax.messages import (
 _TOKEN_BYTES = 4 + 4  # token and log-probability
 
 
+class DispatchDrafts(Protocol):
+    """What the drafts of one dispatch came to."""
+
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def steps_saved(self) -> float: ...
+
+
 class DispatchLike(Protocol):
     """Tokens of one dispatch; row i has `counts[i]` of them, concatenated."""
 
@@ -31,6 +42,7 @@ class DispatchLike(Protocol):
     routes: NDArray[np.unsignedinteger] | None  # [routes, layers, experts], concatenated
     prefilled_again: int
     discarded: int
+    drafts: DispatchDrafts | None
 
 
 def token_batches(

@@ -23,7 +23,7 @@ from rlboost_jax.learner.stream.step_stream import (
     Wait,
 )
 from rlboost_jax.manager.events import FromTrainer
-from rlboost_jax.observe.metrics import LINES, REPORTED, TURNS
+from rlboost_jax.observe.metrics import DRAFTS, LINES, REPORTED, TURNS
 from rlboost_jax.sequences.identities import Batch, Version
 from rlboost_jax.simulator.rates import train_seconds
 from rlboost_jax.simulator.sim_config import SimConfig
@@ -33,7 +33,7 @@ from rlboost_jax.simulator.surroundings import LearnerSurroundings
 
 STREAM = 1
 # Nothing is evaluated here, no line measured; of turns `benchmarks/turned.py` tells.
-UNKNOWN = {"tokens_measured", *LINES, *TURNS}
+UNKNOWN = {"tokens_measured", *LINES, *TURNS, *DRAFTS}
 ENDLESS = 2**31  # batches
 
 

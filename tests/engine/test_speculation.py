@@ -120,6 +120,7 @@ def test_texts_of_siblings_save_steps(
     counts = engine.drafts.counts
     assert counts.tokens == 4 * 24 - 1  # one comes from the prefill
     assert counts.steps == 23 + 3 * 3, "one that repeats takes eight tokens a step"
+    assert counts.steps_saved == counts.accepted, "one sequence in each step"
     engine.submit([request_of(9, [7, 1, 3], temperature=0.0, stop_ids=())])
     engine.drafts.counts = SpeculationCounts()
     assert drain(engine)[9][0] == first

@@ -44,6 +44,7 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "renew_echo": m.Renew(echo=12.5, round_trip=0.3),
     "renew_pulled": m.Renew(pulled_bytes=16_400_000_000),
     "renew_discarded": m.Renew(discarded=17),
+    "renew_drafts": m.Renew(drafts=m.DraftCounts(drafted=900, accepted=800, steps_saved=12)),
     "notice": m.Notice(seconds=30.0, reason="aws: terminate"),
     "capacity": m.Capacity(
         slots=1, cache_tokens=0, request_ids=m.pack_ids([1, 2]), frozen=True, reason="a tenant"

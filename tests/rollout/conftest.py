@@ -12,6 +12,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages
+from rlboost_jax.engine.draft_policy import SpeculationCounts
 from rlboost_jax.messages import Announce, GenerateRequest, Hello, Sampling, TokenBatch, Welcome
 from rlboost_jax.rollout import manager_stream
 from rlboost_jax.rollout.client import InstanceClient
@@ -56,6 +57,7 @@ class FakeEngine:
         self.loaded: list[object] = []
         self.error: Exception | None = None
         self.discarded = 0  # by each dispatch
+        self.drafts: SpeculationCounts | None = None  # of each
         self.stops: list[bytes] = []  # of what was submitted
 
     @property
@@ -120,6 +122,7 @@ class FakeEngine:
             routes=None,
             prefilled_again=0,
             discarded=self.discarded,
+            drafts=self.drafts,
         )
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlboost_jax import messages
+from rlboost_jax.engine.draft_policy import SpeculationCounts
 from rlboost_jax.messages import (
     Announce,
     Generate,
@@ -106,6 +107,27 @@ def test_a_renewal_says_how_much_of_weights_has_come(fakes):
         async with fakes.serving(fakes.Engine(), weights) as (manager, _, _):
             stream = await fakes.ready(manager)
             assert (await stream.next_renew()).pulled_bytes == 1000
+
+    asyncio.run(scenario())
+
+
+def test_renewals_say_what_drafts_came_to_and_nothing_where_there_were_none(fakes):
+    async def scenario():
+        engine = fakes.Engine(steps=4)
+        engine.drafts = SpeculationCounts(steps=4, sequence_steps=8, drafted=10, tokens=11)
+        async with fakes.serving(engine, fakes.Weights()) as (manager, _, _):
+            stream = await fakes.ready(manager)
+            assert (await stream.next_renew()).drafts is None
+            requests = (fakes.request(1, tokens=8), fakes.request(2, tokens=8))
+            await stream.send(Generate(params_digest="d1", requests=requests))
+            found = [0, 0, 0]
+            while found[0] < 20:
+                drafts = (await stream.next_renew()).drafts
+                if drafts is not None:
+                    more = (drafts.drafted, drafts.accepted, drafts.steps_saved)
+                    found = [have + new for have, new in zip(found, more, strict=True)]
+            assert found == [20, 6, 3], "one and a half steps by each dispatch"
+            assert (await stream.next_renew()).drafts is None
 
     asyncio.run(scenario())
 

@@ -117,6 +117,10 @@ class BatchReports:
             slots_lent_mean=_mean(self._lent.total(now), batch, now),
             instances_frozen_mean=_mean(self._frozen.total(now), batch, now),
             rollouts_handed_back=books.victims,
+            # Of a run without drafts they are not numbers.
+            tokens_drafted=books.drafted or None,
+            drafts_accepted=books.accepted if books.drafted else None,
+            decode_steps_saved=books.steps_saved if books.drafted else None,
             **self._lines(),
             **self._turns(batch, delivered, now),
         )

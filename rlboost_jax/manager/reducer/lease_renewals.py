@@ -20,6 +20,9 @@ class LeaseRenewals:
         instance.parameters.renewed(message.pulled_bytes, now)
         if message.discarded:
             self._ledger.books.wasted(message.discarded, reserved=instance.reserved)
+        if message.drafts is not None:
+            self._ledger.books.draft(message.drafts)
+            instance.activity.drafted(message.drafts)
         if reason := self._roster.unreachable(instance, message, now):
             return reason
         lease = self._roster.lease(instance)

@@ -8,7 +8,7 @@ from rlboost_jax.manager.policies.speeds import BusySpan
 from rlboost_jax.manager.state.engine_usage import Usage
 from rlboost_jax.manager.state.rollouts import Rollout
 from rlboost_jax.manager.state.score_work import ScoreWork
-from rlboost_jax.messages import TokenBatch
+from rlboost_jax.messages import DraftCounts, TokenBatch
 
 Known = tuple[Rollout, int, bool]  # with its length and whether this placement had given tokens
 SLOWER = 10  # times its slowest dispatch so far: what a server may take, overloaded
@@ -30,13 +30,14 @@ class Activity:
         span: since all its tokens were known; None: it holds nothing.
         worked: it has been given work.
         slot_seconds: from one turn that ends to the next, of late; inf: not known.
+        drafts: tokens that it drafted, and those of them that were accepted.
         scores: its part in scoring for teachers.
         token_seconds: of a token that it samples, of late, among all that it samples; inf.
     """
 
-    __slots__ = ("_compiled", "_freed_at", "_usage", "batch_at", "bounced_at", "in_flight",
-                 "next_sequence", "progress_at", "running", "scores", "slot_seconds", "slowest",
-                 "span", "token_seconds", "tokens", "waiting", "worked")  # fmt: skip
+    __slots__ = ("_compiled", "_freed_at", "_usage", "batch_at", "bounced_at", "drafts",
+                 "in_flight", "next_sequence", "progress_at", "running", "scores", "slot_seconds",
+                 "slowest", "span", "token_seconds", "tokens", "waiting", "worked")  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self.next_sequence = 0
@@ -50,6 +51,7 @@ class Activity:
         self.bounced_at = math.inf
         self.span: BusySpan | None = None
         self.worked = False
+        self.drafts = (0, 0)
         self.scores = ScoreWork()
         self.slot_seconds = self.token_seconds = math.inf
         self._freed_at = now
@@ -103,6 +105,12 @@ class Activity:
         self.running, self.waiting = batch.running, batch.waiting
         self.batch_at = now
         return self.charge(batch.in_flight)
+
+    def drafted(self, drafts: DraftCounts) -> None:
+        """Count what its drafts came to."""
+        drafted, accepted = self.drafts
+        self.drafts = drafted + drafts.drafted, accepted + drafts.accepted
+        self._usage.draft(drafts)
 
     def charge(self, tokens: int) -> int:
         """Set the most tokens the dispatch in flight can yield; returns the difference."""

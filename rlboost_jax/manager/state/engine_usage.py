@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rlboost_jax.messages import DraftCounts
+
 
 @dataclass(slots=True)
 class Usage:
@@ -18,6 +20,9 @@ class Usage:
     tokens: int = 0
     context: float = 0.0  # Σ tokens · mean length of the rollouts held
     prefilled: int = 0  # of what was placed here; a prompt once for a group that shares it
+    drafted: int = 0  # tokens that it verified
+    drafts_accepted: int = 0
+    steps_saved: int = 0  # decode steps, by these
 
     def dispatched(self, counts: Sequence[int], *, seconds: float, context: float) -> None:
         """Add one dispatch, with the tokens of each rollout."""
@@ -31,5 +36,13 @@ class Usage:
         """Add a placed rollout that comes with `tokens` to prefill."""
         self.prefilled += tokens
 
+    def draft(self, drafts: DraftCounts) -> None:
+        """Add what drafts came to."""
+        self.drafted += drafts.drafted
+        self.drafts_accepted += drafts.accepted
+        self.steps_saved += drafts.steps_saved
+
     def values(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return all sums by name; those of drafts only where there were any."""
+        left_out = () if self.drafted else ("drafted", "drafts_accepted", "steps_saved")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}

@@ -69,9 +69,7 @@ class Instance:
     )  # fmt: skip
 
     def __init__(self, stream: int, name: str, hello: Hello, now: float) -> None:
-        self.stream = stream
-        self.name = name
-        self.hello = hello
+        self.stream, self.name, self.hello = stream, name, hello
         self.reserved = hello.reserved
         self.slots = self.room = hello.slots
         self._cache_tokens = hello.cache_tokens
@@ -330,6 +328,7 @@ class Instance:
             deviation=line.deviation,
             losses=line.losses,
             lease_seconds=lease_seconds,
+            drafts=activity.drafts,
         )
 
     def _empty_pages(self) -> Pages:

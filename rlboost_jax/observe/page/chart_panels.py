@@ -84,6 +84,7 @@ def panels(config: RunConfig, *, alone: bool = False) -> list[dict[str, Any]]:
         _updates(config),
         _responses(config),
         _environment(),
+        _drafts(),
         _parts(),
         _lag(),
         _waits(),
@@ -184,6 +185,23 @@ def _environment() -> Panel:
                 top=1.0,
                 series=(Series(key="parked_share", name="waiting", colour=AMBER),),
             ),
+        ),
+    )
+
+
+def _drafts() -> Panel:
+    return Panel(
+        id="drafts",
+        title="Drafts",
+        caption="Tokens that engines drafted and verified in free rows of decode steps, those of "
+        "them that were right, and the decode steps that these saved, all engines together.",
+        fields=(
+            _field(
+                "tokens",
+                ("tokens_drafted", "drafted", PALE),
+                ("drafts_accepted", "accepted", BLUE),
+            ),
+            _field("decode steps", ("decode_steps_saved", "saved", TEAL)),
         ),
     )
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from rlboost_jax.observe.metrics import DRAFTS
+
 Row = Mapping[str, Any]
 Columns = dict[str, list[Any]]
 
@@ -20,6 +22,7 @@ SHOWN: Final = (
     *("tokens_reserved", "tokens_preemptible", "cost_dollars", "cost_forecast_dollars"),
     *("max_logprob_gap", "turns_mean", "sequences_mean", "parked_share", "tool_calls"),
     *("tool_failures", "environment_seconds", "episodes_left_out", "durable_step", "final"),
+    *DRAFTS,
 )
 # What follows from the rows.
 RESERVED_RATE, PREEMPTIBLE_RATE = "reserved_per_second", "preemptible_per_second"

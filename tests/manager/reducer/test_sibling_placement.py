@@ -11,7 +11,7 @@ from rlboost_jax.manager.events import ServerGone
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.settings import config_loading
 from rlboost_jax.settings.speculation_config import SpeculationConfig
-from tests.manager.desk import Desk
+from tests.manager.desk import Desk, trained
 from tests.manager.fakes import length, settings
 
 A, B = 10, 11
@@ -113,3 +113,33 @@ def test_what_measures_the_policy_comes_last() -> None:
 def test_only_drafts_of_siblings_want_it(speculation: SpeculationConfig, expected: bool) -> None:
     run = replace(config_loading.run_config(tiny.get_config()), speculation=speculation)
     assert Settings.of(run, "run").siblings_follow is expected
+
+
+def test_what_drafts_came_to_is_counted_by_server_and_step() -> None:
+    desk = at_work(servers=(A,), slots=16)
+    requests = desk.requests(A)
+    drafts = m.DraftCounts(drafted=10, accepted=6, steps_saved=2)
+    for _ in range(2):
+        desk.server(A, m.Renew(drafts=drafts))
+    (status,) = desk.manager.status(desk.now).instances
+    assert status.drafts == (20, 12)
+    desk.tokens(A, [], in_flight=99)
+    desk.tokens(A, requests)
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.BatchReport)
+    counted = report.tokens_drafted, report.drafts_accepted, report.decode_steps_saved
+    assert counted == (20, 12, 4)
+    (worked,) = desk.records("worked")
+    assert (worked.detail["drafted"], worked.detail["steps_saved"]) == (20, 4)
+
+
+def test_without_drafts_there_are_no_numbers_of_them() -> None:
+    desk = at_work(servers=(A,), slots=16)
+    requests = desk.requests(A)
+    desk.tokens(A, [], in_flight=99)
+    desk.tokens(A, requests)
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.BatchReport)
+    assert (report.tokens_drafted, report.drafts_accepted, report.decode_steps_saved) == (None,) * 3
+    (worked,) = desk.records("worked")
+    assert "drafted" not in worked.detail
