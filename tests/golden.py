@@ -8,6 +8,7 @@ so a stored list would not do.
 
 calm       all servers live
 chaos      servers are killed, end and join all the time
+drafts     the same, while they draft tokens
 alone      there is no server
 resumed    the trainer is killed in the middle, and started again
 inherited  the trainer of COMMIT is killed in the middle, and this one goes on in its folder; it
@@ -34,7 +35,7 @@ from tests.processes import marked
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "RLBOOST_TEST_GOLDEN"
 LOOK_SECONDS = 0.02
-Condition = Literal["calm", "chaos", "alone", "resumed", "inherited"]
+Condition = Literal["calm", "chaos", "drafts", "alone", "resumed", "inherited"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
 Digests = list[tuple[int, str, str]]  # step, of trajectories, of parameters
 
@@ -173,11 +174,14 @@ def outcome(
 ) -> str:
     """What a variant comes to under a condition: "equal", "refused" and why, or what differs."""
     overrides: tuple[str, ...] = ()
+    chaos = ("fleet.chaos.enabled=True", "fleet.chaos.kills_per_minute=60.0")
     match condition:
         case "calm":
             pass
         case "chaos":
-            overrides = ("fleet.chaos.enabled=True", "fleet.chaos.kills_per_minute=60.0")
+            overrides = chaos
+        case "drafts":
+            overrides = (*chaos, "speculation.enabled=True")
         case "alone":
             overrides = ("fleet.max_instances=0",)
         case "resumed":
