@@ -292,9 +292,8 @@ class BatchRecord:
 
     def wait(self, rollout: Rollout) -> None:
         """Queue a rollout."""
-        begun = rollout.sequences.begun
-        home = rollout.placement.home or (None if begun else rollout.group)
-        self._waiting.put(rollout, rollout.sample, fresh=not begun, home=home)
+        home = rollout.placement.home or (None if rollout.sequences.begun else rollout.group)
+        self._waiting.put(rollout, rollout.sample, fresh=not rollout.sequences.begun, home=home)
         self.num_waiting += 1
 
     def take(self, count: int) -> list[Rollout]:

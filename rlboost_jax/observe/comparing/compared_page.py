@@ -12,7 +12,7 @@ from rlboost_jax.observe.comparing.divergence import digest, sentence
 from rlboost_jax.observe.comparing.promise_picture import colour_of, picture
 from rlboost_jax.observe.comparing.side_by_side import all_steps, differing, facts, marks
 from rlboost_jax.observe.page.assets import asset, comparison_script, inert, report_policy
-from rlboost_jax.observe.page.chart_panels import Field, Format, Panel, Series
+from rlboost_jax.observe.page.panel_records import Field, Format, Panel, Series
 
 MOST_ROWS: Final = 2_000  # steps of the table of digests, the newest
 SHOWN_DIGITS: Final = 16

@@ -12,7 +12,7 @@ from typing import Final
 from rlboost_jax.observe.comparing.compared_run import ComparedRun
 from rlboost_jax.observe.comparing.divergence import sentence
 from rlboost_jax.observe.comparing.side_by_side import SHOWN_DIGITS, all_steps, marks
-from rlboost_jax.observe.page.chart_panels import AMBER, BLUE, QUIET, RED, TEAL, VIOLET
+from rlboost_jax.observe.page.panel_records import AMBER, BLUE, QUIET, RED, TEAL, VIOLET
 
 COLOURS: Final = (BLUE, AMBER, TEAL, VIOLET, RED)  # of runs, in turn
 WIDTH: Final = 900
