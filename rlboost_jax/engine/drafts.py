@@ -63,7 +63,7 @@ class DraftTexts:
         if self._held[key]:
             return
         del self._held[key]
-        self._left[key] = sum(len(each.tokens) for each in self._groups[key])
+        self._left[key] = sum(each.known for each in self._groups[key])
         self._left_tokens += self._left[key]
         most = MOST_LEFT if self._of_siblings else 0
         while self._left_tokens > most:

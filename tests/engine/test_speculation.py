@@ -239,7 +239,7 @@ def test_texts_of_prompts_that_left_are_bounded(
     rollouts = [
         new_rollout(request_of(i, [1, 2, i], [4] * 5, group=i), layout, i) for i in range(9)
     ]
-    monkeypatch.setattr(drafts, "MOST_LEFT", 3 * len(rollouts[0].tokens))
+    monkeypatch.setattr(drafts, "MOST_LEFT", 3 * rollouts[0].known)
     texts = DraftTexts(drafters, DRAFT_CONTEXT + 24)
     for rollout in rollouts:
         texts.join(rollout)
