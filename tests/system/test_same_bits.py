@@ -54,6 +54,8 @@ def test_versions_that_come_as_differences_change_no_bit(short_and_calm, tmp_pat
     pulled = [event["detail"] for event in run.events("pulled")]
     first, *later = (detail["fetched_bytes"] for detail in pulled if detail["fetched_bytes"])
     assert len(later) >= 2 and max(later) < 0.95 * first
+    for detail in pulled:
+        assert detail["saved_bytes"] == first - detail["fetched_bytes"]
 
 
 @pytest.mark.soak

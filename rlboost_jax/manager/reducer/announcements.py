@@ -43,9 +43,9 @@ class Announcements:
         if newest is not None and not self._older():
             self._versions.announce(instance, newest)
 
-    def fetched(self, instance: Instance, message: Ready) -> None:
-        """Record the version that an instance has pulled."""
-        self._versions.fetched(instance, message.version, message.fetched_bytes)
+    def fetched(self, instance: Instance, message: Ready) -> int:
+        """Record the version that an instance has pulled; returns the bytes that it spared."""
+        return self._versions.fetched(instance, message.version, message.fetched_bytes)
 
     def rejected(self, instance: Instance, message: WeightsRejected, now: float) -> None:
         """Record that a server could not have a version; it tries again."""

@@ -96,14 +96,20 @@ class Versions:
         self.manifests[manifest.version] = manifest
         self._before.discard(manifest.version)
 
-    def fetched(self, instance: Instance, version: Version, num_bytes: int) -> None:
+    def fetched(self, instance: Instance, version: Version, num_bytes: int) -> int:
         """Charge for the reported bytes of a version: once, and at most for all of it.
 
         Abandoned pulls are not known here.
+
+        Returns:
+            Bytes of the version that did not have to come.
         """
         manifest = self.manifests.get(version)
-        if manifest is not None and instance.parameters.pay(version):
+        if manifest is None:
+            return 0
+        if instance.parameters.pay(version):
             self._roster.pay_egress(min(num_bytes, manifest.num_bytes))
+        return max(0, manifest.num_bytes - num_bytes)
 
     def in_use(self) -> set[Version]:
         """Versions held, being fetched, or newest: their snapshots must not be deleted."""

@@ -224,6 +224,8 @@ def test_pulls_are_paid_for_once_and_stay_so() -> None:
     desk.server(RESERVED, pulled)
     desk.server(B, msgspec.structs.replace(pulled, fetched_bytes=10**9))  # an adapter
     assert desk.manager.status(desk.now).cost_dollars == pytest.approx(60.0 + 2.0)
+    [record] = desk.records("pulled")
+    assert record.detail["saved_bytes"] == 29 * 10**9
     desk.trainer(m.Publish(manifest=heavy(1)))
     desk.server(A, msgspec.structs.replace(pulled, version=1, fetched_bytes=2**50))  # a boast
     assert desk.manager.status(desk.now).cost_dollars == pytest.approx(122.0)
