@@ -35,6 +35,8 @@ PATHS: Final = (
     *(f"/weights/{'9' * 4000}/a/0", "/weights/0/../../join/token", "/weights/0/%2e%2e/secret"),
     *("/weights/0/..%2f..%2fjoin%2ftoken", "/weights/0/secret", "/weights/0//etc/passwd"),
     *("/weights/0/a/0/../0", "/weights/0/a%00/0", "/weights/0/a\\..\\..\\join\\token"),
+    *("/weights/0/since/0", "/weights/1/since/0", f"/weights/0/since/{'9' * 4000}"),
+    *("/weights/0/since/../../join/token", "/weights/0/since/..%2f..%2fjoin%2ftoken"),
     *("//weights/0/a/0", "/weights/0/a/0?x=" + "y" * 3000, "/" + "z" * 9000, "*", "http://h/x"),
     *("/weights/0/" + "a/" * 1500, "/%ff%fe", "/weights/٣/a/0", "/weights/0/a/0#x", "/status "),
 )

@@ -5,11 +5,13 @@ import struct
 from pathlib import Path
 from random import Random
 
+import aiohttp
 import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from rlboost_jax.models.params import flatten_params
 from rlboost_jax.weights import shares
@@ -246,3 +248,32 @@ def test_a_server_that_breaks_off_or_never_ends_costs_a_whole_version(store, tre
             return await puller.pull(remote(last))
 
     assert_holds(asyncio.run(scenario()), new)
+
+
+@pytest.mark.parametrize(
+    ("place", "status"),
+    [
+        ("/weights/1/since/0", 200),
+        ("/weights/1/since/1", 404),
+        ("/weights/0/since/0", 404),
+        ("/weights/1/since/-1", 404),
+        ("/weights/1/since/..%2fcount%2f0", 404),
+        ("/weights/1/.deltas/0", 404),
+    ],
+)
+def test_packs_of_known_versions_are_served_and_nothing_else(store, tree, place, status):
+    store.write(0, tree, "d")
+    manifest = store.write(1, updated(tree, 0), "d")
+
+    async def scenario():
+        async with (
+            served(manifest) as (manager, _),
+            aiohttp.ClientSession(manager.url(), headers=manager.headers) as session,
+            session.get(URL(place, encoded=True)) as response,
+        ):
+            return response.status, await response.read()
+
+    found, body = asyncio.run(scenario())
+    assert found == status
+    if status == 200:
+        assert body == (store.folder / "1" / FOLDER / "0").read_bytes()
