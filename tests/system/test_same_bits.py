@@ -48,14 +48,25 @@ def test_killed_and_joining_servers_change_no_bit(short_and_calm, tmp_path):
 
 def test_versions_that_come_as_differences_change_no_bit(short_and_calm, tmp_path):
     """Float32 and a large learning rate: all entries change, but not in their highest bytes."""
-    deltas = ("weights.deltas=(1,2)", "weights.source=http", "fleet.max_instances=1")
-    run = complete(tmp_path / "run", *SHORT, *deltas)
+    deltas = ("weights.deltas=(1,2,3,4,5)", "weights.source=http", "fleet.max_instances=1")
+    with prepared(tmp_path / "run", *SHORT, *deltas, *PATIENT) as run:
+        run.hold(version=1).start()
+        with run.at_a_standstill(version=1, then=3):
+            pass  # the server has a version by now
+        with run.at_a_standstill(version=3):
+            pass  # and another one
+        run.finish()
     assert run.digests() == short_and_calm.digests()
-    pulled = [event["detail"] for event in run.events("pulled")]
-    first, *later = (detail["fetched_bytes"] for detail in pulled if detail["fetched_bytes"])
-    assert len(later) >= 2 and max(later) < 0.95 * first
-    for detail in pulled:
-        assert detail["saved_bytes"] == first - detail["fetched_bytes"]
+    pulls: dict[str, list[tuple[int, int]]] = {}
+    for event in run.events("pulled"):
+        detail = event["detail"]
+        each = detail["fetched_bytes"], detail["saved_bytes"]
+        pulls.setdefault(event["instance"], []).append(each)
+    assert max(map(len, pulls.values())) >= 2
+    for (whole, nothing), *later in pulls.values():
+        assert not nothing
+        for fetched, saved in later:
+            assert saved == whole - fetched > 0.05 * whole
 
 
 @pytest.mark.soak
