@@ -340,12 +340,11 @@ class Servers:
         stale = [r for r in instance.held.values() if not instance.parameters.are(r.batch.begin)]
         self._placements.release(instance, stale, now)
         if not instance.reserved:
-            saved_bytes = self._announcements.fetched(instance, message)
             self._outbox.record(
                 "pulled",
                 instance.name,
                 version=message.version,
                 seconds=message.seconds,
                 fetched_bytes=message.fetched_bytes,
-                saved_bytes=saved_bytes,
+                saved_bytes=self._announcements.fetched(instance, message),
             )
