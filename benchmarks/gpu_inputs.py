@@ -49,7 +49,8 @@ def _of_learner(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tu
 
 
 def _of_engine(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Leaves, pools, the numbers of a step and what the last one left; or pools and copies."""
+    """Leaves, pools, the numbers of a step and what the last one left, or texts; or pools and
+    copies."""
     copies = program.name == "copy pages"
     pools = shapes[0 if copies else 1]
     sizes = make_layout(run.engine, run.slot_tokens, any_rows=False, exact=run.deterministic)
@@ -61,10 +62,11 @@ def _of_engine(run: RunConfig, program: Program, shapes: tuple[Any, ...]) -> tup
             jax.tree.map(filled, pools),
             jnp.asarray(step_inputs.pack_copies(layout, pairs)),
         )
-    packed = _decode(run, layout, program) if program.name.startswith("decode") else _mixed(
-        run, layout
-    )  # fmt: skip
-    rest = [jnp.full(arg.shape, -1, jnp.int32) for arg in shapes[3:]]
+    verifies = program.name.startswith("verify")
+    decodes = verifies or program.name.startswith("decode")
+    packed = _decode(run, layout, program) if decodes else _mixed(run, layout)
+    # Texts of one token, which is also the newest, so that all free rows have drafts.
+    rest = [jnp.full(arg.shape, 1 if verifies else -1, jnp.int32) for arg in shapes[3:]]
     return (
         jax.tree.map(filled, shapes[0]),
         jax.tree.map(filled, pools),

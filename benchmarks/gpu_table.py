@@ -17,7 +17,7 @@ import jax
 from benchmarks.gpu_figures import Cases, Figure, beside_bounds, figure
 from benchmarks.gpu_programs import ALONE, prepared, run_here, seconds_of_program
 from benchmarks.h100.checkpoints import run_of
-from benchmarks.h100.jobs import KERNELS, MESHES, Job
+from benchmarks.h100.jobs import KERNELS, MESHES, Job, verifying
 
 PREDICTED = Path(__file__).parent / "results" / "h100.json"
 SPARE_BYTES = 4e9  # of the device, beside what the table says a program holds
@@ -36,6 +36,7 @@ def model_jobs() -> list[Job]:
     """List the jobs of engines and learners that one device may do."""
     single = [name for name in MESHES if run_of(name).engine.tensor_parallel == 1]
     found = [Job("engine", config, attention="mosaic_gpu") for config in single]
+    found += map(verifying, single)
     alone = [config for config, meshes in MESHES.items() if ALONE in meshes]
     return found + [Job("learner", config, mesh=ALONE) for config in alone]
 
@@ -48,6 +49,7 @@ def kernels(*, tiny: bool) -> Cases:
 def table(*, tiny: bool) -> Cases:
     """Whole programs of engines and learners beside the table's bounds."""
     dry = [Job("engine", _DRY, attention="auto"), Job("learner", _DRY, mesh=ALONE)]
+    dry.append(Job("engine", _DRY, attention="auto", only=("verify",), drafts=True))
     return _cases(dry if tiny else model_jobs(), tiny=tiny)
 
 
@@ -80,7 +82,8 @@ def programs(job: Job, run: Any) -> Iterator[Any]:
     if job.part == "learner":
         return learner.programs(run, devices, all_lengths=True)
     if job.part == "engine":
-        return engine.programs(run, devices, job.attention)
+        every = engine.programs(run, devices, job.attention, drafts=job.drafts)
+        return (program for program in every if program.name.startswith(job.only or ""))
     return kernels.programs(run, devices[0])
 
 

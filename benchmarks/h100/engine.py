@@ -20,7 +20,7 @@ from benchmarks.h100.program import Program, Work, attention_flops, product_para
 from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.device_memory import DeviceMemory, MemoryPlan, engine_sizes, plan_memory
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
-from rlboost_jax.engine.layouts import make_layout
+from rlboost_jax.engine.layouts import StepLayout, make_layout
 from rlboost_jax.engine.step_programs import Programs
 from rlboost_jax.models.adapters import base_model
 from rlboost_jax.settings.engine_config import EngineConfig
@@ -44,13 +44,18 @@ class _Load:
         return self.sequences * self.context
 
 
-def programs(run: RunConfig, devices: list[Any], attention: str) -> Iterator[Program]:
+def programs(
+    run: RunConfig, devices: list[Any], attention: str, *, drafts: bool = False
+) -> Iterator[Program]:
     """A server's programs: decode steps, mixed steps, copies of pages.
 
     Args:
         attention: implementation, as `engine.attention` names it.
+        drafts: free rows of decode steps may hold drafts.
     """
-    server = _Server(run, devices, attention)
+    server = _Server(run, devices, attention, drafts)
+    if drafts:
+        yield server.verify()
     yield server.decode()
     yield server.mixed()
     if attention == "auto":
@@ -58,12 +63,12 @@ def programs(run: RunConfig, devices: list[Any], attention: str) -> Iterator[Pro
 
 
 class _Server:
-    def __init__(self, run: RunConfig, devices: list[Any], attention: str) -> None:
+    def __init__(self, run: RunConfig, devices: list[Any], attention: str, drafts: bool) -> None:
         self.run, self.config = run, replace(run.engine, attention=attention)
         self.model, self.split = base_model(run.model), run.engine.tensor_parallel
         self.devices = Devices(self.model, self.split, devices)
-        layout = make_layout(self.config, run.slot_tokens, any_rows=False, exact=run.deterministic)
-        self.plan = memory_plan(run, self.config)
+        layout = _layout(run, self.config, drafts)
+        self.plan = memory_plan(run, self.config, drafts=drafts)
         self.layout = replace(layout, num_pages=self.plan.num_pages)
         self.programs = Programs(
             self.model,
@@ -96,6 +101,28 @@ class _Server:
         )
         said = f"{slots} slots of {load.context:,.0f} tokens, {steps} steps"
         return self._program("decode", lower, work, load, said, steps=steps)
+
+    def verify(self) -> Program:
+        """Decode steps with a draft in every free row, of which none is right."""
+        layout, steps = self.layout, self.config.steps_per_dispatch
+        slots, rows = layout.slots, layout.decode_rows[-1]
+        held = layout.num_pages * layout.page_size / slots
+        load = _Load(rows, slots, min(self.run.slot_tokens / 2, held))
+        packed = step_inputs.pack_decode(layout, (), 0, rows=rows)
+        texts = (rows, layout.text_tokens)
+        lower = partial(
+            self.programs.verify.lower,
+            self._leaves(),
+            self._pools(),
+            self._numbers(packed.size),
+            jax.ShapeDtypeStruct(texts, jnp.int32, sharding=self._place(WHOLE)),
+        )
+        each = self._work(load, sampled=layout.sampled_rows)
+        work = Work(
+            flops=steps * each.flops, num_bytes=steps * each.num_bytes, tokens=steps * slots
+        )
+        said = f"{slots} slots of {load.context:,.0f} tokens, {rows} rows, {steps} steps"
+        return self._program("verify", lower, work, load, said, steps=steps)
 
     def mixed(self) -> Program:
         prompt = self.config.max_prompt_tokens
@@ -143,7 +170,7 @@ class _Server:
             trips=(
                 (r"_attend\)/.*while/body.*while$", math.ceil(load.context / block)),
                 (r"_attend\)/.*while$", blocks),
-                (r"_decode\).*while$", steps),
+                (r"_(decode|verify)\).*while$", steps),
             ),
             calls=(
                 Call(
@@ -161,12 +188,18 @@ class _Server:
             ),
         )
 
-    def _work(self, load: _Load) -> Work:
-        """Work of one step; the head runs for each sequence alone."""
+    def _work(self, load: _Load, sampled: int = 0) -> Work:
+        """Work of one step.
+
+        Args:
+            sampled: rows that the head runs for; 0: one for each sequence.
+        """
         model = self.model
         head = model.vocab_size * model.embed_dim
         flops = 2 * load.rows * (product_parameters(model) - head)
-        flops += 2 * load.sequences * head + load.rows * attention_flops(model, load.context)
+        flops += 2 * (sampled or load.sequences) * head + load.rows * attention_flops(
+            model, load.context
+        )
         looked_up = 0 if model.tie_embeddings else head / self.split
         share = self.devices.share
         weights = weight_bytes(share, self.run.weights.rollout_dtype)
@@ -207,9 +240,14 @@ def _sums(model: ModelConfig, load: _Load) -> float:
     return 4.0 * load.rows * model.num_query_heads * splits * _columns(model)
 
 
-def memory_plan(run: RunConfig, config: EngineConfig) -> MemoryPlan:
+def _layout(run: RunConfig, config: EngineConfig, drafts: bool) -> StepLayout:
+    exact = run.deterministic
+    return make_layout(config, run.slot_tokens, any_rows=False, exact=exact, drafts=drafts)
+
+
+def memory_plan(run: RunConfig, config: EngineConfig, *, drafts: bool = False) -> MemoryPlan:
     """Memory plan of one of the server's GPUs, which it has to itself."""
-    layout = make_layout(config, run.slot_tokens, any_rows=False, exact=run.deterministic)
+    layout = _layout(run, config, drafts)
     sizes = engine_sizes(
         run.model,
         config,

@@ -31,14 +31,22 @@ class Job:
     dtype: str = ""  # of weights, activations, keys and values, in place of the configuration's
     layers: int = 0  # of the model, in place of the checkpoint's; 0: all
     library: bool = False  # products by cuBLAS, in place of XLA's own kernels
+    drafts: bool = False  # free rows of the engine's decode steps may hold drafts
 
     def __str__(self) -> str:
         mesh = ",".join(map(str, self.mesh))
         layers = f"{self.layers} layers" if self.layers else ""
         only = " and ".join(self.only)
         library = "cuBLAS" if self.library else ""
+        drafts = "drafts" if self.drafts else ""
         words = (self.part, self.config, mesh, self.attention, only, self.dtype, layers, library)
+        words += (drafts,)
         return " ".join(filter(None, words))
+
+
+def verifying(config: str) -> Job:
+    """The job of an engine's decode steps with drafts."""
+    return Job("engine", config, attention="mosaic_gpu", only=("verify",), drafts=True)
 
 
 def all_jobs() -> Iterator[Job]:
@@ -48,5 +56,6 @@ def all_jobs() -> Iterator[Job]:
             yield Job("learner", config, mesh=mesh)
         for attention in ATTENTION:
             yield Job("engine", config, attention=attention)
+        yield verifying(config)
         if config in KERNELS:
             yield Job("kernels", config)

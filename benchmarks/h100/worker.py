@@ -105,7 +105,7 @@ def _programs(job: Job, run: Any, devices: list[Any]) -> Iterator[Any]:
         own = tuple(job.mesh) == MESHES[job.config][0]
         return learner.programs(run, devices, all_lengths=own)
     if job.part == "engine":
-        return engine.programs(run, devices, job.attention)
+        return engine.programs(run, devices, job.attention, drafts=job.drafts)
     return kernels.programs(run, devices[0])
 
 

@@ -161,6 +161,14 @@ def test_mixed_and_decode_steps_round_alike(rows: Rows, library: bool) -> None:
     assert decode["rounding"] == mixed["rounding"]
 
 
+def test_steps_with_drafts_round_like_the_others_and_fit_the_plan(rows: Rows) -> None:
+    found = rows(LIKE(drafts=True))
+    (verify,), (mixed,) = of_kind(found, "verify"), of_kind(found, "mixed")
+    assert verify["rounding"] == mixed["rounding"]
+    assert verify["trips"] == 8  # one for each step
+    assert verify["device_gib"] <= verify["plan_gib"]
+
+
 def test_gradients_of_one_device_have_no_collectives(rows: Rows) -> None:
     (row,) = rows(ONE_DEVICE).values()
     assert row["collective_gb"] == 0
