@@ -1,6 +1,6 @@
 """Records of a batch's episodes on disk, until the batch is committed.
 
-    journal = Journal(folder, run_id, batch)
+    journal = EnvironmentJournal(folder, run_id, batch)
     records = journal.open()            # what is there already
     await journal.keep([record, …])     # returns once it lasts
 
@@ -55,7 +55,7 @@ class EnvironmentJournal:
         self._writer: asyncio.Task[None] | None = None
 
     def open(self) -> list[Any]:
-        """Read the records kept of the batch before, if by this run; ready to keep more.
+        """Return what an earlier process of this run kept of this batch; then more can be kept.
 
         Raises:
             JournalNotWritten

@@ -5,11 +5,11 @@ what was kept; else by the environment, which is made again where it is not ther
 before are replayed to it. What it answers is kept before it is sent on.
 
     episode.ask(question) → actions
-    Open      → episode.opened(), episode.lost(…)
-    Take      → episode.taken(record), episode.lost(…)
-    Keep      → episode.kept()
-    Wait      → episode.waited()
-    Say, Judge, Drop, Stop: nothing is heard of them
+    Open         → episode.opened(), episode.lost(…)
+    Take         → episode.taken(record), episode.lost(…)
+    Keep         → episode.kept()
+    WaitSeconds  → episode.waited()
+    Say, JudgeEpisode, Drop, StopRun: nothing is heard of them
 
 At most one of the first four is in progress. Whatever comes twice, late, or of an attempt that was
 abandoned changes nothing.

@@ -85,6 +85,7 @@ class TrainingLoop:
         score = self._scoring.score(batch.measurement) if batch.measurement else None
         report = batch.trained(wait_seconds=times.waiting, seconds=times.busy)
         self._window = report.window
+        # [1:]: the next step's batch is open or, without a lag, begins once its version is loaded.
         self._begin(self._lag.open_at(Batch(step + 1))[1:], oldest=Batch(step + 1))
         before, self._lap = self._lap, self._session.clock()
         return FinishedStep(
@@ -108,8 +109,8 @@ class TrainingLoop:
     def save(self, step: int) -> None:
         """Begin the checkpoint to go on with `step` from, where one is due.
 
-        Once it is durable no row of an earlier step is written any more. Waits until nothing is
-        saved that has taken `checkpoint.max_behind` steps.
+        Once it is durable, no row of an earlier step is written any more. Waits until saves of
+        `checkpoint.max_behind` or more steps ago are durable.
         """
         session = self._session
         session.checkpoints.wait(step - self._run.checkpoint.max_behind)

@@ -56,9 +56,11 @@ NO_GAPS: Final = Gaps(0.0, 0.0, 0.0)
 def tolerated_gaps(run: RunConfig, platform: str) -> Gaps:
     """The settings `learner.tolerated_…`, or what follows from the precision of rollouts.
 
-    Even a small update moves the log-probability of some token of a response by tenths; what a
-    looser bound still sees are gross lies. A choice that rounding could have made passes: among
-    n likely tokens one in 1 / (2 n · bound) could be its neighbour by id.
+    `logprob`: even a small update moves the log-probability of some token of a response by tenths,
+    so a bound below that finds a server with other weights, and a looser one only gross lies.
+    `choice`: a choice that rounding could have made passes, so among n likely tokens a share of
+    2 n · bound could be replaced by their neighbours by id.
+    `mean_choice`: a server that replaces many tokens within that bound has too large a mean.
 
     Args:
         platform: that the learner runs on, as JAX names it.

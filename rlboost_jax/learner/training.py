@@ -49,7 +49,7 @@ def run_training(
     Args:
         world: the processes of this trainer; this one is number 0.
         fork: RUN@STEP, the checkpoint of another run to begin with; "": none.
-        makers, loop: who makes what the run is made of; a test gives others.
+        makers, loop: factories of the run's parts and of its loop; tests replace them.
 
     Raises:
         WorkdirUnusable, NotEnoughDevices, IdleProcess: before anything is written.
@@ -76,7 +76,7 @@ def run_training(
         forget(path / FOLDER_OF_EPISODES, run.num_steps)
         makers.manager(path, read_run_id(path)).see_off()
         return done
-    if not read_metrics(path):  # of a run that has begun nothing informing stands in the way
+    if not read_metrics(path):  # a broken alert may keep a run from starting, never from resuming
         check_alerts(run.observe.alerts)
     while (summary := _session(run, path, world, origin, makers, loop)) is None:
         pass  # recorded changes of settings apply from the next step on

@@ -207,7 +207,7 @@ class SessionSetup:
         return self._stack.enter_context(profile)
 
     def _copies(self) -> RunCopies | NoCopies:
-        """Begin to copy checkpoints where the run says so; they are closed after these."""
+        """Begin to copy checkpoints where the run says so; copies close after checkpoints."""
         checkpoint = self._run.checkpoint
         if not checkpoint.copy_to:
             return NoCopies()
@@ -244,6 +244,7 @@ class SessionSetup:
         self._plan = self._plan.at(changes, step)
         if run != self._plan.run:
             self._run = self._plan.run
+            # Programs made of the run before are stale: from here on only `start.programs` count.
             programs = self._makers.programs(self._run, self._plan.mesh)
             if restored and lies_elsewhere(run, self._run):
                 restored = None  # room for what is read

@@ -49,8 +49,8 @@ class Roster:
         self.names = ServerNames()
         self.banished: dict[str, str] = {}  # who may not join again (`identity`), and why
         self.check_at = math.inf  # no server is due for anything before
-        # That a rollout holds while it is sampled, on average. Before a step is known: as if
-        # responses had any length up to the longest.
+        # Mean number of tokens that a rollout holds while it is sampled. Until a step has shown it:
+        # half of a slot, as if all lengths were equally likely.
         self.row_tokens = settings.slot_tokens / 2
 
     def __iter__(self) -> Iterator[Instance]:
