@@ -171,7 +171,7 @@ DEFECTS = (
         "rlboost_jax/manager/state/roster.py",
         'silent = Deadline(known.heard_at + lease, f"silent',
         'silent = Deadline(known.heard_at + 2 * lease, f"silent',
-        "tests/simulate/test_schedules.py::test_every_sample_once_and_right[0]",
+        "tests/schedules/test_schedules.py::test_every_sample_once_and_right[0]",
     ),
     Defect(
         "companions",

@@ -32,7 +32,7 @@ REASONS = {
 
 # What a machine that stood still for longer than a lease does to servers that are well. How often
 # that is, is a figure of the benchmark's ("false"), and that nobody else is lost to it is tested
-# in virtual time (tests/manager/test_stalls.py, tests/simulate/invariants.py).
+# in virtual time (tests/manager/test_stalls.py, tests/schedules/invariants.py).
 STALL = r"silent for [\d.]+ s|unreachable for [\d.]+ s: it receives nothing from us"
 
 

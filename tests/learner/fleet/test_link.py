@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
@@ -18,7 +19,9 @@ from rlboost_jax.learner.fleet.link import (
     ManagerLink,
     ManagerLost,
     ManagerRefused,
+    OtherRelease,
     StepTooLarge,
+    _decoded,
 )
 from rlboost_jax.platform.event_loop import EventLoopThread
 from rlboost_jax.sequences.identities import Batch, Work
@@ -359,3 +362,10 @@ def test_a_wait_ends_however_short_it_is(script):
         done = threading.Event()
         threading.Thread(target=wait, daemon=True).start()
         assert done.wait(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("frame", [["BatchReport", 0, "x"], ["Unheard", 1], {"a": 1}])
+def test_a_manager_of_another_release_costs_a_line_and_no_traceback(frame: object) -> None:
+    with pytest.raises(OtherRelease, match=r"another release .* the same command goes on") as said:
+        _decoded(msgspec.msgpack.encode(frame))
+    assert "\n" not in str(said.value)

@@ -1,4 +1,4 @@
-"""The roster's index by hand; `tests/simulate/invariants.py` compares it after every event."""
+"""The roster's index by hand; `tests/schedules/invariants.py` compares it after every event."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,6 +1,6 @@
 """Random schedules of faults, each a whole run in virtual time.
 
-    python -m tests.simulate --schedules=300000 --seed=0 [--jobs=2]
+    python -m tests.schedules --schedules=300000 --seed=0 [--jobs=2]
 
 All cores work on them unless `--jobs` says otherwise. It tells its pace as it goes, and in the end
 how long 300,000 schedules take here. A schedule that fails is printed, cut down to the faults that
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from tests.simulate.faults import Fault, Schedule, fails, run, schedule_of, shrink
+from tests.schedules.faults import Fault, Schedule, fails, run, schedule_of, shrink
 
 CHUNK = 250  # schedules handed to a process at a time, at most
 SOAK = 300_000  # schedules: those of one promise
@@ -93,7 +93,7 @@ def progress(done: int, cpu: float, seconds: float) -> str:
 
 
 def main(arguments: Iterable[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.schedules", description=__doc__)
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

@@ -37,7 +37,7 @@ from rlboost_jax.manager.state.token_rows import TokenRows
 from rlboost_jax.platform import record_stream
 from rlboost_jax.sequences.transcript import Transcript
 from tests.planted import Plant
-from tests.simulate.faults import fails, schedule_of
+from tests.schedules.faults import fails, schedule_of
 
 WITHIN = 5_000  # schedules
 Mistake = Callable[[Plant], None]

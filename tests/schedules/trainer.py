@@ -14,9 +14,9 @@ from rlboost_jax import messages as m
 from rlboost_jax.manager.events import FromTrainer, TrainerGone
 from rlboost_jax.sequences.identities import Purpose, sample_number
 from tests.manager.fakes import RUN, TEACHER, logprob, manifest, teacher_scores
-from tests.simulate.asked import Asked, begin_of
-from tests.simulate.environment import Environments, Rules, doubt_of
-from tests.simulate.server import REDIAL_SECONDS, Server
+from tests.schedules.asked import Asked, begin_of
+from tests.schedules.environment import Environments, Rules, doubt_of
+from tests.schedules.server import REDIAL_SECONDS, Server
 
 
 class Trainer:

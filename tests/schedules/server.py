@@ -29,9 +29,9 @@ from tests.manager.fakes import (
     teacher_scores,
     token,
 )
-from tests.simulate.environment import episode, in_turn
-from tests.simulate.lies import Lie, chosen, other
-from tests.simulate.lines import line_of
+from tests.schedules.environment import episode, in_turn
+from tests.schedules.lies import Lie, chosen, other
+from tests.schedules.lines import line_of
 
 REDIAL_SECONDS = 0.1
 
@@ -107,7 +107,7 @@ class Held:
 class Server:
     """
     Args:
-        world: what `tests.simulate.world.World` is.
+        world: what `tests.schedules.world.World` is.
         nonce: that the manager asked for; "" if the server was started by hand.
         reserved: the trainer's own engine: it is handed its weights, or with a lag announced them.
     """

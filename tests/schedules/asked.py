@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from rlboost_jax import messages as m
 from rlboost_jax.sequences.identities import Work
 from tests.manager.fakes import begin_batch, logprob, routes
-from tests.simulate.environment import Rules, Whole, episode
+from tests.schedules.environment import Rules, Whole, episode
 
 
 @functools.cache

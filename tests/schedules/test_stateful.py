@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.simulate.faults import KINDS, Fault, Run, Schedule
+from tests.schedules.faults import KINDS, Fault, Run, Schedule
 
 MOMENTS = st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.7, 2.0])
 

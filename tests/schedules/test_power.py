@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulate.disk import Disk
-from tests.simulate.faults import Run, schedule_of
+from tests.schedules.disk import Disk
+from tests.schedules.faults import Run, schedule_of
 
 WITHIN = 1000  # schedules
 

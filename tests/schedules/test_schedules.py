@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from tests.simulate.__main__ import carry_out, explain
-from tests.simulate.faults import KINDS, Fault, Schedule, fails, run, schedule_of, shrink
-from tests.simulate.lies import Lie
+from tests.schedules.__main__ import carry_out, explain
+from tests.schedules.faults import KINDS, Fault, Schedule, fails, run, schedule_of, shrink
+from tests.schedules.lies import Lie
 
 SCHEDULES = 5_000
 SOAKED = 1_000_000
@@ -186,7 +186,7 @@ def test_a_failing_schedule_is_cut_down_and_can_be_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One kill is all that is left where a check forbids kills."""
-    from tests.simulate import faults
+    from tests.schedules import faults
 
     real = faults.Run.kill
 

@@ -11,7 +11,7 @@ from rlboost_jax.manager.reducer.score_items import PENDING
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
 from rlboost_jax.manager.state.server_names import identity
-from tests.simulate.balanced import (
+from tests.schedules.balanced import (
     HELD,
     MEMBER,
     POOL,
@@ -23,7 +23,7 @@ from tests.simulate.balanced import (
     Index,
     Loads,
 )
-from tests.simulate.world import World
+from tests.schedules.world import World
 
 ROUNDING = 1e-8
 GOOD_LEASE = 2.0  # seconds, of good lines: see `lines.GOOD_SECONDS`

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from rlboost_jax.manager.state.rollouts import Rollout
-from tests.simulate.faults import Run, Schedule
-from tests.simulate.invariants import WHOLE, check, check_whole
-from tests.simulate.world import World
+from tests.schedules.faults import Run, Schedule
+from tests.schedules.invariants import WHOLE, check, check_whole
+from tests.schedules.world import World
 
 
 def begun() -> tuple[World, Rollout]:

@@ -36,10 +36,10 @@ from rlboost_jax.manager.settings import Settings
 from rlboost_jax.providers.base import Exited, Granted, Listed, Refused, Started
 from rlboost_jax.simulator.virtual_clock import VirtualClock
 from tests.manager.fakes import RUN
-from tests.simulate.balanced import Balanced
-from tests.simulate.disk import Disk, Platter
-from tests.simulate.lines import Line
-from tests.simulate.server import Server
+from tests.schedules.balanced import Balanced
+from tests.schedules.disk import Disk, Platter
+from tests.schedules.lines import Line
+from tests.schedules.server import Server
 
 BUSY = 2000  # events at one moment: more mean that a deadline is never met
 RESOLUTION = 1e-9  # seconds: a timer of the loop is as much late

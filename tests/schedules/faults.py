@@ -29,14 +29,14 @@ from rlboost_jax.settings.manager_config import Routing, Window
 from rlboost_jax.settings.pool_config import PoolConfig
 from tests.computing import limited
 from tests.manager.fakes import ROUTING, settings
-from tests.simulate.disk import Disk, Platter
-from tests.simulate.environment import HABITS, Rules
-from tests.simulate.invariants import check, check_leases, check_whole
-from tests.simulate.lies import Lie
-from tests.simulate.lines import line_of
-from tests.simulate.server import Server
-from tests.simulate.trainer import Trainer
-from tests.simulate.world import World
+from tests.schedules.disk import Disk, Platter
+from tests.schedules.environment import HABITS, Rules
+from tests.schedules.invariants import check, check_leases, check_whole
+from tests.schedules.lies import Lie
+from tests.schedules.lines import line_of
+from tests.schedules.server import Server
+from tests.schedules.trainer import Trainer
+from tests.schedules.world import World
 
 FAULTS_END = 4.0  # seconds
 LIMIT = 36.0  # for all that was begun to be done, after the last fault
