@@ -49,6 +49,7 @@ from rlboost_jax.rollout.notices.metadata_server import CloudNotice
 from rlboost_jax.rollout.notices.notice_watch import watch_machine
 from rlboost_jax.rollout.options import ANSWER_SECONDS, arguments
 from rlboost_jax.rollout.scorer import Scorer, scorer_of
+from rlboost_jax.rollout.server_pullers import server_pullers
 from rlboost_jax.rollout.sharing.shared_server import SharedServer
 from rlboost_jax.rollout.sharing.socket import SocketUnusable, check_place, tenants_heard
 from rlboost_jax.settings.config_loading import run_config_from_dict
@@ -64,7 +65,6 @@ from rlboost_jax.trust.credentials import (
 )
 from rlboost_jax.weights.compiled import fetch_compiled
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
-from rlboost_jax.weights.pull import Puller
 
 CANNOT_SERVE = 2  # exit code: something to change on the command line or at the manager
 
@@ -248,19 +248,13 @@ async def _serve(
         zone=args.zone,
         nonce=os.environ.get(NONCE_VARIABLE, ""),
     )
-    of_teachers = 0 if scorer is None else connections // 4  # both may pull at once
-    puller, teachers = (
-        Puller(
-            source=config.weights.source,
-            manager=manager,
-            weights=args.weights,
-            connections=max(1, most),
-            deltas=deltas,
-        )
-        for most, deltas in (
-            (connections - of_teachers, bool(config.weights.deltas)),
-            (of_teachers, False),
-        )
+    puller, teachers = server_pullers(
+        config.weights,
+        manager,
+        args.weights,
+        scores=scorer is not None,
+        connections=connections,
+        say=log.say,
     )
     try:
         decode_server(encode(hello))

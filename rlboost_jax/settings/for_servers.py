@@ -48,6 +48,9 @@ def sent_to_servers(run: RunConfig) -> dict[str, Any]:
             del values[section]
     for name in _NEW_CHOICES:
         del values["algorithm"][name]
+    for name in ("deltas", "store"):  # of servers that know these
+        if not getattr(sent.weights, name):
+            del values["weights"][name]
     # New, too; other noise is for servers that know it.
     if sent.sampling.noise == SamplingConfig().noise:
         del values["sampling"]["noise"]

@@ -6,7 +6,7 @@ from typing import Literal
 from rlboost_jax.settings.model_config import Dtype
 from rlboost_jax.settings.setting import setting
 
-WeightsSource = Literal["auto", "directory", "http"]
+WeightsSource = Literal["auto", "directory", "http", "store"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,16 @@ class WeightsConfig:
     )
     source: WeightsSource = setting(
         "auto",
-        'how servers pull; "auto": from the directory where they can see it',
+        'how servers pull; "auto": from the directory where they can see it, else from `store`, '
+        "else from the trainer",
         may_change="at once",
+    )
+    store: str = setting(
+        "",
+        'object store to which the trainer puts each version before it is announced; "": none',
+        may_change="at once",
+        note="As `checkpoint.copy_to`, at another address. Servers need to read there, and then no "
+        "port for weights; what they take has the digests of the sealed manifest.",
     )
 
 

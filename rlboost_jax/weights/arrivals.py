@@ -70,7 +70,7 @@ def check_file(entry: FileEntry, path: Path, origin: str) -> None:
 
 
 def copy_file(
-    entry: FileEntry, directory: Path, target: Path, counter: ByteCounter, abort: threading.Event
+    directory: Path, entry: FileEntry, target: Path, counter: ByteCounter, abort: threading.Event
 ) -> None:
     """Copy a file from a directory this host can see. Blocks: call it in a thread.
 

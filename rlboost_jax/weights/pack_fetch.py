@@ -44,7 +44,7 @@ async def fetch_pack(
             data = await asyncio.to_thread(read_bytes, path, most, "a pack of deltas")
             counter.add(len(data))
             return data
-        if server is None:
+        if server is None or source == "store":
             return b""
         received = bytearray()
         async with connections.to(server) as (session, _):

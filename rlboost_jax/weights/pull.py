@@ -8,9 +8,10 @@ touched in threads only, never in the event loop that renews the lease.
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import numpy as np
 import tensorstore as ts
 
 from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.platform.object_store import ObjectStore
 from rlboost_jax.trust.credentials import Endpoint
 from rlboost_jax.trust.seal import check_seal
 from rlboost_jax.trust.snapshot_names import WeightsError, check_names
@@ -32,6 +34,7 @@ from rlboost_jax.weights.pack_fetch import fetch_pack
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 from rlboost_jax.weights.serve import weights_url
 from rlboost_jax.weights.spool import spooled
+from rlboost_jax.weights.stored_versions import copy_stored
 
 CONCURRENT_FILES: Final = 4  # of a directory
 
@@ -50,7 +53,8 @@ class Puller:
     Within `async with` connections are kept from one pull to the next.
 
     Args:
-        source: "directory", "http", or "auto": the directory where it is visible, else HTTP.
+        source: "directory", "http", "store", or "auto": the directory where it is visible, else the
+            store where there is one, else HTTP.
         manager: of a run whose trainer has sealed every manifest; serves snapshots over HTTP
             until `reach` says at which port. None for who knows where a manifest comes from:
             it is read from its directory, unsealed.
@@ -58,6 +62,7 @@ class Puller:
         folder: for spools; None takes memory where there is room, else the temporary folder.
         retries: of downloads.
         connections: of a download, at most.
+        store: that has versions, too.
         deltas: keep each version in the host's memory, and of the next one fetch the differences
             where the trainer has them.
 
@@ -74,9 +79,11 @@ class Puller:
         weights: str = "",
         retries: Retries = RETRIES,
         connections: int = MOST_CONNECTIONS,
+        store: ObjectStore | None = None,
         deltas: bool = False,
     ):
         self._source, self._manager, self._folder = source, manager, folder
+        self._store = store
         self._weights, self._port = weights, 0
         self._kept, self.pulled = LeafCache(), ByteCounter()
         self._base = DeltaBase() if deltas else None
@@ -150,6 +157,7 @@ class Puller:
                     spool=spool,
                     counter=self.pulled,
                     connections=self._connections,
+                    store=self._store,
                 )
                 return await asyncio.to_thread(read_params, spool, missing)
         except OSError as error:  # of this host: no room, no permission
@@ -165,6 +173,7 @@ async def fetch(
     counter: ByteCounter,
     files: tuple[FileEntry, ...] | None = None,
     connections: Connections | None = None,
+    store: ObjectStore | None = None,
 ) -> Path:
     """Bring files of a manifest into `spool`, verified; returns `spool`.
 
@@ -173,13 +182,14 @@ async def fetch(
         counter: of what comes.
         files: of the manifest, to be brought; None: all.
         connections: to the server; None: ones that end with this.
+        store: that has the files, too.
 
     Raises:
         WeightsError: naming the first file that is missing or differs, and how.
     """
     check_names(manifest)
-    if source not in ("auto", "directory", "http"):
-        raise ValueError(f"weights.source = {source!r}; use 'auto', 'directory' or 'http'")
+    if source not in ("auto", "directory", "http", "store"):
+        raise ValueError(f"weights.source = {source!r}; use 'auto', 'directory', 'http' or 'store'")
     files = manifest.files if files is None else files
     await asyncio.to_thread(_make_folders, spool, files)
     directory = Path(manifest.directory)
@@ -187,11 +197,20 @@ async def fetch(
         source == "auto" and await asyncio.to_thread(_visible, directory, files)
     ):
         try:
-            await _copy_all(files, directory, spool, counter)
+            await _copy_all(files, partial(copy_file, directory), spool, counter)
             return spool
         except WeightsError:
             if source == "directory" or server is None:
-                raise  # "auto" has HTTP left to try
+                raise  # "auto" has others left to try
+    if store is not None and source in ("auto", "store"):
+        try:
+            await _copy_all(files, partial(copy_stored, store), spool, counter)
+            return spool
+        except WeightsError:
+            if source == "store" or server is None:
+                raise
+    if source == "store":
+        raise WeightsError(f"version {manifest.version}: weights.store cannot be opened here")
     if server is None:
         raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
     wanted = frozenset(entry.path for entry in files)
@@ -261,16 +280,18 @@ def _opened(folder: Path, manifest: Manifest) -> dict[str, ts.TensorStore]:
 
 
 async def _copy_all(
-    files: tuple[FileEntry, ...], directory: Path, spool: Path, counter: ByteCounter
+    files: tuple[FileEntry, ...], copy: Callable[..., None], spool: Path, counter: ByteCounter
 ) -> None:
-    """Copy several files at a time: hashing releases the interpreter lock."""
+    """Copy several files at a time: hashing releases the interpreter lock.
+
+    Args:
+        copy: called with an entry, its target, the counter, and an event that ends it.
+    """
     loop = asyncio.get_running_loop()
     abort = threading.Event()
     threads = ThreadPoolExecutor(CONCURRENT_FILES, thread_name_prefix="weights")
     copies = [
-        loop.run_in_executor(
-            threads, copy_file, entry, directory, spool / entry.path, counter, abort
-        )
+        loop.run_in_executor(threads, copy, entry, spool / entry.path, counter, abort)
         for entry in files
     ]
     try:

@@ -27,6 +27,7 @@ from rlboost_jax.platform import durable
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.delta_packs import write_pack
 from rlboost_jax.weights.shares import leaf_entries, write_shares
+from rlboost_jax.weights.stored_versions import StoredVersions
 
 FOLDER: Final = "snapshots"  # of a run, in its workdir
 PARTIAL: Final = ".partial"
@@ -42,6 +43,7 @@ class SnapshotStore:
         keep: newest versions kept besides those in use; at least 1.
         deltas: a version has packs of its differences from versions so many before it, where these
             are on disk; enough of them are kept.
+        stored: where the files of versions also go.
         others: what other processes have written `beside` the place of that name, once they have.
     """
 
@@ -52,6 +54,7 @@ class SnapshotStore:
         dtype: str,
         keep: int,
         deltas: Collection[int] = (),
+        stored: StoredVersions | None = None,
         others: Callable[[str], Iterable[FileEntry]] = lambda name: (),
     ):
         if keep < 1:
@@ -59,6 +62,7 @@ class SnapshotStore:
         self._folder = Path(folder).absolute()
         self._dtype = np.dtype(dtype)
         self._keep, self._deltas, self._others = max((keep, *deltas)), deltas, others
+        self._stored = stored
         self._base_leaves: tuple[LeafEntry, ...] = ()
         self._base_files: tuple[FileEntry, ...] = ()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -100,11 +104,14 @@ class SnapshotStore:
                 write_pack(beside(place), base, leaves=leaves, files=files, name=str(older))
         _put_in_place(place)
         self._written = [v for v in self._written if v != version] + [version]
+        every = (*self._base_files, *files)
+        if self._stored:
+            self._stored.put(version, place, every)
         return Manifest(
             version=version,
             directory=str(place),
             params_digest=params_digest,
-            files=(*self._base_files, *files),
+            files=every,
             leaves=(*self._base_leaves, *leaves),
         )
 
@@ -134,6 +141,8 @@ class SnapshotStore:
         for version in old:
             shutil.rmtree(self._folder / str(version), ignore_errors=True)
             self._written.remove(version)
+        if self._stored:
+            self._stored.keep(self._written)
         return tuple(old)
 
 

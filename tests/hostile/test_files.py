@@ -1010,6 +1010,7 @@ EXEMPT: dict[str, str] = {
             *(
                 "weights/arrivals.py:check_file",
                 "weights/serve.py:_read",
+                "weights/stored_versions.py:StoredVersions._put",
                 "weights/wheels.py:Wheelhouse.entries",
                 "learner/checkpoints/forking.py:bring",
                 "learner/checkpoints/run_copies.py:RunCopies._blocks",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.object_stores import s3_bucket, s3_environment
 from tests.system.harness import PATIENT, SHORT, complete, prepared
 
 pytestmark = pytest.mark.system
@@ -44,6 +45,16 @@ def test_killed_and_joining_servers_change_no_bit(short_and_calm, tmp_path):
     assert run.digests() == short_and_calm.digests()
     run.assert_accounts_hold()
     assert not run.events("compiled"), "whatever arrives, a warm engine compiles nothing"
+
+
+def test_versions_that_come_from_a_store_change_no_bit(short_and_calm, tmp_path):
+    store = f"{s3_bucket()}/{tmp_path.name}"
+    settings = (f"weights.store={store}", "weights.source=store", "fleet.max_instances=1")
+    environment = s3_environment()
+    with prepared(tmp_path / "run", *SHORT, *settings, *PATIENT, environment=environment) as run:
+        run.start().finish()
+    assert run.digests() == short_and_calm.digests()
+    assert run.events("pulled") and not run.events("rejected")
 
 
 def test_versions_that_come_as_differences_change_no_bit(short_and_calm, tmp_path):

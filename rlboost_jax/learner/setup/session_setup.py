@@ -49,6 +49,7 @@ from rlboost_jax.platform.stacks import StacksFile, stacks_path
 from rlboost_jax.sequences.identities import Batch
 from rlboost_jax.settings.changes import LAYOUT, lines, next_change
 from rlboost_jax.weights.snapshots import FOLDER, SnapshotStore
+from rlboost_jax.weights.stored_versions import StoredVersions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,11 +313,13 @@ class SessionSetup:
 
     def _snapshots(self, followers: Followers) -> SnapshotStore:
         weights = self._run.weights
+        store = ObjectStore(weights.store, setting="weights.store") if weights.store else None
         return self._makers.snapshots(
             self._path / FOLDER,
             dtype=weights.rollout_dtype,
             keep=weights.keep_versions,
             deltas=weights.deltas,
+            stored=StoredVersions(store, self._console.note) if store else None,
             others=followers.written,
         )
 

@@ -223,6 +223,12 @@ def _manager(config: RunConfig) -> Iterator[str]:
 
 
 def _weights(config: RunConfig) -> Iterator[str]:
+    if config.weights.store and (objection := objection_to_url(config.weights.store)):
+        yield f"weights.store {objection}"
+    if config.weights.store and config.weights.store == config.checkpoint.copy_to:
+        yield "weights.store and checkpoint.copy_to are the same; choose another for one of them"
+    if config.weights.source == "store" and not config.weights.store:
+        yield "weights.source is 'store' and weights.store is ''; name the store"
     if not all(back > 0 for back in config.weights.deltas):
         yield f"weights.deltas is {config.weights.deltas}; older versions are 1 or more before"
 
