@@ -66,6 +66,7 @@ def test_noise_that_is_not_the_usual_one_is_sent() -> None:
     config = tiny.get_config()
     config.sampling.noise = "tree"
     sent = sent_to_servers(run_config_from_dict(config.to_dict()))
+    assert set(sent["weights"]) == {"rollout_dtype", "keep_versions", "source"}  # not newer ones
     assert sent["sampling"]["noise"] == "tree"
 
 
