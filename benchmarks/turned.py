@@ -52,7 +52,9 @@ class Before(RolloutDispatch):
     def _goes_back(self, rollout: Rollout, home: Instance, there: Sequence[Instance]) -> bool:
         return len(home.held) < home.room
 
-    def _send_home(self, batch: BatchRecord, eligible: Sequence[Instance], now: float) -> None:
+    def _return_to_pages(
+        self, batch: BatchRecord, eligible: Sequence[Instance], now: float
+    ) -> None:
         pass
 
 

@@ -30,8 +30,8 @@ from rlboost_jax.providers.command import _job
 from rlboost_jax.providers.price_command import prices, prices_in
 from rlboost_jax.rewards.code import cases
 from rlboost_jax.rewards.functions import _found
+from rlboost_jax.rewards.http_rewards import RewardService, _found_in
 from rlboost_jax.rewards.reward_frames import RewardJob, RewardResponse
-from rlboost_jax.rewards.reward_service import RewardService, _found_in
 from rlboost_jax.rollout.notices import aws_notices, azure_notices, metadata_server
 from rlboost_jax.settings import foreign_keys
 from rlboost_jax.settings.config_loading import run_config, run_config_from_dict, to_dict

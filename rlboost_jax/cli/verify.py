@@ -22,9 +22,9 @@ from rlboost_jax.learner.checkpoints.folders import (
     Owner,
     asides_in,
     is_of_before,
-    misplaced,
     owner_of,
     steps_in,
+    why_misplaced,
 )
 from rlboost_jax.learner.setup import hosts
 from rlboost_jax.manager.journal_entries import read_segment
@@ -88,7 +88,7 @@ def _of_checkpoint(workdir: Path, name: str) -> Iterator[Finding]:
         return
     files = said["files"]
     faults = [*at_rest.faults(place, files, from_disk=True), *at_rest.strangers(place, files)]
-    if reason := misplaced(said, int(place.name), _owner(place.parent)):
+    if reason := why_misplaced(said, int(place.name), _owner(place.parent)):
         yield Finding(f"{name}/{at_rest.FILE}", False, reason)
         return
     for path, reason in faults:

@@ -17,7 +17,7 @@ from typing import Final
 from rlboost_jax.rewards.answer_extraction import FORMATS, answer_tag
 from rlboost_jax.rewards.references import absent, alternatives, exact_number, listed
 
-# Of `rewards.functions`' names; "http" runs in the trainer, see `reward_service.py`.
+# Of `rewards.functions`' names; "http" runs in the trainer, see `http_rewards.py`.
 BUILT_IN: Final[Mapping[str, str]] = {
     "math": "rlboost_jax.rewards.math_answers:math",
     "exact": "rlboost_jax.rewards.builtin:exact",

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.rewards.http_rewards import RewardService
 from rlboost_jax.rewards.reward_frames import Found, RewardJob, RewardOutcome, RewardSetup
 from rlboost_jax.rewards.reward_kind import judged, reward_kind
 from rlboost_jax.rewards.reward_queue import RewardQueue
-from rlboost_jax.rewards.reward_service import RewardService
 from rlboost_jax.rewards.verdict import UNJUDGED, Verdict
 from rlboost_jax.settings.rewards_config import Per, RewardConfig, RewardsConfig
 from rlboost_jax.workers.futures import seen, when_all

@@ -53,9 +53,9 @@ from rlboost_jax.providers.server_files import ServerFiles
 from rlboost_jax.qualification import cache as verdicts
 from rlboost_jax.qualification.trial_records import KernelVerdict, Trial
 from rlboost_jax.rewards.code import cases
+from rlboost_jax.rewards.http_rewards import _found_in
 from rlboost_jax.rewards.references import alternatives, listed
 from rlboost_jax.rewards.reward_frames import RewardJob, RewardResponse
-from rlboost_jax.rewards.reward_service import _found_in
 from rlboost_jax.rollout.notices import aws_notices, metadata_server
 from rlboost_jax.settings.config_loading import (
     read_changes,
@@ -734,7 +734,7 @@ READERS: dict[str, Reader] = {
         **of_object({"input": "1", "output": "2", "testtype": "stdin"}),
     ),
     "an answer of a reward service": Reader(
-        sites=("rewards/reward_service.py:_found_in",),
+        sites=("rewards/http_rewards.py:_found_in",),
         name="answer",
         read=lambda path: _found_in(path.read_bytes(), JOB),
         strict=False,

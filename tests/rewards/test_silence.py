@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlboost_jax.learner.episodes.collector import StepCollector
+from rlboost_jax.rewards.http_rewards import _found_in
 from rlboost_jax.rewards.judge import SILENT, Judge
 from rlboost_jax.rewards.reward_frames import RewardJob, RewardResponse
-from rlboost_jax.rewards.reward_service import _found_in
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
 from tests.learner.episodes.test_assembly import rollout

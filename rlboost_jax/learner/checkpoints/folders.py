@@ -53,7 +53,7 @@ def owner_of(folder: Path) -> Owner | None:
     return Owner(read_run_id(workdir), origin.step if origin else -1)
 
 
-def misplaced(digests: Mapping[str, Any], step: int, owner: Owner | None) -> str:
+def why_misplaced(digests: Mapping[str, Any], step: int, owner: Owner | None) -> str:
     """Reason why a checkpoint does not belong in its place; "" if it does.
 
     Earlier releases wrote neither step nor run: what they wrote is taken as it is.

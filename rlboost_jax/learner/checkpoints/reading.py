@@ -68,7 +68,7 @@ def damage(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> str:
         return str(error)
     if digests is None:
         return "" if folders.is_of_before(place) else f"{place / at_rest.FILE} is missing"
-    if reason := folders.misplaced(digests, step, folders.owner_of(folder)):
+    if reason := folders.why_misplaced(digests, step, folders.owner_of(folder)):
         return reason
     files = digests["files"]
     found = [*at_rest.faults(place, files, share=share), *at_rest.strangers(place, files)]

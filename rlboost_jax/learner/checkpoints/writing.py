@@ -126,7 +126,7 @@ class Checkpoints(Closing):
         older = {VERSIONS: dict(versions)} if versions else {}
         if shared:
             item = self._backlog.done(
-                lambda: self._begun(step, {STATE: state, **older}, extra),
+                lambda: self._begin_shared_save(step, {STATE: state, **older}, extra),
                 f"checkpoint {step}",
                 size_bytes=size,
             )
@@ -223,15 +223,16 @@ class Checkpoints(Closing):
         finally:
             self._writer.close()
 
-    def _begun(self, step: int, trees: Mapping[str, Any], extra: dict[str, Any]) -> _Save:
+    def _begin_shared_save(
+        self, step: int, trees: Mapping[str, Any], extra: dict[str, Any]
+    ) -> _Save:
         """Begin to save arrays of several processes, which are copied now."""
         self._together(
             f"{step}/made", "making its folders", lambda: self._make_folders(step, trees)
         )
         self._writer.sign("copying its arrays")
-        digests = _digests(trees)
-        begun = self._write_arrays(step, trees)
-        return _Save(step=step, trees=trees, extra=extra, leaves=digests, begun=begun)
+        leaves, begun = _digests(trees), self._write_arrays(step, trees)
+        return _Save(step=step, trees=trees, extra=extra, leaves=leaves, begun=begun)
 
     def _make_folders(self, step: int, trees: Mapping[str, Any]) -> None:
         part = folders.part_of(self.place(step))
@@ -290,10 +291,9 @@ class Checkpoints(Closing):
 
         Process 0 knows its own files once all is written.
         """
-        leaves, sign = item.leaves(), self._writer.sign
+        leaves, sign, index = item.leaves(), self._writer.sign, self._bulletin.index
         sign("writing its arrays")
         (item.begun or self._write_arrays(item.step, item.trees))()
-        index = self._bulletin.index
         names: list[str] = []
         for folder in [each for name in item.trees for each in own_folders(part / name, index)]:
             sign("forcing its files to the disk")
@@ -331,7 +331,7 @@ class Checkpoints(Closing):
             digests = at_rest.described(self.place(step))
         except Damaged:
             return False
-        return not folders.misplaced(digests or {}, step, self._owner)
+        return not folders.why_misplaced(digests or {}, step, self._owner)
 
     def _together(self, name: str, doing: str, part: Callable[[], T]) -> list[T]:
         """Run `Bulletin.together` with progress signs of what this process does and waits for."""

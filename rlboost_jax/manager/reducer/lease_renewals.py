@@ -23,7 +23,7 @@ class LeaseRenewals:
         if message.drafts is not None:
             self._ledger.books.draft(message.drafts)
             instance.activity.drafted(message.drafts)
-        if reason := self._roster.unreachable(instance, message, now):
+        if reason := self._roster.why_unreachable(instance, message, now):
             return reason
         lease = self._roster.lease(instance)
         self._outbox.send(instance.stream, Renewed(stamp=now, lease_seconds=lease))

@@ -69,7 +69,7 @@ class RolloutDispatch:
     def _settle_oldest(self, batch: BatchRecord, now: float) -> None:
         reserved, remote = self.reserved(batch), self.remote(batch)
         others = self._others(batch) if self._ledger.lagging else bool(remote)
-        self._seeding.turn(batch, reserved, now, others=others)
+        self._seeding.close_or_reopen(batch, reserved, now, others=others)
         if batch.finished:
             return
         seeding = reserved if self._seeding.open else []
@@ -85,7 +85,7 @@ class RolloutDispatch:
         if batch.num_waiting:
             self._rank(batch)
             if batch.begin.turns > 1:
-                self._send_home(batch, [*remote, *seeding], now)
+                self._return_to_pages(batch, [*remote, *seeding], now)
             self._place(batch, [*remote, *seeding], now)
         if self._settings.balance and not batch.num_waiting:
             self._balance(batch, remote, seeding, now)
@@ -113,7 +113,9 @@ class RolloutDispatch:
         saved = rollout.placement.kept_in(home.pages)
         return goes_back(saved, place, elsewhere=elsewhere, prefill_seconds=seconds)
 
-    def _send_home(self, batch: BatchRecord, eligible: Sequence[Instance], now: float) -> None:
+    def _return_to_pages(
+        self, batch: BatchRecord, eligible: Sequence[Instance], now: float
+    ) -> None:
         """Place waiting rollouts where their pages are, before they go anywhere else."""
         for instance in eligible:
             while (rollout := batch.first_of(instance.name)) is not None:

@@ -61,7 +61,7 @@ class SeedingWindow:
         if modelled:
             self.clock.ask_at(begun_at)  # ask the model as soon as there is an instance
 
-    def turn(
+    def close_or_reopen(
         self,
         batch: BatchRecord,
         reserved: Sequence[Instance],

@@ -173,7 +173,7 @@ class Servers:
             self._fleet.dismiss(server)
             self._drains.dismiss(instance, now)
 
-    def send_home(self, reason: str) -> None:
+    def dismiss_all(self, reason: str) -> None:
         for instance in self._roster:
             self._roster.retire(instance)
             self._outbox.send(instance.stream, Leave(reason=reason))

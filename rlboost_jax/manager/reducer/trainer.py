@@ -146,7 +146,7 @@ class Trainer:
         """Have all servers leave and end the run."""
         self.ended = True
         self._outbox.record("ended", reason=reason, code=code)
-        self._servers.send_home(reason)
+        self._servers.dismiss_all(reason)
         if self._outbox.trainer is not None:
             self._outbox.close(self._outbox.trainer, reason)
         self._outbox.exit(code, reason)

@@ -222,7 +222,7 @@ class Roster:
     def _loss_of_line(self, instance: Instance, lease: float) -> Deadline:
         """Deadline after which its connection counts as lost.
 
-        A server that receives nothing is found by `unreachable` at its next message, unless its
+        A server that receives nothing is found by `why_unreachable` at its next message, unless its
         messages are held up by then for want of our acknowledgements. Then the last of them shows
         it: it echoes an answer that is older than any it would have received since. A server that
         is merely silent has its whole lease.
@@ -266,7 +266,7 @@ class Roster:
         """Note that all servers were checked; none is due before `again`."""
         self.check_at = again
 
-    def unreachable(self, instance: Instance, renewal: Renew, now: float) -> str:
+    def why_unreachable(self, instance: Instance, renewal: Renew, now: float) -> str:
         """Process a renewal's news of the connection; returns why the server is lost, or "".
 
         A server that is merely silent is judged by its lease. This one is judged as its message
