@@ -14,10 +14,9 @@ from rlboost_jax.learner.episodes.collector import StepCollector
 from rlboost_jax.learner.episodes.trajectory import Group
 from rlboost_jax.learner.fleet.link import ManagerLink
 from rlboost_jax.learner.fleet.manager_process import ManagerProcess
-from rlboost_jax.learner.stream.batch_intake import BatchIntake
 from rlboost_jax.learner.stream.micro_batches import MicroBatches
 from rlboost_jax.learner.stream.step_stream import StepStream
-from rlboost_jax.learner.stream.stream_driver import drive
+from rlboost_jax.learner.stream.stream_driver import BatchIntake, drive
 from rlboost_jax.models.params import Params
 from rlboost_jax.platform.event_loop import EventLoopThread
 from rlboost_jax.rewards.verdict import Verdict, at_once

@@ -413,3 +413,16 @@ def test_w17_nothing_is_ever_unpickled(folder: str) -> None:
                 for keyword in node.keywords:
                     unsafe = keyword.arg == "allow_pickle"
                     assert not unsafe or getattr(keyword.value, "value", True) is False, path
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "experiments", "tools"])
+def test_what_is_beside_the_package_imports_modules_that_are_there(folder: str) -> None:
+    """Most of it is run by hand, long after a module was renamed."""
+    wrong = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlboost_jax."):
+                name = node.module or ""
+                known = name in MODULES or name.startswith("rlboost_jax.configs")
+                wrong += [] if known else [f"{path.relative_to(ROOT)}: {name}"]
+    assert not wrong

@@ -114,7 +114,7 @@ class Puller:
         missing = self._kept.missing(manifest)
         made, pack_bytes = await self._made(missing, server)
         missing = without(missing, made)
-        params = await self._fetched(manifest, missing, server) if missing.leaves else {}
+        params = await self._fetched(manifest, missing, server) if missing.files else {}
         for name, array in made.items():
             put_leaf(params, name, array)
         self._kept.complete(params, manifest)
