@@ -132,7 +132,7 @@ def make_engine_of_any_bits(model: ModelConfig, params: Params, slots: int) -> E
     with contextlib.ExitStack() as stack:
         for name in ("decoder", "products"):
             stack.enter_context(mock.patch(f"rlboost_jax.models.{name}.matmul", xla))
-        for name in ("engine", "programs"):
+        for name in ("engine", "step_programs"):
             no = mock.Mock(return_value=False)
             stack.enter_context(mock.patch(f"rlboost_jax.engine.{name}.reads_panels", no))
         return make_engine(model, params, slots, slots)
