@@ -1,8 +1,11 @@
 """A store like S3, from moto, that listens on this host."""
 
 import functools
+from pathlib import Path
 
 import pytest
+
+from rlboost_jax.platform.object_store import ObjectStore
 
 REGION = "us-east-1"
 BUCKET = "copies-of-runs"
@@ -27,6 +30,15 @@ def s3_environment(address: str = "") -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "of-nobody",
         "AWS_REGION": REGION,
     }
+
+
+def opened_store(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """An empty store of a test: "file" in its folder, or "s3" under the folder's name."""
+    if kind == "file":
+        return ObjectStore(f"file://{folder}/a folder/of it", setting="test")
+    for name, value in s3_environment().items():
+        monkeypatch.setenv(name, value)
+    return ObjectStore(f"{s3_bucket()}/{folder.name}", setting="test")
 
 
 def s3_bucket() -> str:

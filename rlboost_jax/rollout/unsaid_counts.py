@@ -7,6 +7,8 @@ Drafts = tuple[int, int, float]  # drafted, accepted, decode steps saved
 
 
 class UnsaidCounts:
+    """Sums over an engine's dispatches, and how much of them renewals have said."""
+
     def __init__(self) -> None:
         # Since the beginning, and what was said of it. Drafts are replaced as a whole.
         self._discarded = self._said_discarded = 0

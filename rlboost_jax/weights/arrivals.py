@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,22 +81,45 @@ def copy_file(
     Raises:
         WeightsError: missing, unreadable, or not what the manifest says.
     """
-    size = 0
     try:
-        with (
-            target.open("wb") as stream,
-            (directory / entry.path).open("rb", buffering=0) as origin,
-        ):
-            while not abort.is_set() and (data := origin.read(CHUNK_BYTES)):
-                size += len(data)
-                if size > entry.size:
-                    reason = f"more than the {entry.size} bytes of its manifest"
-                    raise _error(entry, str(directory), reason)
-                stream.write(data)
-                counter.add(len(data))
+        with (directory / entry.path).open("rb", buffering=0) as file:
+            blocks = iter(lambda: file.read(CHUNK_BYTES), b"")
+            keep_file(entry, blocks, target, counter, abort, str(directory))
     except OSError as error:
         raise _error(entry, str(directory), error.strerror or str(error)) from None
-    check_file(entry, target, str(directory))
+
+
+def keep_file(
+    entry: FileEntry,
+    blocks: Iterable[bytes],
+    target: Path,
+    counter: ByteCounter,
+    abort: threading.Event,
+    origin: str,
+) -> None:
+    """Write the bytes of a file as they come, and check it.
+
+    Args:
+        counter: of what comes.
+        abort: ends it when set.
+        origin: of the bytes, for the error.
+
+    Raises:
+        WeightsError: it is not what the manifest says.
+        OSError: of this host's disk, or of whatever makes the blocks.
+    """
+    size = 0
+    with target.open("wb") as stream:
+        for data in blocks:
+            if abort.is_set():
+                return
+            size += len(data)
+            if size > entry.size:
+                reason = f"more than the {entry.size} bytes of its manifest"
+                raise _error(entry, origin, reason)
+            stream.write(data)
+            counter.add(len(data))
+    check_file(entry, target, origin)
 
 
 class ArrivingFiles:

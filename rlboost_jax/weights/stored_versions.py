@@ -15,7 +15,7 @@ from typing import Final
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.platform.object_store import ObjectStore, StoreFailed
 from rlboost_jax.trust.snapshot_names import WeightsError
-from rlboost_jax.weights.arrivals import ByteCounter, check_file
+from rlboost_jax.weights.arrivals import ByteCounter, keep_file
 
 FOLDER: Final = "weights"
 _AT_A_TIME: Final = 8  # files
@@ -94,13 +94,8 @@ def copy_stored(
     Raises:
         WeightsError: missing, unreadable, or not what the manifest says.
     """
+    blocks = store.blocks(f"{FOLDER}/{entry.sha256}", entry.size)
     try:
-        with target.open("wb") as stream:
-            for block in store.blocks(f"{FOLDER}/{entry.sha256}", entry.size):
-                if abort.is_set():
-                    return
-                stream.write(block)
-                counter.add(len(block))
+        keep_file(entry, blocks, target, counter, abort, store.url)
     except StoreFailed as error:
         raise WeightsError(f"{entry.path}: {error}") from None
-    check_file(entry, target, store.url)

@@ -8,18 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlboost_jax.platform.object_store import BadStore, ObjectStore, StoreFailed, objection_to_url
-from tests.object_stores import s3_bucket, s3_environment
+from tests.object_stores import opened_store, s3_environment
 
 pytest.importorskip("obstore", reason="the extra store")
 
 
 @pytest.fixture(params=["file", "s3"])
 def store(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    if request.param == "file":
-        return ObjectStore(f"file://{tmp_path}/a folder/of it", setting="test")
-    for name, value in s3_environment().items():
-        monkeypatch.setenv(name, value)
-    return ObjectStore(f"{s3_bucket()}/{tmp_path.name}", setting="test")
+    return opened_store(request.param, tmp_path, monkeypatch)
 
 
 def test_what_is_put_is_read_listed_and_deleted(store: ObjectStore):

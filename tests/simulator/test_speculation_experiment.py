@@ -22,7 +22,7 @@ def test_results_are_those_of_all_cases():
 
 
 def test_a_small_one_is_carried_out():
-    """With three responses for each slot drafts save time; how much is no matter here."""
+    """Drafts save time where each slot has several responses; how much is no matter here."""
     few = {"presets": experiment.PRESETS[:1], "market_seeds": (), "seeds": (0,)}
     rows = {row["case"]: row for row in experiment.measure(**few, instances=(2,), small=True)}
     assert len(rows) == len(list(experiment.cases()))

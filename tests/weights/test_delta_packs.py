@@ -198,7 +198,7 @@ def test_what_is_no_pack_is_refused(name):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_the_pack_the_weights_are_right(store, tree, seed):
-    """Of a pack that is damaged, crossed with another, or endless."""
+    """A pack may be damaged, crossed with another, or endless."""
     random = Random(seed)
     puller = Puller(source="directory", manager=None, deltas=True)
     pull(puller, store.write(0, tree, "d"))

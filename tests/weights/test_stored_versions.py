@@ -12,7 +12,7 @@ from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.snapshots import SnapshotStore
 from rlboost_jax.weights.stored_versions import StoredVersions
-from tests.object_stores import s3_bucket, s3_environment
+from tests.object_stores import opened_store
 from tests.weights.test_pull import SEAL, assert_same, remote, served
 
 pytest.importorskip("obstore", reason="the extra store")
@@ -20,11 +20,7 @@ pytest.importorskip("obstore", reason="the extra store")
 
 @pytest.fixture(params=["file", "s3"])
 def objects(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    if request.param == "file":
-        return ObjectStore(f"file://{tmp_path}/objects", setting="test")
-    for name, value in s3_environment().items():
-        monkeypatch.setenv(name, value)
-    return ObjectStore(f"{s3_bucket()}/{tmp_path.name}", setting="test")
+    return opened_store(request.param, tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@
     run.json             the run that the copies are of
 
 A copy has a checkpoint and what a run needs besides: settings, origin, rows, what adapters are
-added to, answers of environments. It has no secrets (`trainer/`, `authority/`, `join/`), which a
-start makes anew, and no journal, whose tokens are sampled again.
+added to, answers of environments. It has none of the run's own secrets (`trainer/`, `authority/`,
+`join/`), which a start makes anew, and no journal, whose tokens are sampled again.
 
 Invariants:
 - a copy is there once its list is, which is put last and read back;

@@ -14,6 +14,8 @@ from rlboost_jax.manager.state.sibling_groups import SiblingGroups
 
 
 class SiblingPlacement:
+    """The order and the instances of the responses in a ledger's batches."""
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._batches: dict[BatchRecord, SiblingGroups] = {}
