@@ -182,6 +182,19 @@ def test_multiples_are_never_deleted(tmp_path):
         assert checkpoints.complete() == [3, 6, 7, 8]
 
 
+def test_what_is_held_is_deleted_once_it_is_held_no_more(tmp_path):
+    held = {1}
+    with Checkpoints(tmp_path, keep=1, held=lambda: held) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"a": np.zeros(3)}, {})
+        checkpoints.wait()
+        assert checkpoints.complete() == [1, 3]
+        held.clear()
+        checkpoints.save(4, {"a": np.zeros(3)}, {})
+        checkpoints.wait()
+        assert checkpoints.complete() == [4]
+
+
 def test_an_empty_folder_has_no_latest(tmp_path):
     with Checkpoints(tmp_path / "new", keep=2) as checkpoints:
         assert checkpoints.latest() is None
