@@ -4,6 +4,7 @@ The only module that imports obstore (extra `store`). Credentials, region and en
 that its clients find: `AWS_…`, `GOOGLE_…` and `AZURE_…` in the environment, a machine's own role.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,10 @@ SCHEMES: Final[Mapping[str, str]] = {
 }
 RETRY_SECONDS: Final = 60.0  # of one request, with back-off: 5xx, "slow down", broken lines
 _MOST_SHOWN: Final = 300  # characters of an answer
+_CREDENTIALS: Final = {"s3": "AWS_…", "gs": "GOOGLE_…", "az": "AZURE_…"}
+_STATUS: Final = re.compile(r"non-2xx status code: (4\d\d [A-Z][A-Za-z ]+)")
+_CODE: Final = re.compile(r"(?:<Code>|\(code: )(\w+)")
+_REFUSED: Final = ("AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 
 
 class BadStore(Mistake, RuntimeError):
@@ -55,7 +60,7 @@ class ObjectStore:
             raise BadStore(
                 f"{setting} {url} takes the package obstore: {install('store')}"
             ) from None
-        self.url, self._obstore = url, obstore
+        self.url, self._setting, self._obstore = url, setting, obstore
         self._errors: tuple[type[Exception], ...] = (exceptions.BaseError, OSError, ValueError)
         self._exists = exceptions.AlreadyExistsError
         more: dict[str, Any] = {"mkdir": True} if url.startswith("file:") else {
@@ -135,7 +140,14 @@ class ObjectStore:
             raise self._failed(what, name, error) from None
 
     def _failed(self, what: str, name: str, error: Exception) -> StoreFailed:
-        return StoreFailed(f"cannot {what} {self.url}/{name}: {_reason(error)}")
+        place = f"{self.url}/{name}"
+        if refusal := _refusal(str(error), what):
+            names = _CREDENTIALS[urlsplit(self.url).scheme]
+            return StoreFailed(
+                f"cannot {what} {place}: {refusal}; {self._setting} takes credentials that may do "
+                f"so, from {names} in the environment or the machine's role"
+            )
+        return StoreFailed(f"cannot {what} {place}: {_reason(error)}")
 
 
 def objection_to_url(url: str) -> str:
@@ -150,6 +162,22 @@ def objection_to_url(url: str) -> str:
     if parts.scheme in SCHEMES and place and not wrong:
         return ""
     return f"{url!r} is no address of a store; give {' or '.join(SCHEMES.values())}"
+
+
+def _refusal(said: str, what: str) -> str:
+    """What a store says of its caller's credentials, in a few words; "" of anything else.
+
+    The answer to a question for a size has no text: expired credentials are a mere 400 there.
+    """
+    if "169.254.169.254" in said or "metadata.google.internal" in said:
+        return "no credentials were found"
+    status, code = _STATUS.search(said), _CODE.search(said)
+    reason = code[1] if code else status[1].strip() if status else ""
+    if reason in _REFUSED or (status and status[1][:3] in ("401", "403")):
+        return f"the credentials are refused ({reason})"
+    if status and status[1][:3] == "400" and what == "look for":
+        return f"the credentials have expired, or are none ({reason})"
+    return ""
 
 
 def _reason(error: Exception) -> str:

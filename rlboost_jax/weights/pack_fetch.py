@@ -1,9 +1,10 @@
-"""Fetch a pack of deltas: from the version's folder where that is visible, else over HTTP.
+"""Fetch a pack of deltas: from the version's folder where that is visible, a store, or over HTTP.
 
-It is worth one attempt over one connection. Whatever goes wrong, the version is fetched as it is.
+Each is worth one attempt over one connection. Whatever goes wrong, the version is fetched as it is.
 """
 
 import asyncio
+import contextlib
 from http import HTTPStatus
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import aiohttp
 
 from rlboost_jax.messages import Manifest
 from rlboost_jax.platform.bounded_files import Unreadable, read_bytes
+from rlboost_jax.platform.object_store import ObjectStore, StoreFailed
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.credentials import Endpoint
 from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.connections import Connections
 from rlboost_jax.weights.delta_packs import FOLDER
 from rlboost_jax.weights.serve import pack_url
+from rlboost_jax.weights.stored_versions import stored_pack
 
 
 async def fetch_pack(
@@ -27,6 +30,7 @@ async def fetch_pack(
     server: Endpoint | None,
     connections: Connections,
     counter: ByteCounter,
+    store: ObjectStore | None = None,
 ) -> bytes:
     """The differences of a version's files from those of `base`; b"" if they cannot be had.
 
@@ -36,6 +40,7 @@ async def fetch_pack(
         source: see `Puller`.
         server: of files over HTTP.
         counter: of what comes.
+        store: that has packs, too.
     """
     folder, most = Path(manifest.directory), manifest.num_bytes
     try:
@@ -44,6 +49,11 @@ async def fetch_pack(
             data = await asyncio.to_thread(read_bytes, path, most, "a pack of deltas")
             counter.add(len(data))
             return data
+        if store is not None and source in ("auto", "store"):
+            with contextlib.suppress(StoreFailed):
+                data = await asyncio.to_thread(stored_pack, store, manifest.version, base, most)
+                counter.add(len(data))
+                return data
         if server is None or source == "store":
             return b""
         received = bytearray()

@@ -136,6 +136,7 @@ class Puller:
             server=server,
             connections=self._connections,
             counter=self.pulled,
+            store=self._store,
         )
         try:
             pack = read_pack(data) if data else {}

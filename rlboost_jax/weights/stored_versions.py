@@ -1,9 +1,11 @@
 """Versions in an object store, for servers that reach no port of the trainer's but the manager's.
 
-    weights/<SHA-256>    a file of one version or several, put once
+    weights/<SHA-256>        a file of one version or several, put once
+    packs/<version>/<base>   the differences of a version from an older one (`delta_packs.py`)
 
 A manifest comes by the manager as ever, sealed by the trainer, and a file counts once its digest is
-the manifest's. So whoever may write to the store can delay a server, and nothing else.
+the manifest's. So whoever may write to the store can delay a server, and nothing else. A version
+that was put in part when its trainer died is in no manifest: the next start puts what is missing.
 """
 
 import threading
@@ -16,8 +18,10 @@ from rlboost_jax.messages import FileEntry
 from rlboost_jax.platform.object_store import ObjectStore, StoreFailed
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter, keep_file
+from rlboost_jax.weights.delta_packs import FOLDER as DELTAS
 
 FOLDER: Final = "weights"
+PACKS: Final = "packs"
 _AT_A_TIME: Final = 8  # files
 _BLOCK: Final = 2**23
 
@@ -31,21 +35,21 @@ class StoredVersions:
 
     def __init__(self, store: ObjectStore, note: Callable[[str], None] = lambda line: None) -> None:
         self._store, self._note = store, note
-        self._digests: dict[int, frozenset[str]] = {}  # by version
-        self._there: set[str] | None = None  # digests of what the store has; None: not known
+        self._needed: dict[int, frozenset[str]] = {}  # names by version
+        self._there: set[str] | None = None  # names that the store has; None: not known
         self._failed = False
 
     def put(self, version: int, place: Path, files: Iterable[FileEntry]) -> None:
-        """Put the files of a version that are not there yet; returns when all are."""
-        by_digest = {entry.sha256: entry for entry in files}
-        self._digests[version] = frozenset(by_digest)
+        """Put what a version has and the store has not; returns when all is there."""
+        paths = {f"{FOLDER}/{entry.sha256}": place / entry.path for entry in files}
+        # A pack of the same name may be of other bits, from before a restart.
+        packs = {f"{PACKS}/{version}/{p.name}": p for p in (place / DELTAS).glob("*")}
+        self._needed[version] = frozenset({**paths, **packs})
         try:
-            missing = by_digest.keys() - self._known()
+            missing = {name: p for name, p in paths.items() if name not in self._known()} | packs
             with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="store") as threads:
-                for digest in threads.map(
-                    lambda digest: self._put(digest, place / by_digest[digest].path), missing
-                ):
-                    self._known().add(digest)
+                for name in threads.map(self._put, missing, missing.values()):
+                    self._known().add(name)
         except (StoreFailed, OSError) as error:
             if not self._failed:
                 self._note(
@@ -58,24 +62,32 @@ class StoredVersions:
 
     def keep(self, versions: Collection[int]) -> None:
         """Delete whatever belongs to none of these versions."""
-        self._digests = {v: own for v, own in self._digests.items() if v in versions}
-        needed = frozenset().union(*self._digests.values())
+        self._needed = {v: own for v, own in self._needed.items() if v in versions}
         try:
-            old = self._known() - needed
-            self._store.delete(f"{FOLDER}/{digest}" for digest in old)
+            old = self._known() - frozenset().union(*self._needed.values())
+            self._store.delete(old)
             self._known().difference_update(old)
         except StoreFailed:
             self._there = None  # looked for again with the next version
 
     def _known(self) -> set[str]:
         if self._there is None:
-            self._there = {name.rpartition("/")[2] for name in self._store.names(FOLDER)}
+            self._there = {*self._store.names(FOLDER), *self._store.names(PACKS)}
         return self._there
 
-    def _put(self, digest: str, path: Path) -> str:
+    def _put(self, name: str, path: Path) -> str:
         with open(path, "rb", buffering=0) as file:
-            self._store.put(f"{FOLDER}/{digest}", iter(lambda: file.read(_BLOCK), b""))
-        return digest
+            self._store.put(name, iter(lambda: file.read(_BLOCK), b""))
+        return name
+
+
+def stored_pack(store: ObjectStore, version: int, base: int, most: int) -> bytes:
+    """Read a pack of deltas from a store. Blocks.
+
+    Raises:
+        StoreFailed: there is none, it cannot be read, or has more than `most` bytes.
+    """
+    return store.read(f"{PACKS}/{version}/{base}", most)
 
 
 def copy_stored(

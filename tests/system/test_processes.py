@@ -8,6 +8,8 @@ import socket
 
 import pytest
 
+from rlboost_jax.learner.checkpoints.run_copies import restore
+from rlboost_jax.platform.object_store import ObjectStore
 from rlboost_jax.settings.config_loading import read_changes
 from tests.system import judged
 from tests.system import test_tools_quickstart as tools
@@ -116,6 +118,19 @@ def test_a_host_stays_away_and_comes_back(two, tmp_path, monkeypatch):
     assert "step 1 is done again as the run is laid out now" in again.process.output
     assert [row["learner_devices"] for row in again.metrics()] == [2, 2, 2]
     assert not [each for each in read_changes(run.workdir) if each.name == "learner.mesh"]
+
+
+def test_two_processes_go_on_from_a_copy_with_the_same_bits(two, tmp_path, monkeypatch):
+    """A copy has what each process wrote of a checkpoint, and the base of its adapters."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    settings = ("model.lora.rank=4", "warmup.max_updates=4", "fleet.max_instances=0")
+    whole = two("whole", *settings).finish().leader
+    copies = f"file://{tmp_path}/copies"
+    lost = two("lost", *settings, "num_steps=2", f"checkpoint.copy_to={copies}").finish().leader
+    shutil.rmtree(lost.workdir)
+    assert restore(ObjectStore(copies, setting="test"), tmp_path / "elsewhere") == 2
+    run = two("elsewhere", *settings).finish().leader
+    assert run.digests() == whole.digests() and len(run.digests()) == 3
 
 
 def test_two_processes_train_adapters(two):
