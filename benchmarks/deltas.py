@@ -30,9 +30,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.turns import median_seconds
-from rlboost_jax.messages import Manifest
+from rlboost_jax.messages import PieceList
 from rlboost_jax.weights.delta_codec import _applied, apply_delta, make_delta
-from rlboost_jax.weights.pull import read_params
+from rlboost_jax.weights.leaf_arrays import read_params
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BACK = (1, 2, 4, 8)  # versions
@@ -65,8 +65,8 @@ def leaves_of(snapshot: Path) -> list[np.ndarray]:
         described = json.loads(path.read_text())
         leaf = {"name": path.parent.name, "shape": described["shape"], "dtype": "float32"}
         leaves.append(leaf)
-    manifest = {"version": 0, "directory": "", "params_digest": "", "files": [], "leaves": leaves}
-    return jax.tree.leaves(read_params(snapshot, msgspec.convert(manifest, Manifest)))
+    pieces = msgspec.convert({"files": [], "leaves": leaves}, PieceList)
+    return jax.tree.leaves(read_params(snapshot, pieces))
 
 
 def piece(

@@ -247,8 +247,7 @@ async def stuck(bench: Bench, count: int) -> dict[str, Loss]:
             version=0,
             directory=str(bench.workdir / "snapshots"),
             params_digest="d",
-            files=(),
-            leaves=(),
+            list_sha256="list",
         )
         await bench.trainer.send_bytes(m.encode(m.Publish(manifest=manifest)))
         ready = lambda: sum(e["kind"] == "ready" for e in read_events(bench.workdir))  # noqa: E731

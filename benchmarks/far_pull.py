@@ -21,11 +21,13 @@ from aiohttp import web
 
 from benchmarks.lines.tcp import HEADER_BYTES, SEGMENT_BYTES, Way
 from benchmarks.lines.tun import HERE, cable
-from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.messages import FileEntry, Manifest, PieceList
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.credentials import Credentials, Endpoint
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.connections import Connections
+from rlboost_jax.weights.piece_lists import write_list
 from rlboost_jax.weights.pull import fetch
 
 MBIT = 125_000  # bytes
@@ -35,16 +37,16 @@ PULLS = 3  # over the same connections
 ROOT = Path(__file__).parents[1]
 
 
-def manifest_of(place: Path, num_bytes: int) -> Manifest:
+def written(place: Path, num_bytes: int) -> tuple[Manifest, PieceList]:
     entries = []
     for number in range(FILES):
         data = hashlib.shake_256(bytes([number])).digest(num_bytes // FILES)
         (place / str(number)).write_bytes(data)
         digest = hashlib.sha256(data).hexdigest()
         entries.append(FileEntry(path=str(number), size=len(data), sha256=digest))
-    return Manifest(
-        version=0, directory=str(place), params_digest="", files=tuple(entries), leaves=()
-    )
+    pieces = PieceList(files=tuple(entries), leaves=())
+    root = write_list(place, pieces, version=Version(0), params_digest="")
+    return root, pieces
 
 
 async def served(manifest: Manifest, far: list[str], mbit: float) -> None:
@@ -67,8 +69,8 @@ async def served(manifest: Manifest, far: list[str], mbit: float) -> None:
 
 async def pull(address: str, place: str, mbit: float) -> None:
     """Pull it several times, with a line of figures for each."""
-    size = sum(path.stat().st_size for path in Path(place).iterdir())
-    manifest = manifest_of(Path(tempfile.mkdtemp()), size)
+    size = sum(path.stat().st_size for path in Path(place).glob("[0-9]*"))
+    manifest, pieces = written(Path(tempfile.mkdtemp()), size)
     server = Endpoint(address=address, credentials=Credentials(token=""))
     bound = mbit * MBIT * (1 - LOSS) * SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
     async with Connections() as connections:
@@ -77,6 +79,7 @@ async def pull(address: str, place: str, mbit: float) -> None:
             with tempfile.TemporaryDirectory() as spool:
                 await fetch(
                     manifest,
+                    pieces,
                     source="http",
                     server=server,
                     spool=Path(spool),
@@ -101,7 +104,7 @@ def main() -> None:
     for name in options.congestion.split(","):
         print(f"{name}: {options.megabytes:g} MB, {options.mbit:g} Mbit/s", flush=True)
         with tempfile.TemporaryDirectory() as place, cable(way, way, congestion=name) as far:
-            manifest = manifest_of(Path(place), int(options.megabytes * 1e6))
+            manifest, _ = written(Path(place), int(options.megabytes * 1e6))
             asyncio.run(served(manifest, far, options.mbit))
 
 

@@ -34,6 +34,7 @@ from rlboost_jax.manager.events import Record
 from rlboost_jax.manager.journal_entries import Entry
 from rlboost_jax.manager.service import disk_writer, journal_files
 from rlboost_jax.observe.events_file import read_events
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.config_loading import run_config, write_run_config
 from rlboost_jax.trust.credentials import Endpoint, read_credentials
 
@@ -134,7 +135,7 @@ class Server:
     async def join(self) -> None:
         hello = m.Hello(
             instance=self._name, reserved=False, slots=1, slot_tokens=2**17, price_per_hour=0.0,
-            zone="", host="", device="none", fingerprint="none",
+            zone="", host="", device="none", fingerprint="none", fetches_lists=True,
         )  # fmt: skip
         await self._stream.send_bytes(m.encode(hello))
 
@@ -228,7 +229,8 @@ def _snapshot(workdir: Path) -> m.Manifest:
         for _ in range(FILE_BYTES // CHUNK_BYTES):
             file.write(os.urandom(CHUNK_BYTES))
     entry = m.FileEntry(path="a", size=FILE_BYTES, sha256="")
-    return m.Manifest(version=0, directory=str(place), params_digest="d", files=(entry,), leaves=())
+    pieces = m.PieceList(files=(entry,), leaves=())
+    return write_list(place, pieces, version=Version(0), params_digest="d")
 
 
 def _pull(workdir: str, port: str, count: int, stop: Event, total: Any) -> None:

@@ -42,7 +42,7 @@ class Core:
         self.requests: dict[int, list[m.GenerateRequest]] = {}
         self._sequences: dict[int, int] = {}
         self.trainer(m.TrainerHello(run_id="simulated", window=None))
-        manifest = m.Manifest(version=0, directory="/", params_digest="d", files=(), leaves=())
+        manifest = m.Manifest(version=0, directory="/", params_digest="d", list_sha256="list")
         self.trainer(m.Publish(manifest=manifest))
         self.streams = range(2, 2 + instances)
         for stream in self.streams:
@@ -203,7 +203,7 @@ def measure() -> dict[str, Any]:
 def _hello(stream: int, slots: int) -> m.Hello:
     return m.Hello(
         instance=f"i{stream}", reserved=False, slots=slots, slot_tokens=14_536, price_per_hour=5.32,
-        zone="", host="h", device="d", fingerprint="f", nonce=str(stream),
+        zone="", host="h", device="d", fingerprint="f", nonce=str(stream), fetches_lists=True,
     )  # fmt: skip
 
 

@@ -115,6 +115,7 @@ class Server:
             device="",
             fingerprint=engine.fingerprint,
             nonce=str(self.stream),
+            fetches_lists=True,
         )
 
     def dispatch(self) -> Iterator[TokenBatch]:
@@ -142,13 +143,13 @@ class Fleet:
         self._servers = {n: Server(engine, n) for n, engine in enumerate(engines, TRAINER + 1)}
         self._works: dict[int, Work] = {}
         self.found: dict[Work, tuple[bytes, bytes]] = {}  # tokens and log-probabilities
-        leaves: dict[str, Any] = dict(directory="/", files=(), leaves=())
+        names: dict[str, Any] = dict(directory="/", list_sha256="list")
         digest = begin.params_digest
         self._hear(FromTrainer(TRAINER, TrainerHello(run_id="run", window=None)))
         self._hear(
             FromTrainer(
                 TRAINER,
-                Publish(manifest=Manifest(version=begin.version, params_digest=digest, **leaves)),
+                Publish(manifest=Manifest(version=begin.version, params_digest=digest, **names)),
             )
         )
         for stream, server in self._servers.items():

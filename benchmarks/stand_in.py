@@ -31,9 +31,7 @@ from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.rollout.zygote import fork_servers
 from rlboost_jax.trust.credentials import Endpoint, read_credentials
 from rlboost_jax.weights.arrivals import ByteCounter
-from rlboost_jax.weights.connections import Connections
-from rlboost_jax.weights.pull import fetch
-from rlboost_jax.weights.spool import spooled
+from rlboost_jax.weights.pull import Puller
 
 STOP = 1
 FILLER = 2
@@ -168,6 +166,7 @@ def stand_in_hello(name: str, settings: StandIn, *, reserved: bool) -> Hello:
         device="clock",
         fingerprint=FINGERPRINT,
         nonce=str(os.getpid()),
+        fetches_lists=True,
     )
 
 
@@ -187,26 +186,6 @@ class NothingToPull:
         return Pulled()
 
 
-class Fetcher:
-    """Puller that brings the files of a version here over HTTP, and throws them away."""
-
-    def __init__(self, weights: Endpoint) -> None:
-        self._weights, self.pulled = weights, ByteCounter()
-        self.connections = Connections()
-
-    async def pull(self, manifest: Manifest) -> Pulled:
-        async with spooled(None, manifest.num_bytes) as spool:
-            await fetch(
-                manifest,
-                source="http",
-                server=self._weights,
-                spool=spool,
-                counter=self.pulled,
-                connections=self.connections,
-            )
-        return Pulled(fetched_bytes=manifest.num_bytes)
-
-
 async def serve(options: argparse.Namespace) -> None:
     settings = StandIn(
         rate=options.rate,
@@ -220,7 +199,7 @@ async def serve(options: argparse.Namespace) -> None:
     credentials = read_credentials(Path(options.join))
     manager = Endpoint(address=options.manager, credentials=credentials)
     weights = Endpoint(address=options.weights, credentials=credentials)
-    fetcher = Fetcher(weights)
+    fetcher = Puller(source="http", manager=weights)
     puller = fetcher if options.weights else NothingToPull()
     client = InstanceClient(
         lambda: manager,
@@ -230,7 +209,7 @@ async def serve(options: argparse.Namespace) -> None:
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, client.leave, "terminated")
-    async with fetcher.connections:
+    async with fetcher:
         await client.run()
 
 

@@ -36,6 +36,7 @@ async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
         hello = m.Hello(
             instance=name, reserved=False, slots=SLOTS, slot_tokens=SLOT_TOKENS,
             price_per_hour=0.0, zone="", host="", device="none", fingerprint="none",
+            fetches_lists=True,
         )  # fmt: skip
         loop, renewals = asyncio.get_running_loop(), RenewalTiming()
         await stream.send_bytes(m.encode(hello))

@@ -22,8 +22,10 @@ from rlboost_jax.platform.event_loop import EventLoopThread
 from rlboost_jax.rewards.verdict import Verdict, at_once
 from rlboost_jax.rollout.client import InstanceClient
 from rlboost_jax.rollout.engine_worker import EngineWorker
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.trust.seal import sealed
+from rlboost_jax.weights.piece_lists import write_list
 from rlboost_jax.weights.snapshots import SnapshotStore
 
 RUN_ID = "benchmark"
@@ -170,12 +172,14 @@ class StandInTrainer:
             store.prune()
             self._link.publish(sealed(manifest, self._manager.seal_key()))
             return
-        manifest = messages.Manifest(
-            version=version,
-            directory=str(self._snapshots / str(version)),
+        folder = self._snapshots / str(version)
+        pieces = messages.PieceList(files=self._files(version), leaves=())
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = write_list(
+            folder,
+            pieces,
+            version=Version(version),
             params_digest=str(version),
-            files=self._files(version),
-            leaves=(),
         )
         self._link.publish(sealed(manifest, self._manager.seal_key()))
 

@@ -26,6 +26,7 @@ MAX_SPAN_ARGS: Final = 8
 MAX_LINES: Final = 12  # of a log in a message: 4 kB at most
 MAX_LINE: Final = 300  # characters
 MAX_TEACHERS: Final = 64  # of distillation
+MAX_LIST_BYTES: Final = 2**26  # of a list of pieces: those of 1 TB in 4 MB pieces are 40 MB
 FAILED_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
@@ -85,22 +86,35 @@ class LeafEntry(msgspec.Struct, frozen=True, kw_only=True):
     lasting: bool = False  # in every version, with the same files: a server that has it may keep it
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Files, tensors and digests of a policy version. Travels with its announcement.
+class PieceList(msgspec.Struct, frozen=True, kw_only=True):
+    """Files, tensors and digests of a policy version: itself a file, which its manifest names."""
 
+    files: tuple[FileEntry, ...]
+    leaves: tuple[LeafEntry, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.size for entry in self.files)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The root of a policy version: what is announced of it, whatever its size.
+
+    The digest of the list of its pieces covers every digest in that list, and the seal covers all.
     `rlboost_jax.trust.seal` makes and checks the seal.
     """
 
     version: Version
     directory: str  # absolute path on the learner's host
     params_digest: str  # SHA-256 over the learner's parameters
-    files: tuple[FileEntry, ...]
-    leaves: tuple[LeafEntry, ...]
+    piece_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of all files in the list
+    list_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_LIST_BYTES)] = 0
+    list_sha256: str = ""  # "": of a release that sent the list itself
     seal: str = ""  # the trainer's signature of all else, in hexadecimal digits
 
     @property
     def num_bytes(self) -> int:
-        return sum(entry.size for entry in self.files)
+        return self.list_bytes + self.piece_bytes
 
 
 class PromptRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +154,7 @@ class Hello(WireMessage, frozen=True, kw_only=True):
     # starts. With the name it is the instance; see `rlboost_jax.providers.base`.
     nonce: Name = ""
     cache_tokens: Count = 0  # of context that its memory has pages for; 0: not said
+    fetches_lists: bool = False  # of pieces; servers of a release before were sent them
 
 
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -531,6 +546,7 @@ class EndRun(WireMessage, frozen=True, kw_only=True):
 
 class TrainerWelcome(WireMessage, frozen=True, kw_only=True):
     window: WindowState
+    announces_lists: bool = False  # of pieces, by their digest; a release before sent them
 
 
 class RequestRefused(WireMessage, frozen=True, kw_only=True, tag="Refused"):

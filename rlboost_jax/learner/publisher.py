@@ -26,7 +26,8 @@ from rlboost_jax.observe.span_recorder import Recorder
 from rlboost_jax.platform.disk_thread import STALL_SECONDS, DiskStalled, DiskThread
 from rlboost_jax.platform.exhaustion import exhausted
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.weights.pull import open_params
+from rlboost_jax.weights.leaf_arrays import open_params
+from rlboost_jax.weights.piece_lists import listed
 from rlboost_jax.weights.snapshots import BASE, SnapshotStore
 
 
@@ -106,7 +107,7 @@ class Publisher:
             if self._error is not None:
                 raise self._error
             assert self._written is not None
-            return open_params(Path(self._written.directory), self._written)
+            return open_params(Path(self._written.directory), listed(self._written))
 
     @property
     def unwritten(self) -> Version | None:

@@ -79,4 +79,5 @@ def hello_of(
         fingerprint=engine.fingerprint,
         nonce=nonce or secrets.token_hex(8),
         cache_tokens=engine.cache_tokens,
+        fetches_lists=True,
     )

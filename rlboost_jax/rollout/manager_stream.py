@@ -253,6 +253,11 @@ class ManagerStream:
                 case Release(request_ids=request_ids):
                     self._worker.release(messages.unpack_ids(request_ids).tolist())
                 case Announce(manifest=manifest) if self._updates is not None:
+                    if not manifest.list_sha256:
+                        raise ServerRejected(
+                            "the manager is of a release before this server's; install the "
+                            "manager's release here"
+                        )
                     self._updates.announce(manifest)
                 case Prefetch(manifest=manifest) if self._updates is not None:
                     self._updates.prefetch(manifest)

@@ -68,6 +68,7 @@ class SimulatedServer:
                 fingerprint="simulated",
                 nonce=self.nonce,
                 cache_tokens=self._cache_tokens,
+                fetches_lists=True,
             )
         )
 

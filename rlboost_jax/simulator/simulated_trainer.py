@@ -238,8 +238,8 @@ class SimulatedTrainer:
             version=version,
             directory="/simulated",
             params_digest=digest(version),
-            files=(m.FileEntry(path="weights", size=int(self._config.weight_bytes), sha256=""),),
-            leaves=(),
+            piece_bytes=int(self._config.weight_bytes),
+            list_sha256=digest(version),
         )
         self._world.published_at = self._world.clock.now
         self._say(m.Publish(manifest=manifest))

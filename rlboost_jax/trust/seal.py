@@ -1,8 +1,8 @@
 """A manifest that only the run's trainer can have made.
 
-The manifest names the digest of every file, so its seal covers a whole snapshot: nobody in
-between can announce foreign weights. It travels with the manifest, from the trainer that makes it
-through the manager to every server that pulls.
+The manifest names the digest of a list with the digest of every file, so its seal covers a whole
+snapshot: nobody in between can announce foreign weights. It travels with the manifest, from the
+trainer that makes it through the manager to every server that pulls.
 
 The seal is an Ed25519 signature. Its key stays in `trainer/`; what servers hold only checks it, so
 that a server's host which falls into other hands cannot seal weights for the other servers.
@@ -24,7 +24,7 @@ from rlboost_jax.trust.snapshot_names import WeightsError
 
 SEAL_KEY: Final = "seal.key"  # in hexadecimal digits
 # What is sealed: should the key ever seal something else, neither passes for the other.
-CONTEXT: Final = b"rlboost-jax: manifest of weights, 2"
+CONTEXT: Final = b"rlboost-jax: manifest of weights, 3"
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -1,31 +1,31 @@
 """Which names a snapshot may use.
 
-A manifest comes from the network and names files that a server will write and read.
+A list of pieces comes from the network and names files that a server will write and read.
 """
 
-from rlboost_jax.messages import Manifest
+from rlboost_jax.messages import PieceList
 
 
 class WeightsError(RuntimeError):
     """A snapshot could not be fetched, or is not what its manifest says."""
 
 
-def check_names(manifest: Manifest) -> None:
+def check_names(pieces: PieceList) -> None:
     """Check that every file and leaf stays below its folder and is named once.
 
     Raises:
         WeightsError: naming the first that does not.
     """
-    paths = [entry.path for entry in manifest.files]
-    leaves = [leaf.name for leaf in manifest.leaves]
+    paths = [entry.path for entry in pieces.files]
+    leaves = [leaf.name for leaf in pieces.leaves]
     for path in paths:
         if not all(_is_plain(part) for part in path.split("/")):
-            raise WeightsError(f"manifest of version {manifest.version}: unsafe file name {path!r}")
+            raise WeightsError(f"list of pieces: unsafe file name {path!r}")
     for name in leaves:
         if not _is_plain(name) or "/" in name:
-            raise WeightsError(f"manifest of version {manifest.version}: unsafe leaf name {name!r}")
+            raise WeightsError(f"list of pieces: unsafe leaf name {name!r}")
     if len(set(paths)) < len(paths) or len(set(leaves)) < len(leaves):
-        raise WeightsError(f"manifest of version {manifest.version}: a name occurs twice")
+        raise WeightsError("list of pieces: a name occurs twice")
 
 
 def _is_plain(part: str) -> bool:

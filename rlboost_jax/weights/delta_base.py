@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
+from rlboost_jax.messages import FileEntry, LeafEntry, PieceList
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.delta_codec import DeltaError, apply_delta
 from rlboost_jax.weights.leaf_cache import files_of, leaf_of
@@ -22,37 +22,34 @@ class DeltaBase:
     """The leaves of one version, lasting ones aside; none at first."""
 
     def __init__(self) -> None:
-        self._manifest: Manifest | None = None
+        self._pieces: PieceList | None = None
+        self.version: Version | None = None
         self._arrays: dict[str, np.ndarray] = {}  # by name of the leaf
 
-    @property
-    def version(self) -> Version | None:
-        return None if self._manifest is None else self._manifest.version
-
-    def hold(self, manifest: Manifest, params: Mapping[str, Any]) -> None:
+    def hold(self, version: Version, pieces: PieceList, params: Mapping[str, Any]) -> None:
         """Keep the leaves of a version that was pulled, in place of any other's."""
-        names = [leaf.name for leaf in manifest.leaves if not leaf.lasting]
+        names = [leaf.name for leaf in pieces.leaves if not leaf.lasting]
         self._arrays = {name: leaf_of(params, name) for name in names}
-        self._manifest = manifest
+        self.version, self._pieces = version, pieces
 
-    def made(self, manifest: Manifest, pack: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
-        """Leaves of a manifest, by name, that come of the held ones and a pack. Blocks.
+    def made(self, pieces: PieceList, pack: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
+        """Leaves of a version, by name, that come of the held ones and a pack. Blocks.
 
         All others have to be fetched.
         """
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="deltas") as threads:
-            arrays = threads.map(lambda leaf: self._made(leaf, manifest, pack), manifest.leaves)
-            found = zip(manifest.leaves, arrays, strict=True)
+            arrays = threads.map(lambda leaf: self._made(leaf, pieces, pack), pieces.leaves)
+            found = zip(pieces.leaves, arrays, strict=True)
             return {leaf.name: array for leaf, array in found if array is not None}
 
     def _made(
-        self, leaf: LeafEntry, manifest: Manifest, pack: Mapping[str, memoryview]
+        self, leaf: LeafEntry, pieces: PieceList, pack: Mapping[str, memoryview]
     ) -> np.ndarray | None:
         old = self._arrays.get(leaf.name)
-        if old is None or self._manifest is None or leaf not in self._manifest.leaves:
+        if old is None or self._pieces is None or leaf not in self._pieces.leaves:
             return None
-        before = {entry.path: entry for entry in files_of(leaf, self._manifest)}
-        files = files_of(leaf, manifest)
+        before = {entry.path: entry for entry in files_of(leaf, self._pieces)}
+        files = files_of(leaf, pieces)
         if before.keys() != {entry.path for entry in files}:
             return None
         same = {entry.path for entry in files if entry == before[entry.path]}

@@ -1,6 +1,6 @@
 """Leaves that every version has, kept in memory by a server that has fetched them once.
 
-What is kept counts as the leaf of a manifest if its files are the same, digest by digest: a
+What is kept counts as the leaf of a version if its files are the same, digest by digest: a
 trainer that comes back has written them anew, and with other parameters nothing matches.
 """
 
@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
+from rlboost_jax.messages import FileEntry, LeafEntry, PieceList
 
 
 @dataclass(frozen=True)
@@ -25,43 +24,42 @@ class LeafCache:
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}  # by name of the leaf
 
-    def missing(self, manifest: Manifest) -> Manifest:
-        """The part of a manifest that is still to be fetched."""
-        here = {leaf.name for leaf in manifest.leaves if self._is_here(leaf, manifest)}
-        return without(manifest, here)
+    def missing(self, pieces: PieceList) -> PieceList:
+        """The part of a version that is still to be fetched."""
+        here = {leaf.name for leaf in pieces.leaves if self._is_here(leaf, pieces)}
+        return without(pieces, here)
 
-    def complete(self, params: dict[str, Any], manifest: Manifest) -> None:
-        """Add the cached leaves to `params`, and keep this manifest's lasting leaves from now on.
+    def complete(self, params: dict[str, Any], pieces: PieceList) -> None:
+        """Add the cached leaves to `params`, and keep this version's lasting leaves from now on.
 
         Args:
             params: nested, of the leaves that were missing.
         """
         kept = {}
-        for leaf in manifest.leaves:
-            if self._is_here(leaf, manifest):
+        for leaf in pieces.leaves:
+            if self._is_here(leaf, pieces):
                 put_leaf(params, leaf.name, self._kept[leaf.name].array)
             if leaf.lasting:
                 array = leaf_of(params, leaf.name)
-                kept[leaf.name] = _Kept(leaf, files_of(leaf, manifest), array)
+                kept[leaf.name] = _Kept(leaf, files_of(leaf, pieces), array)
         self._kept = kept
 
-    def _is_here(self, leaf: LeafEntry, manifest: Manifest) -> bool:
+    def _is_here(self, leaf: LeafEntry, pieces: PieceList) -> bool:
         kept = self._kept.get(leaf.name)
-        return kept is not None and (kept.leaf, kept.files) == (leaf, files_of(leaf, manifest))
+        return kept is not None and (kept.leaf, kept.files) == (leaf, files_of(leaf, pieces))
 
 
-def without(manifest: Manifest, names: Collection[str]) -> Manifest:
-    """The manifest without these leaves and their files."""
+def without(pieces: PieceList, names: Collection[str]) -> PieceList:
+    """The list without these leaves and their files."""
     files = {
         entry.path
-        for leaf in manifest.leaves
+        for leaf in pieces.leaves
         if leaf.name in names
-        for entry in files_of(leaf, manifest)
+        for entry in files_of(leaf, pieces)
     }
-    return msgspec.structs.replace(
-        manifest,
-        files=tuple(entry for entry in manifest.files if entry.path not in files),
-        leaves=tuple(leaf for leaf in manifest.leaves if leaf.name not in names),
+    return PieceList(
+        files=tuple(entry for entry in pieces.files if entry.path not in files),
+        leaves=tuple(leaf for leaf in pieces.leaves if leaf.name not in names),
     )
 
 
@@ -82,6 +80,6 @@ def leaf_of(params: Mapping[str, Any], name: str) -> np.ndarray:
     return leaf
 
 
-def files_of(leaf: LeafEntry, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """The files of a leaf, in the manifest's order."""
-    return tuple(entry for entry in manifest.files if entry.path.startswith(f"{leaf.name}/"))
+def files_of(leaf: LeafEntry, pieces: PieceList) -> tuple[FileEntry, ...]:
+    """The files of a leaf, in the list's order."""
+    return tuple(entry for entry in pieces.files if entry.path.startswith(f"{leaf.name}/"))

@@ -26,6 +26,7 @@ async def fetch_pack(
     manifest: Manifest,
     base: Version,
     *,
+    most: int,
     source: str,
     server: Endpoint | None,
     connections: Connections,
@@ -34,15 +35,14 @@ async def fetch_pack(
 ) -> bytes:
     """The differences of a version's files from those of `base`; b"" if they cannot be had.
 
-    No more bytes are taken than the files have.
-
     Args:
+        most: bytes that are taken.
         source: see `Puller`.
         server: of files over HTTP.
         counter: of what comes.
         store: that has packs, too.
     """
-    folder, most = Path(manifest.directory), manifest.num_bytes
+    folder = Path(manifest.directory)
     try:
         if source == "directory" or (source == "auto" and await asyncio.to_thread(folder.is_dir)):
             path = folder / FOLDER / str(base)

@@ -13,32 +13,37 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
-import tensorstore as ts
 
-from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.platform.object_store import ObjectStore
 from rlboost_jax.trust.credentials import Endpoint
 from rlboost_jax.trust.seal import check_seal
-from rlboost_jax.trust.snapshot_names import WeightsError, check_names
+from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter, FileSource, copy_file
 from rlboost_jax.weights.connections import RETRIES, Connections, Retries
 from rlboost_jax.weights.delta_base import DeltaBase
 from rlboost_jax.weights.delta_codec import DeltaError
 from rlboost_jax.weights.delta_packs import read_pack
 from rlboost_jax.weights.download import download
+from rlboost_jax.weights.leaf_arrays import read_params
 from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf, without
 from rlboost_jax.weights.pack_fetch import fetch_pack
+from rlboost_jax.weights.piece_lists import decoded_list, list_entry
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
-from rlboost_jax.weights.serve import weights_url
+from rlboost_jax.weights.serve import list_url, weights_url
 from rlboost_jax.weights.spool import spooled
 from rlboost_jax.weights.stored_versions import copy_stored
 
 CONCURRENT_FILES: Final = 4  # of a directory
 
-__all__ = ["Pulled", "Puller", "WeightsError", "fetch", "read_params"]
+__all__ = ["Pulled", "Puller", "WeightsError", "fetch"]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class Puller:
         self._weights, self._port = weights, 0
         self._kept, self.pulled = LeafCache(), ByteCounter()
         self._base = DeltaBase() if deltas else None
+        self._list: tuple[str, PieceList] | None = None  # fetched last, and its digest
         self._connections = Connections(retries, most=connections)
 
     async def __aenter__(self) -> "Puller":
@@ -111,27 +117,46 @@ class Puller:
             check_seal(manifest, self._manager.credentials.seal)
             host, _, own = self._manager.address.rpartition(":")
             server = replace(self._manager, address=self._weights or f"{host}:{self._port or own}")
-        missing = self._kept.missing(manifest)
-        made, pack_bytes = await self._made(missing, server)
+        pieces, list_bytes = await self._listed(manifest, server)
+        missing = self._kept.missing(pieces)
+        made, pack_bytes = await self._made(manifest, missing, server)
         missing = without(missing, made)
-        params = await self._fetched(manifest, missing, server) if missing.files else {}
+        params = await self._fetched(manifest, pieces, missing, server) if missing.files else {}
         for name, array in made.items():
             put_leaf(params, name, array)
-        self._kept.complete(params, manifest)
+        self._kept.complete(params, pieces)
         if self._base is not None:
-            self._base.hold(manifest, params)
-        return Pulled(params=params, fetched_bytes=pack_bytes + missing.num_bytes)
+            self._base.hold(manifest.version, pieces, params)
+        fetched_bytes = list_bytes + pack_bytes + missing.num_bytes
+        return Pulled(params=params, fetched_bytes=fetched_bytes)
+
+    async def _listed(self, manifest: Manifest, server: Endpoint | None) -> tuple[PieceList, int]:
+        """The list of a manifest's pieces, and how many bytes came for it."""
+        digest, entry = manifest.list_sha256, list_entry(manifest)
+        if self._list is not None and self._list[0] == digest:
+            return self._list[1], 0
+        only = PieceList(files=(entry,), leaves=())
+        url = list_url(manifest.version)
+
+        def read(folder: Path) -> PieceList:
+            return decoded_list((folder / entry.path).read_bytes())
+
+        beside = msgspec.structs.replace(manifest, directory=str(Path(manifest.directory).parent))
+        pieces = await self._from(beside, only, only, url, server, read)
+        self._list = digest, pieces
+        return pieces, entry.size
 
     async def _made(
-        self, missing: Manifest, server: Endpoint | None
+        self, manifest: Manifest, missing: PieceList, server: Endpoint | None
     ) -> tuple[dict[str, np.ndarray], int]:
         """Leaves made of the version pulled before, by name; and how many bytes came for it."""
         base = self._base
         if base is None or base.version is None:
             return {}, 0
         data = await fetch_pack(
-            missing,
+            manifest,
             base.version,
+            most=missing.num_bytes,
             source=self._source,
             server=server,
             connections=self._connections,
@@ -145,14 +170,33 @@ class Puller:
         return await asyncio.to_thread(base.made, missing, pack), len(data)
 
     async def _fetched(
-        self, manifest: Manifest, missing: Manifest, server: Endpoint | None
+        self, manifest: Manifest, pieces: PieceList, missing: PieceList, server: Endpoint | None
     ) -> dict[str, Any]:
-        """Leaves of the missing part of a manifest, as they are."""
+        """Leaves of the missing part of a version, as they are."""
+        url = weights_url(manifest.version)
+
+        def read(folder: Path) -> dict[str, Any]:
+            return read_params(folder, missing)
+
+        return await self._from(manifest, pieces, missing, url, server, read)
+
+    async def _from(
+        self,
+        manifest: Manifest,
+        pieces: PieceList,
+        missing: PieceList,
+        url: str,
+        server: Endpoint | None,
+        read: Callable[[Path], T],
+    ) -> T:
+        """What `read` makes of the missing files of those that a URL has."""
         try:
             async with spooled(self._folder, missing.num_bytes) as spool:
                 await fetch(
                     manifest,
-                    files=missing.files,
+                    pieces,
+                    wanted=missing,
+                    url=url,
                     source=self._source,
                     server=server,
                     spool=spool,
@@ -160,38 +204,41 @@ class Puller:
                     connections=self._connections,
                     store=self._store,
                 )
-                return await asyncio.to_thread(read_params, spool, missing)
+                return await asyncio.to_thread(read, spool)
         except OSError as error:  # of this host: no room, no permission
             raise WeightsError(f"version {manifest.version}: {error}") from error
 
 
 async def fetch(
     manifest: Manifest,
+    pieces: PieceList,
     *,
     source: str,
     server: Endpoint | None,
     spool: Path,
     counter: ByteCounter,
-    files: tuple[FileEntry, ...] | None = None,
+    wanted: PieceList | None = None,
+    url: str = "",
     connections: Connections | None = None,
     store: ObjectStore | None = None,
 ) -> Path:
-    """Bring files of a manifest into `spool`, verified; returns `spool`.
+    """Bring files of a version into `spool`, verified; returns `spool`.
 
     Args:
+        pieces: all that the server has under `url`, one behind the other.
         server: of files over HTTP.
         counter: of what comes.
-        files: of the manifest, to be brought; None: all.
+        wanted: part of the pieces, to be brought; None: all.
+        url: "": that of the version's files.
         connections: to the server; None: ones that end with this.
         store: that has the files, too.
 
     Raises:
         WeightsError: naming the first file that is missing or differs, and how.
     """
-    check_names(manifest)
     if source not in ("auto", "directory", "http", "store"):
         raise ValueError(f"weights.source = {source!r}; use 'auto', 'directory', 'http' or 'store'")
-    files = manifest.files if files is None else files
+    files = (wanted or pieces).files
     await asyncio.to_thread(_make_folders, spool, files)
     directory = Path(manifest.directory)
     if source == "directory" or (
@@ -214,70 +261,14 @@ async def fetch(
         raise WeightsError(f"version {manifest.version}: weights.store cannot be opened here")
     if server is None:
         raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
-    wanted = frozenset(entry.path for entry in files)
-    snapshot = FileSource(url=weights_url(manifest.version), files=manifest.files, wanted=wanted)
+    snapshot = FileSource(
+        url=url or weights_url(manifest.version),
+        files=pieces.files,
+        wanted=frozenset(entry.path for entry in files),
+    )
     async with (connections or Connections()).to(server) as (session, retries):
         await download([snapshot], session, spool, counter, retries)
     return spool
-
-
-def read_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The arrays of a fetched snapshot as a nested dict, read by tensorstore alone.
-
-    Raises:
-        WeightsError: if a leaf cannot be read or has not the shape and dtype of its manifest.
-    """
-    opened = _opened(folder, manifest)
-    params: dict[str, Any] = {}
-    try:
-        reading = {name: array.read() for name, array in opened.items()}
-        for name, array in reading.items():
-            put_leaf(params, name, np.asarray(array.result()))
-    except ValueError as error:  # tensorstore's word for everything
-        raise WeightsError(f"leaf {name}: {str(error).splitlines()[0]}") from None
-    return params
-
-
-def open_params(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Open the arrays without reading them: each leaf is an array on disk, and so are its slices.
-
-    What is read later is not verified: for who has written it.
-    """
-    params: dict[str, Any] = {}
-    for name, array in _opened(folder, manifest).items():
-        put_leaf(params, name, array)
-    return params
-
-
-def _opened(folder: Path, manifest: Manifest) -> dict[str, ts.TensorStore]:
-    """Open the array of each leaf, by its name."""
-    context = ts.Context()
-    opening = {
-        leaf.name: ts.open(
-            {
-                "driver": "zarr",
-                "kvstore": {"driver": "file", "path": f"{folder / leaf.name}/"},
-                "fill_missing_data_reads": False,  # a missing piece is an error, not zeros
-            },
-            context=context,
-            read=True,
-            open=True,
-        )
-        for leaf in manifest.leaves
-    }
-    opened = {}
-    for leaf in manifest.leaves:
-        try:
-            array = opened[leaf.name] = opening[leaf.name].result()
-        except ValueError as error:  # tensorstore's word for everything
-            raise WeightsError(f"leaf {leaf.name}: {str(error).splitlines()[0]}") from None
-        found = (tuple(array.shape), array.dtype.name)
-        if found != (leaf.shape, leaf.dtype):
-            raise WeightsError(
-                f"leaf {leaf.name}: {found[1]}{list(found[0])} on disk, its manifest says "
-                f"{leaf.dtype}{list(leaf.shape)}"
-            )
-    return opened
 
 
 async def _copy_all(

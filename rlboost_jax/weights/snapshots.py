@@ -21,11 +21,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rlboost_jax.messages import FileEntry, LeafEntry, Manifest
+from rlboost_jax.messages import FileEntry, LeafEntry, Manifest, PieceList
 from rlboost_jax.models.params import Params
 from rlboost_jax.platform import durable
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.delta_packs import write_pack
+from rlboost_jax.weights.piece_lists import list_entry, list_path, write_list
 from rlboost_jax.weights.shares import leaf_entries, write_shares
 from rlboost_jax.weights.stored_versions import StoredVersions
 
@@ -102,18 +103,15 @@ class SnapshotStore:
             if (older := version - back) in self._written:
                 base = self._folder / str(older)
                 write_pack(beside(place), base, leaves=leaves, files=files, name=str(older))
+        every = PieceList(files=(*self._base_files, *files), leaves=(*self._base_leaves, *leaves))
+        manifest = write_list(place, every, version=version, params_digest=params_digest)
         _put_in_place(place)
         self._written = [v for v in self._written if v != version] + [version]
-        every = (*self._base_files, *files)
         if self._stored:
-            self._stored.put(version, place, every)
-        return Manifest(
-            version=version,
-            directory=str(place),
-            params_digest=params_digest,
-            files=every,
-            leaves=(*self._base_leaves, *leaves),
-        )
+            entry = list_entry(manifest)
+            its_list = msgspec.structs.replace(entry, path=f"../{entry.path}")
+            self._stored.put(version, place, (*every.files, its_list))
+        return manifest
 
     def write_base(self, host_params: Params) -> None:
         """Write the parameters that every version from now on has beside its own.
@@ -140,6 +138,7 @@ class SnapshotStore:
         old = [v for v in self._written[: -self._keep] if v not in in_use]
         for version in old:
             shutil.rmtree(self._folder / str(version), ignore_errors=True)
+            list_path(self._folder / str(version)).unlink(missing_ok=True)
             self._written.remove(version)
         if self._stored:
             self._stored.keep(self._written)

@@ -81,8 +81,9 @@ TRAINER: Final[dict[str, m.TrainerMessage]] = {
             version=1,
             directory=manifest(1, "d").directory,
             params_digest="d",
-            files=(m.FileEntry(path="a.b/0.0", size=1024, sha256="0" * 64),),
-            leaves=(m.LeafEntry(name="a.b", shape=(16, 16), dtype="float32"),),
+            piece_bytes=1024,
+            list_bytes=200,
+            list_sha256="0" * 64,
             seal="f" * 64,
         )
     ),

@@ -30,6 +30,7 @@ from rlboost_jax import messages as m
 from rlboost_jax.observe.events_file import read_events
 from rlboost_jax.settings.config_loading import read_run_config, run_config, write_run_config
 from rlboost_jax.trust.credentials import Endpoint, read_credentials
+from rlboost_jax.weights.piece_lists import write_list
 from tests.fuzz.attacks import ATTACKS, SECRET, Target
 from tests.manager.fakes import RUN, batch, begin_batch, hello, length, ready, token
 from tests.patience import PATIENCE_SECONDS
@@ -299,9 +300,8 @@ def _snapshot(folder: Path) -> m.Manifest:
         m.FileEntry(path=path, size=len(content), sha256=hashlib.sha256(content).hexdigest())
         for path, content in FILES.items()
     )
-    return m.Manifest(
-        version=0, directory=str(place), params_digest=DIGEST, files=entries, leaves=()
-    )
+    pieces = m.PieceList(files=entries, leaves=())
+    return write_list(place, pieces, version=0, params_digest=DIGEST)
 
 
 def _memory(pid: int) -> int:

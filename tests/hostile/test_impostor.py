@@ -36,8 +36,8 @@ MANIFEST = m.Manifest(
     version=1,
     directory="/not/here",
     params_digest="d",
-    files=(m.FileEntry(path="a/0", size=3, sha256="ab"),),
-    leaves=(),
+    list_bytes=3,
+    list_sha256="ab",
 )
 
 
@@ -140,7 +140,7 @@ def test_a_server_says_nothing_to_an_impostor(
             await fetch_config(there, 0.0)
         hello = m.Hello(
             instance="i", reserved=False, slots=1, slot_tokens=1, price_per_hour=0.0,
-            zone="", host="", device="", fingerprint="",
+            zone="", host="", device="", fingerprint="", fetches_lists=True,
         )  # fmt: skip
         client = InstanceClient(
             lambda: there, hello, EngineWorker(FakeEngine()), None, orphan_seconds=0.0

@@ -302,7 +302,7 @@ def test_reserved_engines_find_what_open_batches_are_sampled_from_at_hand(make, 
     fleet, at_hand = loop.fleet, KeptVersionSource(loop._session.kept, None)
 
     def manifest(version, digest):
-        return m.Manifest(version=version, directory="", params_digest=digest, files=(), leaves=())
+        return m.Manifest(version=version, directory="", params_digest=digest, list_sha256="list")
 
     for step in range(STEPS):
         for batch in fleet.pending:

@@ -35,7 +35,7 @@ class Store(SnapshotStore):
             raise self.error
         self.written.append((version, host_params, params_digest))
         return Manifest(
-            version=version, directory="", params_digest=params_digest, files=(), leaves=()
+            version=version, directory="", params_digest=params_digest, list_sha256="list"
         )
 
     def prune(self, in_use=()):

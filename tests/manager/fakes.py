@@ -110,7 +110,7 @@ def lead(request: m.GenerateRequest) -> int:
 def manifest(version: int, digest: str) -> m.Manifest:
     directory = f"{SNAPSHOTS}/{version}"
     return m.Manifest(
-        version=version, directory=directory, params_digest=digest, files=(), leaves=()
+        version=version, directory=directory, params_digest=digest, list_sha256="list"
     )
 
 
@@ -131,6 +131,7 @@ def hello(**changes: Any) -> m.Hello:
     values: dict[str, Any] = dict(
         instance="", reserved=False, slots=2, slot_tokens=4 + MAX_TOKENS, price_per_hour=3600.0,
         zone="z", host="h", device="cpu", fingerprint="same", nonce="1",
+        fetches_lists=True,
     )  # fmt: skip
     return m.Hello(**{**values, **changes})
 

@@ -329,9 +329,8 @@ def test_snapshots_that_open_batches_need_stay() -> None:
 
 def test_who_goes_back_is_paid_for_again() -> None:
     desk = at_batch_1(fleet__egress_dollars_per_gb=1.0)
-    size = m.FileEntry(path="x", size=10**9, sha256="")
     for version in (0, 1):
-        known = msgspec.structs.replace(manifest(version, "d"), files=(size,))
+        known = msgspec.structs.replace(manifest(version, "d"), piece_bytes=10**9)
         desk.trainer(m.Publish(manifest=known))
     pulled = dict(seconds=0.0, fetched_bytes=10**9)
 

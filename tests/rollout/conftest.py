@@ -171,6 +171,7 @@ class Newest(serve.ServedVersions):
     """What a manager announces now, by any number."""
 
     def __init__(self, manager: "FakeManager") -> None:
+        super().__init__()
         self._manager = manager
 
     async def find(self, version: int) -> serve.ServedVersion | None:
@@ -247,6 +248,7 @@ def hello(reserved: bool = False) -> Hello:
         device="none",
         fingerprint="f",
         nonce="1",
+        fetches_lists=True,
     )
 
 
@@ -265,7 +267,7 @@ def request(
 
 def manifest(version: int) -> messages.Manifest:
     return messages.Manifest(
-        version=version, directory="", params_digest=f"d{version}", files=(), leaves=()
+        version=version, directory="", params_digest=f"d{version}", list_sha256="list"
     )
 
 

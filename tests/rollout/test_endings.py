@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import msgspec
 import pytest
 
 from rlboost_jax.messages import (
@@ -236,6 +237,18 @@ def test_leave_in_place_of_welcome_is_final(fakes):
             manager.first = Leave(reason="the name 'i' is taken; give --name another")
             await manager.accept()
             with pytest.raises(ServerRejected, match="is taken"):
+                await running
+
+    asyncio.run(scenario())
+
+
+def test_a_manager_of_a_release_before_is_final(fakes):
+    async def scenario():
+        async with fakes.serving(fakes.Engine(), fakes.Weights()) as (manager, _, running):
+            stream, _ = await manager.accept()
+            old = msgspec.structs.replace(fakes.manifest(1), list_sha256="")
+            await stream.send(Announce(manifest=old))
+            with pytest.raises(ServerRejected, match="install the manager's release here"):
                 await running
 
     asyncio.run(scenario())

@@ -257,7 +257,7 @@ def test_other_parameters_of_the_same_number_are_pulled(fakes):
         async with fakes.serving(fakes.Engine(), weights) as (manager, _, _):
             stream = await fakes.ready(manager)
             other = messages.Manifest(
-                version=1, directory="", params_digest="other", files=(), leaves=()
+                version=1, directory="", params_digest="other", list_sha256="list"
             )
             await stream.send(Announce(manifest=other))
             assert (await stream.next()).version == 1

@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_SECONDS
 
 def teacher(place: int) -> Manifest:
     return Manifest(
-        version=2**52 + place, directory="", params_digest=f"t{place}", files=(), leaves=()
+        version=2**52 + place, directory="", params_digest=f"t{place}", list_sha256="list"
     )
 
 

@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_SECONDS
 
 
 def manifest(version: int) -> Manifest:
-    return Manifest(version=version, directory="", params_digest=f"d{version}", files=(), leaves=())
+    return Manifest(version=version, directory="", params_digest=f"d{version}", list_sha256="list")
 
 
 class SlowToEnd:

@@ -14,7 +14,7 @@ LATENCY, PULL, LOAD = 0.5, 10.0, 2.0  # seconds
 
 def manifest(version: int) -> Manifest:
     return Manifest(
-        version=Version(version), directory="", params_digest=f"d{version}", files=(), leaves=()
+        version=Version(version), directory="", params_digest=f"d{version}", list_sha256="list"
     )
 
 

@@ -226,16 +226,16 @@ from aiohttp import web
 from rlboost_jax.trust.authorization import guarded
 from rlboost_jax.trust.gate import RUNNER_OPTIONS, Gate
 from rlboost_jax.trust.run_files import Tokens
-from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.messages import FileEntry, PieceList
+from rlboost_jax.weights.piece_lists import write_list
 from rlboost_jax.weights.serve import ServedVersions, add_routes, served_version
 
 async def serve(limits, folder):
     data = bytes(6 * 2**20)
     (folder / "a").write_bytes(data)
     entry = FileEntry(path="a", size=len(data), sha256=hashlib.sha256(data).hexdigest())
-    manifest = Manifest(
-        version=0, directory=str(folder), params_digest="d", files=(entry,), leaves=()
-    )
+    pieces = PieceList(files=(entry,), leaves=())
+    manifest = write_list(folder, pieces, version=0, params_digest="d")
     gate = Gate(limits)
     app = guarded(Tokens(server="secret", trainer="another"), gate.admit)
     add_routes(app, ServedVersions([served_version(manifest)]))

@@ -1,7 +1,20 @@
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import pytest
 
+from rlboost_jax.messages import Manifest
+from rlboost_jax.weights.piece_lists import listed, write_list
 from rlboost_jax.weights.snapshots import SnapshotStore
+
+
+def relisted(manifest: Manifest, **changes) -> Manifest:
+    """The manifest of a list that differs, which is written in place of its own."""
+    folder = Path(manifest.directory)
+    pieces = msgspec.structs.replace(listed(manifest), **changes)
+    version, digest = manifest.version, manifest.params_digest
+    return write_list(folder, pieces, version=version, params_digest=digest)
 
 
 @pytest.fixture

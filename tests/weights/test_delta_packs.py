@@ -17,6 +17,7 @@ from rlboost_jax.models.params import flatten_params
 from rlboost_jax.weights import shares
 from rlboost_jax.weights.delta_codec import DeltaError
 from rlboost_jax.weights.delta_packs import FOLDER, read_pack
+from rlboost_jax.weights.piece_lists import listed
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.weights.test_pull import remote, served
@@ -102,6 +103,7 @@ def test_over_http_and_from_versions_further_back(store, tree, back, most, monke
     pulled, seen = asyncio.run(scenario())
     assert_holds(pulled, trees[4])
     paths = [path for path, _ in seen]
+    assert paths.pop(0) == "/weights/4/list"
     assert paths[0] == f"/weights/4/since/{4 - back}"
     if back == 3:  # of which there are no deltas
         assert "/weights/4" in paths and pulled.fetched_bytes > last.num_bytes / 2
@@ -151,7 +153,9 @@ def test_a_base_that_was_written_to_is_found_out(store, tree):
     pulled = pull(puller, manifest)
     assert_holds(pulled, new)
     assert pulled.fetched_bytes > sum(
-        entry.size for entry in manifest.files if entry.path.startswith(("embed", "layers.scale"))
+        entry.size
+        for entry in listed(manifest).files
+        if entry.path.startswith(("embed", "layers.scale"))
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from rlboost_jax.weights.piece_lists import listed
 from rlboost_jax.weights.pull import Puller, WeightsError
 from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.weights.test_pull import remote, served
@@ -58,7 +59,7 @@ def test_a_version_takes_the_room_of_its_adapters(with_base, tmp_path):
     adapters = 2 * 4 * 2 * 8 * 6
     notes = 2_000  # the shapes of the arrays
     assert adapters <= own_bytes(manifest.directory) < adapters + notes
-    lasting = {leaf.name for leaf in manifest.leaves if leaf.lasting}
+    lasting = {leaf.name for leaf in listed(manifest).leaves if leaf.lasting}
     assert lasting == {"layers.query.kernel", "embed.table"}
 
 
@@ -68,14 +69,15 @@ def test_what_lasts_is_fetched_once(with_base, base):
     manifest = with_base.write(0, first, "first")
     pulled = pull(puller, manifest)
     assert_holds(pulled.params, base, first)
-    assert pulled.fetched_bytes == sum(entry.size for entry in manifest.files)
+    assert pulled.fetched_bytes == manifest.num_bytes
     kernel = pulled.params["layers"]["query"]["kernel"]
 
     manifest = with_base.write(1, second, "second")
     pulled = pull(puller, manifest)
     assert_holds(pulled.params, base, second)
-    own = [entry.size for entry in manifest.files if "lora" in entry.path]
-    assert pulled.fetched_bytes == sum(own) < 1_500
+    own = [entry.size for entry in listed(manifest).files if "lora" in entry.path]
+    assert pulled.fetched_bytes == manifest.list_bytes + sum(own)
+    assert sum(own) < 1_500
     assert pulled.params["layers"]["query"]["kernel"] is kernel
 
 
@@ -95,9 +97,11 @@ def test_over_http_too(with_base, base):
 
     pulled, (first, second), manifest = asyncio.run(scenario())
     assert_holds(pulled.params, base, tree("lora_a", "lora_b", seed=1))
-    assert first == [f"bytes=0-{manifest.num_bytes - 1}"]
+    of_list = f"bytes=0-{manifest.list_bytes - 1}"
+    assert first == [of_list, f"bytes=0-{manifest.piece_bytes - 1}"]
+    assert second.pop(0) == of_list
     asked, offset = set(), 0
-    for entry in manifest.files:
+    for entry in listed(manifest).files:
         if "lora" in entry.path:
             asked |= set(range(offset, offset + entry.size))
         offset += entry.size
@@ -112,9 +116,10 @@ def test_a_trainer_that_comes_back_has_the_same_base(tmp_path, base):
         store = SnapshotStore(tmp_path, dtype="float32", keep=1)
         store.write_base(base)
         adapters = tree("lora_a", "lora_b", seed=life)
-        pulled = pull(puller, store.write(life, adapters, "digest"))
+        manifest = store.write(life, adapters, "digest")
+        pulled = pull(puller, manifest)
         assert_holds(pulled.params, base, adapters)
-    assert pulled.fetched_bytes < 1_500
+    assert pulled.fetched_bytes - manifest.list_bytes < 1_500
 
 
 def test_another_base_is_fetched(with_base, base):
@@ -123,9 +128,11 @@ def test_another_base_is_fetched(with_base, base):
     pull(puller, with_base.write(0, adapters, "first"))
     other = {**base, "embed": {"table": np.zeros((40, 8), np.float32)}}
     with_base.write_base(other)
-    pulled = pull(puller, with_base.write(1, adapters, "second"))
+    manifest = with_base.write(1, adapters, "second")
+    pulled = pull(puller, manifest)
     assert_holds(pulled.params, other, adapters)
-    assert 4 * 40 * 8 < pulled.fetched_bytes < 4 * 40 * 8 + 1_500  # the table, not the kernel
+    came = pulled.fetched_bytes - manifest.list_bytes
+    assert 4 * 40 * 8 < came < 4 * 40 * 8 + 1_500  # the table, not the kernel
 
 
 def test_what_changes_is_not_kept(store, base):
@@ -134,7 +141,7 @@ def test_what_changes_is_not_kept(store, base):
     for version in range(2):
         manifest = store.write(version, base, "digest")
         pulled = pull(puller, manifest)
-        assert pulled.fetched_bytes == sum(entry.size for entry in manifest.files)
+        assert pulled.fetched_bytes >= manifest.piece_bytes
     assert not puller._kept._kept
 
 
@@ -154,5 +161,5 @@ def test_old_versions_go_and_the_base_stays(with_base, tmp_path):
         with_base.write(version, tree("lora_a"), "digest")
     assert with_base.prune() == (0, 1)
     manifest = with_base.write(3, tree("lora_a"), "digest")
-    for entry in manifest.files:
+    for entry in listed(manifest).files:
         assert (Path(manifest.directory) / entry.path).stat().st_size == entry.size

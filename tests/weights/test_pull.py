@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.trust.seal import sealed
 from rlboost_jax.weights import serve
 from rlboost_jax.weights.arrivals import ByteCounter
@@ -29,11 +29,13 @@ from rlboost_jax.weights.connections import (
     Retries,
     connections_each,
 )
+from rlboost_jax.weights.piece_lists import list_path, listed, write_list
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
-from rlboost_jax.weights.pull import Puller, WeightsError, fetch, read_params
+from rlboost_jax.weights.pull import Puller, WeightsError, fetch
 from rlboost_jax.weights.spool import Spool, lock_folder, new_folder, spooled
 from tests.endpoints import SEAL, endpoint
 from tests.patience import PATIENCE_SECONDS
+from tests.weights.conftest import relisted
 
 AT_ONCE = Retries(first_backoff_seconds=0.0, silence_seconds=PATIENCE_SECONDS)
 
@@ -87,26 +89,27 @@ def pull_http(manifest, *middlewares, source="http"):
 def test_from_the_directory(manifest, params):
     pulled = pull_directory(manifest)
     assert_same(pulled.params, params)
-    assert pulled.fetched_bytes == sum(entry.size for entry in manifest.files)
+    assert pulled.fetched_bytes == manifest.num_bytes
 
 
 def test_over_http(manifest, params):
     pulled, seen = pull_http(manifest)
     assert_same(pulled.params, params)
-    assert [asked for _, asked in seen] == [f"bytes=0-{manifest.num_bytes - 1}"]
+    assert seen == [
+        ("/weights/3/list", f"bytes=0-{manifest.list_bytes - 1}"),
+        ("/weights/3", f"bytes=0-{manifest.piece_bytes - 1}"),
+    ]
 
 
 @pytest.mark.parametrize("source", ["directory", "http"])
 def test_what_has_come_is_counted_from_pull_to_pull(manifest, source):
-    size = sum(entry.size for entry in manifest.files)
-
     async def scenario():
         async with served(manifest) as (manager, _):
             puller = Puller(source=source, manager=manager if source == "http" else None)
             assert puller.pulled.total == 0
-            for pulls in (1, 2):
+            for pulls in (1, 2):  # its list stays
                 await puller.pull(remote(manifest) if source == "http" else manifest)
-                assert puller.pulled.total == pulls * size
+                assert puller.pulled.total == manifest.list_bytes + pulls * manifest.piece_bytes
 
     asyncio.run(scenario())
 
@@ -122,10 +125,12 @@ def test_auto_falls_over_to_http(manifest, params, tmp_path):
     """The directory is visible and one of its files is not what it should be."""
     copy = tmp_path / "copy"
     copy.mkdir()
-    for entry in manifest.files:
+    pieces = listed(manifest)
+    list_path(copy).write_bytes(list_path(manifest.directory).read_bytes())
+    for entry in pieces.files:
         (copy / entry.path).parent.mkdir(exist_ok=True)
         (copy / entry.path).write_bytes((Path(manifest.directory) / entry.path).read_bytes())
-    (copy / manifest.files[1].path).write_bytes(b"")
+    (copy / pieces.files[1].path).write_bytes(b"")
 
     async def scenario():
         async with served(manifest) as (manager, _):
@@ -177,12 +182,14 @@ def test_w10_damaged_weights_are_refused_and_fetched_again(manifest, params, pul
 
 def broken_after(num_bytes: int, times: int, sent: list[int], manifest: Manifest):
     """The first `times` answers break off after `num_bytes`."""
-    files = (Path(manifest.directory) / entry.path for entry in manifest.files)
+    files = (Path(manifest.directory) / entry.path for entry in listed(manifest).files)
     whole = b"".join(file.read_bytes() for file in files)
     left = [times]
 
     @web.middleware
     async def middleware(request, handler):
+        if request.path.endswith("/list"):
+            return await handler(request)
         part = request.http_range
         data = whole[part]
         response = web.StreamResponse(status=206 if part.start else 200)
@@ -204,9 +211,10 @@ def test_a_broken_download_is_taken_up_where_it_broke(manifest, params):
     sent: list[int] = []
     pulled, seen = pull_http(manifest, broken_after(50, 2, sent, manifest))
     assert_same(pulled.params, params)
-    assert sum(sent) == pulled.fetched_bytes == manifest.num_bytes, "every byte once"
-    last = manifest.num_bytes - 1
-    assert [asked for _, asked in seen] == [f"bytes={at}-{last}" for at in (0, 50, 100)]
+    assert sum(sent) == manifest.piece_bytes, "every byte once"
+    assert pulled.fetched_bytes == manifest.num_bytes
+    last = manifest.piece_bytes - 1
+    assert [asked for _, asked in seen[1:]] == [f"bytes={at}-{last}" for at in (0, 50, 100)]
 
 
 def test_a_server_that_comes_back_is_waited_for(manifest, params):
@@ -237,7 +245,7 @@ def test_a_server_that_ignores_ranges_is_read_from_the_beginning(manifest, param
 
     pulled, _ = pull_http(manifest, without_ranges, broken_after(50, 1, sent, manifest))
     assert_same(pulled.params, params)
-    assert sum(sent) > pulled.fetched_bytes
+    assert sum(sent) > manifest.piece_bytes
 
 
 def test_a_wrong_token_is_reported_at_once(manifest):
@@ -255,43 +263,55 @@ def test_a_wrong_token_is_reported_at_once(manifest):
 )
 def test_a_name_that_leads_elsewhere_is_refused(manifest, tmp_path, name):
     entry = FileEntry(path=name, size=0, sha256="")
-    bad = msgspec.structs.replace(manifest, files=(*manifest.files, entry))
-    spool = tmp_path / "a/b/spool"
-    spool.mkdir(parents=True)
+    bad = relisted(manifest, files=(*listed(manifest).files, entry))
+    places = tmp_path / "a/b/spools"
+    places.mkdir(parents=True)
     with pytest.raises(WeightsError, match="unsafe file name"):
-        asyncio.run(fetch(bad, source="directory", server=None, spool=spool, counter=ByteCounter()))
-    assert not any(spool.iterdir())
+        asyncio.run(Puller(source="directory", manager=None, folder=places).pull(bad))
+    assert not any(places.iterdir())
 
 
-def test_a_leaf_name_that_leads_elsewhere_is_refused(manifest, tmp_path):
-    leaf = msgspec.structs.replace(manifest.leaves[0], name="../embed")
-    bad = msgspec.structs.replace(manifest, leaves=(leaf,))
+def test_a_leaf_name_that_leads_elsewhere_is_refused(manifest):
+    leaf = msgspec.structs.replace(listed(manifest).leaves[0], name="../embed")
     with pytest.raises(WeightsError, match="unsafe leaf name"):
-        asyncio.run(
-            fetch(bad, source="directory", server=None, spool=tmp_path, counter=ByteCounter())
-        )
+        pull_directory(relisted(manifest, leaves=(leaf,)))
 
 
-def test_a_name_that_occurs_twice_is_refused(manifest, tmp_path):
-    bad = msgspec.structs.replace(manifest, files=(*manifest.files, manifest.files[0]))
+def test_a_name_that_occurs_twice_is_refused(manifest):
+    files = listed(manifest).files
     with pytest.raises(WeightsError, match="twice"):
-        asyncio.run(
-            fetch(bad, source="directory", server=None, spool=tmp_path, counter=ByteCounter())
-        )
+        pull_directory(relisted(manifest, files=(*files, files[0])))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\xc1", b"[" * 9_000, b"\x91" * 9_000])
+def test_what_is_no_list_is_refused(manifest, data):
+    list_path(manifest.directory).write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    bad = msgspec.structs.replace(manifest, list_bytes=len(data), list_sha256=digest)
+    with pytest.raises(WeightsError, match="list of pieces"):
+        pull_directory(bad)
+
+
+@pytest.mark.parametrize("pull", [pull_directory, lambda m: pull_http(m)[0]], ids=["disk", "http"])
+def test_a_list_that_its_manifest_does_not_name_is_refused(manifest, pull):
+    """Neither another version's, nor one with other digests; no file is looked for then."""
+    relisted(manifest, files=listed(manifest).files[:-1])
+    with pytest.raises(WeightsError, match=r"\.pieces"):
+        pull(manifest)
 
 
 @pytest.mark.parametrize("change", [{"shape": (8, 40)}, {"dtype": "bfloat16"}])
 def test_a_leaf_unlike_its_manifest_is_refused(manifest, change):
-    leaf = msgspec.structs.replace(manifest.leaves[0], **change)
-    bad = msgspec.structs.replace(manifest, leaves=(leaf, *manifest.leaves[1:]))
+    first, *others = listed(manifest).leaves
+    leaf = msgspec.structs.replace(first, **change)
     with pytest.raises(WeightsError, match=r"leaf embed\.table: float32\[40, 8\] on disk"):
-        read_params(Path(manifest.directory), bad)
+        pull_directory(relisted(manifest, leaves=(leaf, *others)))
 
 
 def test_a_leaf_whose_file_no_manifest_names_is_not_read_as_zeros(manifest):
-    files = tuple(e for e in manifest.files if e.path != "embed.table/0.0")
+    files = tuple(e for e in listed(manifest).files if e.path != "embed.table/0.0")
     with pytest.raises(WeightsError, match=r"leaf embed\.table"):
-        pull_directory(msgspec.structs.replace(manifest, files=files))
+        pull_directory(relisted(manifest, files=files))
 
 
 def test_the_spool_is_gone_afterwards_and_so_are_those_of_the_dead(manifest, tmp_path):
@@ -456,20 +476,20 @@ def large(tmp_path: Path) -> Manifest:
         data = random.bytes(size)
         (place / name).write_bytes(data)
         entries.append(FileEntry(path=name, size=size, sha256=hashlib.sha256(data).hexdigest()))
-    return Manifest(
-        version=3, directory=str(place), params_digest="d", files=tuple(entries), leaves=()
-    )
+    pieces = PieceList(files=tuple(entries), leaves=())
+    return write_list(place, pieces, version=3, params_digest="d")
 
 
 async def fetched(manifest: Manifest, manager, spool: Path, connections=None) -> int:
     """Bring all of a snapshot here; how many bytes counted."""
     counter = ByteCounter()
     spool.mkdir(exist_ok=True)
+    pieces = listed(manifest)
     await fetch(
-        manifest, source="http", server=manager, spool=spool, counter=counter,
+        manifest, pieces, source="http", server=manager, spool=spool, counter=counter,
         connections=connections or Connections(AT_ONCE),
     )  # fmt: skip
-    for entry in manifest.files:
+    for entry in pieces.files:
         assert (spool / entry.path).read_bytes() == (
             Path(manifest.directory) / entry.path
         ).read_bytes()
@@ -486,7 +506,7 @@ def test_a_snapshot_takes_one_round_trip_and_the_next_one_no_new_connection(tmp_
         peers.add(request.transport.get_extra_info("peername"))
         part = request.http_range
         asked.update(range(part.start, part.stop))
-        if len(asked) == manifest.num_bytes:
+        if len(asked) == manifest.piece_bytes:
             all_asked.set()
         await all_asked.wait()
         return await handler(request)
@@ -498,7 +518,7 @@ def test_a_snapshot_takes_one_round_trip_and_the_next_one_no_new_connection(tmp_
         ):
             for pull in range(2):
                 total = await fetched(manifest, manager, tmp_path / f"here{pull}", connections)
-                assert total == manifest.num_bytes
+                assert total == manifest.piece_bytes
                 first = len(peers) if pull == 0 else first
             assert len(peers) == first, "connections are kept"
 
@@ -510,7 +530,7 @@ def test_a_line_that_stalls_and_breaks_delays_and_changes_nothing(tmp_path):
     third of the others is cut off. No byte counts twice."""
     manifest = large(tmp_path)
     data = b"".join(
-        (Path(manifest.directory) / entry.path).read_bytes() for entry in manifest.files
+        (Path(manifest.directory) / entry.path).read_bytes() for entry in listed(manifest).files
     )
     stalled, count = [], itertools.count(1)
 
@@ -533,7 +553,7 @@ def test_a_line_that_stalls_and_breaks_delays_and_changes_nothing(tmp_path):
 
     async def scenario():
         async with served(manifest, bad) as (manager, _):
-            assert await fetched(manifest, manager, tmp_path / "here") == manifest.num_bytes
+            assert await fetched(manifest, manager, tmp_path / "here") == manifest.piece_bytes
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS / 2))
     assert stalled
@@ -555,7 +575,7 @@ def test_the_connections_of_all_servers_fit_the_listener(tmp_path):
         lines = Connections(AT_ONCE, most=2)
         async with served(manifest, noted) as (manager, _), lines as connections:
             total = await fetched(manifest, manager, tmp_path / "here", connections)
-            assert total == manifest.num_bytes
+            assert total == manifest.piece_bytes
 
     asyncio.run(scenario())
     assert len(peers) == 2
@@ -579,7 +599,7 @@ def test_a_server_that_takes_no_more_connections_is_asked_over_fewer(tmp_path):
 
     async def scenario():
         async with served(manifest, full) as (manager, _):
-            assert await fetched(manifest, manager, tmp_path / "here") == manifest.num_bytes
+            assert await fetched(manifest, manager, tmp_path / "here") == manifest.piece_bytes
 
     asyncio.run(scenario())
     assert 0 < len(refused) <= 4

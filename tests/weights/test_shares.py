@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from rlboost_jax.messages import Manifest
+from rlboost_jax.messages import PieceList
 from rlboost_jax.models.params import params_digest
 from rlboost_jax.weights import shares as shares_module
-from rlboost_jax.weights.pull import read_params
+from rlboost_jax.weights.leaf_arrays import read_params
 from rlboost_jax.weights.shares import (
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
@@ -128,17 +128,11 @@ def test_parts_of_two_processes_are_read_back_as_the_whole(tmp_path: Path, dtype
     assert {entry.path for entry in files} == {
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
     }
-    manifest = Manifest(
-        version=0,
-        directory=str(tmp_path),
-        params_digest="",
-        files=tuple(files),
-        leaves=leaf_entries(of_0, np.dtype(dtype)),
-    )
+    pieces = PieceList(files=tuple(files), leaves=leaf_entries(of_0, np.dtype(dtype)))
     cast = jax.tree.map(
         lambda leaf: leaf if leaf.dtype == np.int32 else np.asarray(leaf).astype(dtype), host
     )
-    assert params_digest(read_params(tmp_path, manifest)) == params_digest(cast)
+    assert params_digest(read_params(tmp_path, pieces)) == params_digest(cast)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +175,5 @@ def test_what_is_cut_is_read_back_and_each_cut_has_its_digest(tmp_path, monkeypa
         data = (tmp_path / entry.path).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (entry.size, entry.sha256)
     leaves = leaf_entries({"leaf": array}, np.dtype(np.float32))
-    manifest = Manifest(
-        version=0, directory=str(tmp_path), params_digest="", files=tuple(files), leaves=leaves
-    )
-    np.testing.assert_array_equal(read_params(tmp_path, manifest)["leaf"], array)
+    pieces = PieceList(files=tuple(files), leaves=leaves)
+    np.testing.assert_array_equal(read_params(tmp_path, pieces)["leaf"], array)

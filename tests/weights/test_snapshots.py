@@ -7,23 +7,24 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from rlboost_jax.weights.pull import read_params
+from rlboost_jax.weights.leaf_arrays import read_params
+from rlboost_jax.weights.piece_lists import listed
 from rlboost_jax.weights.snapshots import SnapshotStore
 
 
 def test_the_manifest_tells_what_is_on_disk(manifest, params):
     assert (manifest.version, manifest.params_digest) == (3, "digest")
-    leaves = {leaf.name: (leaf.shape, leaf.dtype) for leaf in manifest.leaves}
+    leaves = {leaf.name: (leaf.shape, leaf.dtype) for leaf in listed(manifest).leaves}
     assert leaves == {
         "embed.table": ((40, 8), "float32"),
         "layers.attention.query.kernel": ((2, 8, 16), "float32"),
         "layers.norm.scale": ((2, 8), "float32"),
     }
-    for entry in manifest.files:
+    for entry in listed(manifest).files:
         data = (Path(manifest.directory) / entry.path).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (entry.size, entry.sha256)
     # Plain arrays, uncompressed: their bytes are on disk as they are in memory.
-    array_bytes = sum(e.size for e in manifest.files if not e.path.endswith(".zarray"))
+    array_bytes = sum(e.size for e in listed(manifest).files if not e.path.endswith(".zarray"))
     assert array_bytes == 4 * (40 * 8 + 2 * 8 * 16 + 2 * 8)
     table = (Path(manifest.directory) / "embed.table/0.0").read_bytes()
     assert table == params["embed"]["table"].tobytes()
@@ -33,7 +34,7 @@ def test_the_manifest_tells_what_is_on_disk(manifest, params):
 def test_reads_back_in_the_rollout_dtype(tmp_path, params, dtype):
     store = SnapshotStore(tmp_path, dtype=dtype.name, keep=1)
     manifest = store.write(0, params, "d")
-    found = read_params(Path(manifest.directory), manifest)
+    found = read_params(Path(manifest.directory), listed(manifest))
     kernel = found["layers"]["attention"]["query"]["kernel"]
     wanted = params["layers"]["attention"]["query"]["kernel"].astype(dtype)
     assert kernel.dtype == dtype and kernel.tobytes() == wanted.tobytes()
@@ -52,7 +53,14 @@ def test_prune_keeps_the_newest_and_those_in_use(tmp_path, params):
         store.write(version, params, "d")
     assert store.prune(in_use={1, 99}) == (0, 2, 3)
     assert store.versions == (1, 4, 5)
-    assert {path.name for path in tmp_path.iterdir()} == {"1", "4", "5"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "1",
+        "1.pieces",
+        "4",
+        "4.pieces",
+        "5",
+        "5.pieces",
+    }
     assert store.prune() == (1,)
 
 
@@ -79,7 +87,7 @@ def test_of_one_moment_the_larger_number_is_newer(tmp_path, params):
 def test_a_version_written_again_is_replaced(store, manifest, params):
     other = {**params, "embed": {"table": params["embed"]["table"] + 1}}
     replaced = store.write(3, other, "other")
-    found = read_params(Path(replaced.directory), replaced)
+    found = read_params(Path(replaced.directory), listed(replaced))
     np.testing.assert_array_equal(found["embed"]["table"], other["embed"]["table"])
     assert store.versions == (3,)
 
@@ -100,7 +108,7 @@ def test_a_half_written_version_is_not_there(tmp_path, params):
 def test_integers_keep_their_dtype(tmp_path):
     store = SnapshotStore(tmp_path, dtype="bfloat16", keep=1)
     manifest = store.write(0, {"count": np.arange(5, dtype=np.int32)}, "d")
-    assert manifest.leaves[0].dtype == "int32"
+    assert listed(manifest).leaves[0].dtype == "int32"
 
 
 def test_keeping_none_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from rlboost_jax.platform.object_store import ObjectStore, StoreFailed
 from rlboost_jax.trust.seal import sealed
 from rlboost_jax.trust.snapshot_names import WeightsError
+from rlboost_jax.weights.piece_lists import list_entry, listed
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.snapshots import SnapshotStore
 from rlboost_jax.weights.stored_versions import StoredVersions
@@ -62,10 +63,13 @@ def test_files_that_versions_share_are_put_once_and_old_ones_deleted(
     first = store.write(1, params, "one")
     params["embed"]["table"] += 1
     second = store.write(2, params, "two")
-    assert len(names) == len(set(names)) == len({f.sha256 for f in (*first.files, *second.files)})
+    one, two = (
+        {f.sha256 for f in (*listed(each).files, list_entry(each))} for each in (first, second)
+    )
+    assert len(names) == len(set(names)) == len(one | two)
     assert store.prune() == (1,)
     left = {name.rpartition("/")[2] for name in objects.names("weights")}
-    assert left == {entry.sha256 for entry in second.files}
+    assert left == two
     assert_same(pulled(second, objects)[0].params, params)
 
 
@@ -76,7 +80,7 @@ def test_another_process_of_the_run_finds_what_is_there_and_clears_it(
     again = SnapshotStore(
         tmp_path / "again", dtype="float32", keep=1, stored=StoredVersions(objects)
     )
-    assert again.write(3, params, "digest").files == manifest.files
+    assert again.write(3, params, "digest").list_sha256 == manifest.list_sha256
     objects.claim("weights/" + "0" * 64, b"of before")
     fresh = StoredVersions(objects)
     fresh.put(3, tmp_path, ())
@@ -88,7 +92,7 @@ def test_another_process_of_the_run_finds_what_is_there_and_clears_it(
 def test_what_is_not_the_manifest_s_is_refused_or_had_from_the_trainer(
     manifest, objects, params, damage
 ):
-    entry = max(manifest.files, key=lambda entry: entry.size)
+    entry = max(listed(manifest).files, key=lambda entry: entry.size)
     name = f"weights/{entry.sha256}"
     match damage:
         case "missing":
@@ -122,7 +126,7 @@ def test_a_store_that_fails_costs_a_line_and_not_the_version(
     monkeypatch.setattr(objects, "put", put)
     third = store.write(3, params, "three")
     assert_same(pulled(third, objects)[0].params, params)
-    assert first.files == third.files
+    assert first.list_sha256 == third.list_sha256
 
 
 def test_without_a_store_on_this_host_a_line_says_so(manifest):

@@ -317,10 +317,9 @@ class ManagerLink:
             case messages.TokenScores() if (scores := self._unsettled.scores) is not None:
                 scores.take(message)
             case messages.TrainerWelcome():
-                first, self.welcome = self.welcome is None, message
-                self._trouble = "no answer"
-                if first:
+                if self.welcome is None:
                     self._inbox.put(message)
+                self.welcome, self._trouble = message, "no answer"
             case messages.BatchReport():
                 self._unsettled.reported(message.batch)
                 self._inbox.put(message)
@@ -340,9 +339,12 @@ class ManagerLink:
 def _decoded(frame: bytes) -> messages.ToTrainer:
     """Decode a frame. Raises OtherRelease."""
     try:
-        return messages.decode_to_trainer(frame)
+        message = messages.decode_to_trainer(frame)
+        if isinstance(message, messages.TrainerWelcome) and not message.announces_lists:
+            raise msgspec.ValidationError("it announces no lists of pieces")
     except msgspec.ValidationError as error:
         raise OtherRelease(
             f"the manager is of another release ({error}); it is asked to leave, and the same "
             "command goes on from its journal with one of this release"
         ) from None
+    return message

@@ -172,7 +172,8 @@ class Trainer:
         if hello.changes and hello.changes != self._changes:  # it may dial again
             self._outbox.record("changed", changes=list(hello.changes))
         self._changes = hello.changes
-        self._outbox.send(stream, TrainerWelcome(window=self._control.window))
+        welcome = TrainerWelcome(window=self._control.window, announces_lists=True)
+        self._outbox.send(stream, welcome)
 
     def _begin(self, begin: BeginBatch, now: float) -> None:
         """Open a batch.

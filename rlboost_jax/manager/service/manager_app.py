@@ -50,7 +50,6 @@ from rlboost_jax.trust.peer_limits import (
     trainer_queue_bytes,
 )
 from rlboost_jax.trust.run_files import Tokens
-from rlboost_jax.trust.snapshot_names import WeightsError, check_names
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 
 FIRST_FRAME_SECONDS = 5.0  # from the handshake to Hello
@@ -320,15 +319,15 @@ async def _receive(
 
 
 def _check_manifest(manifest: Manifest, snapshots: Path) -> None:
-    """Check that the files of a manifest are snapshots: they are served to other hosts.
+    """Check that the folder of a manifest is a snapshot's: it is served to other hosts.
 
     Raises:
-        NotAllowed: a file lies elsewhere, or could.
+        NotAllowed: it lies elsewhere, or the trainer is of another release.
     """
-    try:
-        check_names(manifest)
-    except WeightsError as error:
-        raise NotAllowed(str(error)) from None
+    if not manifest.list_sha256:
+        raise NotAllowed(
+            "this trainer is of a release before the manager's; start it with the manager's release"
+        )
     try:
         inside = Path(manifest.directory).resolve().is_relative_to(snapshots)
     except (ValueError, OSError):  # a zero byte, a name that is too long

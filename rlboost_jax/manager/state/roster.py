@@ -73,10 +73,10 @@ class Roster:
             return (
                 f"price_per_hour = {hello.price_per_hour} is not in 0..{MAX_PRICE:g}; set --price"
             )
-        if self.mismatch(hello):
-            return self.mismatch(hello)
-        if hello.reserved:
-            return ""
+        if not hello.fetches_lists:
+            return "it is of a release before this manager's; install the manager's release there"
+        if (mismatch := self.mismatch(hello)) or hello.reserved:
+            return mismatch
         if hello.instance in self.own:
             return f"the name {hello.instance!r} is the trainer's own engine's; choose another"
         most = self._settings.max_servers

@@ -33,8 +33,12 @@ class Versions:
         self._before: set[int] = set()  # published before the trainer that is here came
 
     def restore(self, entry: Published) -> None:
-        """Restore a published version from the journal."""
-        self._take(entry.manifest)
+        """Restore a published version from the journal.
+
+        One of a release that announced no lists is published again by a trainer of this release.
+        """
+        if entry.manifest.list_sha256:
+            self._take(entry.manifest)
 
     def publish(self, manifest: Manifest) -> None:
         """Record a version that is complete and can be fetched."""

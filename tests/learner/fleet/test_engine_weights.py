@@ -71,7 +71,7 @@ def snapshots():
 
 
 def manifest(version, digest="a"):
-    return Manifest(version=version, directory="", params_digest=digest, files=(), leaves=())
+    return Manifest(version=version, directory="", params_digest=digest, list_sha256="list")
 
 
 def test_engines_that_want_one_version_have_it_in_memory_once(snapshots):

@@ -30,7 +30,7 @@ from tests.patience import PATIENCE_SECONDS
 
 HELLO = messages.TrainerHello(run_id="run", window=None)
 WINDOW = messages.WindowState(seconds=1.0, memory={}, instance_cap=3)
-WELCOME = messages.TrainerWelcome(window=WINDOW)
+WELCOME = messages.TrainerWelcome(window=WINDOW, announces_lists=True)
 
 
 def begin_batch(num_tokens: int = 3, batch: int = 7, version: int = 7) -> messages.BeginBatch:
@@ -166,6 +166,12 @@ def test_no_welcome_names_what_was_in_the_way(script, monkeypatch):
         link.connect(HELLO)
 
 
+def test_a_manager_that_announces_no_lists_is_of_another_release(link, script):
+    script.answers[messages.TrainerHello] = messages.TrainerWelcome(window=WINDOW)
+    with pytest.raises(OtherRelease, match=r"announces no lists .* the same command goes on"):
+        link.connect(HELLO)
+
+
 def test_a_reward_that_arrives_wakes_who_waits_for_rollouts_and_nobody_else(link, script):
     link.wake()
     link.connect(HELLO)
@@ -258,7 +264,7 @@ def test_a_step_that_fits_no_message_is_not_sent(script):
 
 
 def test_a_stream_that_is_cut_is_dialled_again_with_all_that_counts(link, script):
-    manifest = messages.Manifest(version=7, directory="", params_digest="d", files=(), leaves=())
+    manifest = messages.Manifest(version=7, directory="", params_digest="d", list_sha256="list")
     link.connect(HELLO)
     link.publish(manifest)
     script.hang_up_on = messages.ExtendBatch
@@ -314,7 +320,7 @@ def test_of_open_batches_all_is_said_again_and_of_one_that_is_over_nothing(scrip
         for number in range(3):
             link.publish(
                 messages.Manifest(
-                    version=number, directory="", params_digest="d", files=(), leaves=()
+                    version=number, directory="", params_digest="d", list_sha256="list"
                 )
             )
             link.begin_batch(begin_batch(batch=number, version=max(0, number - 1)))

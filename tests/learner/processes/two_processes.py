@@ -48,7 +48,8 @@ from rlboost_jax.platform import at_rest
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.distillation_config import DistillationConfig, TeacherConfig
 from rlboost_jax.settings.huggingface.config import to_huggingface
-from rlboost_jax.weights.pull import open_params, read_params
+from rlboost_jax.weights.leaf_arrays import open_params, read_params
+from rlboost_jax.weights.piece_lists import listed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from tests.learner.on_mesh import (
     ALONE,
@@ -205,8 +206,8 @@ def published(connected: Followers, params, folder: Path, run):
     manifest = store.write(2, mine, "")
     (folder / "manifest").write_bytes(msgspec.msgpack.encode(manifest))
     yield "bytes of its share", num_bytes(mine)
-    yield "files", sorted(entry.path for entry in manifest.files)
-    whole = read_params(Path(manifest.directory), manifest)
+    yield "files", sorted(entry.path for entry in listed(manifest).files)
+    whole = read_params(Path(manifest.directory), listed(manifest))
     yield "digest of what was written", params_digest(whole)
     yield "an engine's parameters are equal", engine_takes(run, folder, manifest, whole)
     (folder / FOLDER / "3.partial").write_text("a file where a folder should be made")
@@ -224,7 +225,7 @@ def num_bytes(shares):
 
 def read_back(folder: Path, version: int):
     manifest = msgspec.msgpack.decode((folder / "manifest").read_bytes(), type=Manifest)
-    return read_params(folder / FOLDER / str(version), manifest)
+    return read_params(folder / FOLDER / str(version), listed(manifest))
 
 
 def engine_takes(run, folder: Path, manifest: Manifest, whole) -> bool:
@@ -232,7 +233,7 @@ def engine_takes(run, folder: Path, manifest: Manifest, whole) -> bool:
     shapes = jax.eval_shape(unstack_layers, abstract_params(run.model))
     places = jax.tree.map(lambda _: jax.local_devices()[1], shapes)
     taken = []
-    for given in (open_params(Path(manifest.directory), manifest), whole):
+    for given in (open_params(Path(manifest.directory), listed(manifest)), whole):
         engine = EngineParameters(run.model, places, run.weights.rollout_dtype)
         engine.load(given, 2)
         taken.append(engine.leaves)

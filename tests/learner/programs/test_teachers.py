@@ -38,7 +38,8 @@ from rlboost_jax.settings.memory_estimates import (
 )
 from rlboost_jax.settings.presets import PRESETS
 from rlboost_jax.settings.teacher_models import with_models
-from rlboost_jax.weights.pull import read_params
+from rlboost_jax.weights.leaf_arrays import read_params
+from rlboost_jax.weights.piece_lists import listed
 from tests.learner.setup.test_sft import target_logprobs
 from tests.oracles import torch_oracle
 
@@ -281,7 +282,7 @@ def test_snapshots_of_teachers_can_be_pulled(config, teacher_of, tmp_path, monke
     sealed = lambda each: msgspec.structs.replace(each, seal="s")  # noqa: E731
     (manifest,) = published_teachers(run, tmp_path, sealed)
     assert manifest.seal == "s" and manifest.version == 2**52
-    pulled = read_params(Path(manifest.directory), manifest)
+    pulled = read_params(Path(manifest.directory), listed(manifest))
     jax.tree.map(np.testing.assert_array_equal, pulled, jax.device_get(params))
     assert with_models(run, weights=False) == run
     found = with_models(

@@ -7,7 +7,13 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager.events import MachineAdded, Request
-from rlboost_jax.manager.journal_entries import BatchClosed, BatchOpened, Counted, RunOver
+from rlboost_jax.manager.journal_entries import (
+    BatchClosed,
+    BatchOpened,
+    Counted,
+    Published,
+    RunOver,
+)
 from tests.manager.desk import RESERVED, TRAINER, Desk, seeded, trained
 from tests.manager.fakes import manifest, settings
 
@@ -27,8 +33,7 @@ def half_done() -> Desk:
 
 def heavy(version: int) -> m.Manifest:
     """Make a manifest of 30 GB."""
-    files = (m.FileEntry(path="weights", size=30 * 10**9, sha256="0" * 64),)
-    return msgspec.structs.replace(manifest(version, "d"), files=files)
+    return msgspec.structs.replace(manifest(version, "d"), piece_bytes=30 * 10**9)
 
 
 def kept(desk: Desk) -> dict[int, list[int]]:
@@ -101,6 +106,17 @@ def test_money_goes_on_being_spent_while_there_is_no_manager() -> None:
     desk.crash(at=3.0)
     assert desk.manager.view.roster.cost.total(3.0) == pytest.approx(3.0 * rate)
     assert (desk.manager.view.roster.joined, desk.manager.view.roster.lost) == (1, 0)
+
+
+def test_a_version_that_a_release_before_announced_is_not_announced_again() -> None:
+    """Its manifest had the list itself; the trainer publishes it anew before it goes on."""
+    desk = half_done()
+    old = m.Manifest(version=0, directory=manifest(0, "d").directory, params_digest="d")
+    entries = [Published(manifest=old) if isinstance(e, Published) else e for e in desk.entries]
+    assert entries != desk.entries
+    desk.entries = entries
+    desk.crash(at=3.0)
+    assert not desk.manager.view.manifests
 
 
 def test_a_clock_that_begins_anew_costs_nothing() -> None:

@@ -85,8 +85,7 @@ def test_pulls_of_teachers_are_paid_for() -> None:
     """30 GB at two dollars per GB, or what of it came; on one stream no more than all of it."""
     desk = taught(manager__lease_seconds=1e6, fleet__egress_dollars_per_gb=2.0)
     size = 30 * 10**9
-    files = (m.FileEntry(path="w", size=size, sha256=""),)
-    desk.trainer(m.Teach(manifests=(msgspec.structs.replace(TEACHER, files=files),)))
+    desk.trainer(m.Teach(manifests=(msgspec.structs.replace(TEACHER, piece_bytes=size),)))
     for stream, fetched, dollars in ((A, size, 60.0), (A, size, 60.0), (B, 10**9, 62.0)):
         if stream not in desk.manager.view.roster.streams:
             desk.join(stream, nonce=str(stream))

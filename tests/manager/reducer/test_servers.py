@@ -194,6 +194,16 @@ def test_impossible_numbers_are_refused(changes: dict[str, object], words: str) 
     assert not desk.server(A, m.Renew()), "what a refused server still says is not heard"
 
 
+def test_a_server_of_a_release_before_is_sent_away_in_one_line() -> None:
+    """It could not read an announcement, and would dial for ever."""
+    desk = Desk()
+    old = m.decode_server(msgspec.msgpack.encode(msgspec.msgpack.decode(m.encode(hello()))[:-1]))
+    assert isinstance(old, m.Hello) and hello().fetches_lists
+    desk.server(A, old)
+    (leave,) = desk.sent(m.Leave, A)
+    assert "install the manager's release" in leave.reason and A in desk.closed()
+
+
 def test_only_so_many_ended_streams_are_remembered() -> None:
     desk = Desk()
     last = 100 + 2 * REMEMBERED_STREAMS + 20

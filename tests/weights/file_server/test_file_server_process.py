@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rlboost_jax.messages import FileEntry, Manifest
+from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.platform.process_liveness import start_time
 from rlboost_jax.platform.restarts import Restarts
 from rlboost_jax.trust.credentials import Endpoint
@@ -33,6 +33,7 @@ from rlboost_jax.weights.file_server.file_server_process import (
     FileServer,
     listening_socket,
 )
+from rlboost_jax.weights.piece_lists import listed, write_list
 from rlboost_jax.weights.serve import weights_url
 from tests.endpoints import endpoint
 from tests.patience import PATIENCE_SECONDS
@@ -62,9 +63,8 @@ def snapshot(folder: Path, version: int, **files: bytes) -> Manifest:
         FileEntry(path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
         for name, content in files.items()
     )
-    return Manifest(
-        version=version, directory=str(place), params_digest="d", files=entries, leaves=()
-    )
+    pieces = PieceList(files=entries, leaves=())
+    return write_list(place, pieces, version=version, params_digest="d")
 
 
 @asynccontextmanager
@@ -171,7 +171,7 @@ def test_a_pull_goes_on_when_the_process_is_killed(tmp_path: Path, run: Run) -> 
             Connections().to(there) as (session, retries),
         ):
             # It raises for a digest that is not the manifest's.
-            source = FileSource(url=weights_url(7), files=manifest.files, wanted={"large"})
+            source = FileSource(url=weights_url(7), files=listed(manifest).files, wanted={"large"})
             await download([source], session, tmp_path, ByteCounter(), retries)
         assert len(killed) == 2 and reports == ["was ended by SIGKILL"] * 2
         assert came < 1.5 * LARGE, "it began anew"
