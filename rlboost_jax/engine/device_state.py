@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.engine import invariance, step_inputs
-from rlboost_jax.engine.dispatches import pack
+from rlboost_jax.engine.dispatches import pack, prefilled_slots
 from rlboost_jax.engine.engine_parameters import EngineParameters
 from rlboost_jax.engine.program_plans import ProgramPlan
 from rlboost_jax.engine.routes import DispatchRoutes, ProgramYield, Routes
@@ -46,7 +46,7 @@ class DeviceState:
         """
         programs, layout = self.programs, self._layout
         leaves = self.parameters.leaves_or_zeros()
-        count = 2 + len(layout.decode_rows) * (2 if layout.text_tokens else 1)
+        count = 2 + len(layout.decode_rows) + len(layout.verified_rows)
         announce(f"preparing the mixed step (1 of {count})")
         empty = step_inputs.pack_mixed(layout, ())
         self.pools, output = programs.mixed(leaves, self.pools, empty)
@@ -56,12 +56,12 @@ class DeviceState:
             empty = step_inputs.pack_decode(layout, (), 0, rows=rows)
             self.pools, output, _ = programs.decode(leaves, self.pools, empty, self.ends)
             output.sampled.block_until_ready()
-        for i, rows in enumerate(layout.decode_rows if layout.text_tokens else ()):
+        for i, rows in enumerate(layout.verified_rows):
             announce(
                 f"preparing drafts in {rows} rows ({2 + len(layout.decode_rows) + i} of {count})"
             )
-            empty = step_inputs.pack_decode(layout, (), 0, rows=rows)
-            texts = np.full((rows, layout.text_tokens), -1, np.int32)
+            empty = step_inputs.pack_verify(layout, (), 0, rows=rows)
+            texts = np.full((layout.drafted_for(rows), layout.text_tokens), -1, np.int32)
             self.pools, output = programs.verify(leaves, self.pools, empty, texts)
             output.sampled.block_until_ready()
         announce(f"preparing the copying of pages ({count} of {count})")
@@ -121,18 +121,20 @@ class DeviceState:
             copies = step_inputs.pack_copies(layout, plan.copies)
             self.pools = self.programs.copy_pages(self.pools, copies)
         packed = pack(layout, plan, self.programs.max_steps)
-        kv_slots, rows = np.zeros(0, np.int32), None  # of the routes that pages get
-        if plan.mixed:
-            self.pools, output = self.programs.mixed(leaves, self.pools, packed)
-            kv_slots, rows = step_inputs.kv_slots(layout, packed), output.routes
-        elif plan.texts is not None:
+        kv_slots = np.zeros(0, np.int32)  # of the routes that pages get
+        if plan.texts is not None:
             self.pools, output = self.programs.verify(leaves, self.pools, packed, plan.texts)
+            if plan.mixed:
+                kv_slots = prefilled_slots(layout, plan)
+        elif plan.mixed:
+            self.pools, output = self.programs.mixed(leaves, self.pools, packed)
+            kv_slots = step_inputs.kv_slots(layout, packed)
         else:
             self.pools, output, self.ends = self.programs.decode(
                 leaves, self.pools, packed, self.ends
             )
         if self._routes is not None and (plan.mixed or plan.copies):
-            self._routes.launched(plan.copies, kv_slots, rows)
+            self._routes.launched(plan.copies, kv_slots, output.row_routes)
         return output
 
     def routes(
@@ -148,5 +150,5 @@ class DeviceState:
             return None
         return self._routes.finished(
             [ProgramYield(plan.work[i].rollout, i, int(counts[i])) for i in yielding],
-            None if plan.mixed else np.asarray(output.routes),
+            None if output.routes is None else np.asarray(output.routes),
         )

@@ -55,9 +55,12 @@ def pack(layout: StepLayout, plan: ProgramPlan, max_steps: int) -> NDArray[np.in
     Args:
         max_steps: that decode steps may take.
     """
-    if plan.mixed:
+    if plan.mixed or plan.texts is not None:
         chunks = [work.rollout.chunk(work.start, work.count, work.budget) for work in plan.work]
-        return step_inputs.pack_mixed(layout, chunks)
+        if plan.texts is None:
+            return step_inputs.pack_mixed(layout, chunks)
+        rows, steps = (layout.token_rows, 1) if plan.mixed else (len(plan.texts), max_steps)
+        return step_inputs.pack_verify(layout, chunks, steps, rows=rows)
     records = [
         work.rollout.decode_record(work.budget)
         if work.follows is None
@@ -65,6 +68,12 @@ def pack(layout: StepLayout, plan: ProgramPlan, max_steps: int) -> NDArray[np.in
         for work in plan.work
     ]
     return step_inputs.pack_decode(layout, records, max_steps)
+
+
+def prefilled_slots(layout: StepLayout, plan: ProgramPlan) -> NDArray[np.int32]:
+    """KV slot of each row of prefill, the first ones of a mixed step, and nowhere for others."""
+    chunks = [work.rollout.chunk(work.start, work.count, work.budget) for work in plan.prefill]
+    return step_inputs.kv_slots(layout, step_inputs.pack_mixed(layout, chunks))
 
 
 def sampled_of(output: Output) -> Sampled:

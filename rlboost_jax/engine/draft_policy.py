@@ -1,4 +1,4 @@
-"""When decode steps carry drafts, and how many tokens they may yield.
+"""When steps carry drafts, and how many tokens they may yield.
 
 Decided for each dispatch from what earlier ones with drafts yielded, so without a clock. A dispatch
 with drafts takes as many rows as one without, but the next one cannot be launched before it is read
@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from rlboost_jax.engine.drafts import MOST_DRAFTS
+
 LEAST_GAIN: Final = 1.1  # tokens of a sequence in a step, from which on drafts are worth it
 MOST_TOKENS_A_STEP: Final = 4  # of a sequence, on average over the steps of a dispatch
 _FREE_ROWS: Final = 0.5  # for each sequence, at least
 _LONGEST_PAUSE: Final = 16  # dispatches
-_NEWEST: Final = 0.5  # weight of the newest dispatch in the mean gain
+_KEPT: Final = 0.5  # of the weight of earlier dispatches in the mean gain, with each new one
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class DraftPolicy:
         """
         self._rows_for, self._enabled = rows_for, enabled
         self.counts = SpeculationCounts()
-        self._gain: float | None = None  # None: not known yet
+        self._tokens = self._steps = 0.0  # of sequences, the newest dispatches counting most
         self._left, self._pause = 0, 1  # dispatches without drafts: still to come, next time
 
     def wants(self, num_sequences: int) -> bool:
@@ -83,22 +85,29 @@ class DraftPolicy:
     def most_tokens(self, num_steps: int) -> int:
         """Most tokens that a sequence may yield in so many steps with drafts.
 
-        Somewhat more than it will: pages are reserved for them, and they count as lost where the
-        server vanishes.
+        Somewhat more than it will: pages are reserved for them.
         """
-        gain = MOST_TOKENS_A_STEP if self._gain is None else 1.5 * self._gain
-        return round(num_steps * min(gain, MOST_TOKENS_A_STEP))
+        gain = min(1.5 * self._gain, MOST_TOKENS_A_STEP) if self._steps else MOST_TOKENS_A_STEP
+        return max(round(num_steps * gain), MOST_DRAFTS + 1)
+
+    def likely_tokens(self, num_steps: int) -> int:
+        """Tokens that a sequence yields in so many steps with drafts, as in the last dispatches."""
+        return round(num_steps * (self._gain if self._steps else 1))
 
     def verified(self, counts: SpeculationCounts) -> None:
         """Take in what a dispatch with drafts has yielded."""
         self.counts += counts
         if not counts.sequence_steps:
             return
-        gain = counts.tokens / counts.sequence_steps
-        before = gain if self._gain is None else self._gain
-        self._gain = _NEWEST * gain + (1 - _NEWEST) * before
+        self._tokens = _KEPT * self._tokens + counts.tokens
+        self._steps = _KEPT * self._steps + counts.sequence_steps
         if self._gain >= LEAST_GAIN:
             self._pause = 1
         else:
-            self._left, self._gain = self._pause, None
+            self._left, self._tokens, self._steps = self._pause, 0.0, 0.0
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    @property
+    def _gain(self) -> float:
+        """Tokens of a sequence in a step; of no meaning before the first."""
+        return self._tokens / max(self._steps, 1.0)

@@ -166,9 +166,12 @@ class Engine:
 
     @property
     def in_flight(self) -> int:
-        """The most tokens that calls of `finish` can return without a further launch."""
-        work = (work for plan, _, _ in self._launched for work in plan.work)
-        return sum(item.budget for item in work if not item.rollout.finished)
+        """Tokens that calls of `finish` return without a further launch: the most that they can.
+
+        Of steps with drafts as many as the last ones yielded: the most are several times that.
+        """
+        work = ((item, plan.likely) for plan, _, _ in self._launched for item in plan.work)
+        return sum(min(item.budget, most) for item, most in work if not item.rollout.finished)
 
     @property
     def backlog(self) -> dict[int, int]:

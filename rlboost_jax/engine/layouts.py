@@ -30,6 +30,15 @@ class StepLayout:
         """The smallest decode step with a row for each."""
         return next(rows for rows in self.decode_rows if rows >= num_sequences)
 
+    @property
+    def verified_rows(self) -> tuple[int, ...]:
+        """L, of steps with drafts, ascending: those of decode steps and those of a mixed step."""
+        return tuple(sorted({*self.decode_rows, self.token_rows})) if self.text_tokens else ()
+
+    def drafted_for(self, rows: int) -> int:
+        """Most sequences, and rows that are sampled, of a step with drafts of so many rows."""
+        return min(rows, self.decode_rows[-1])
+
 
 def make_layout(
     config: EngineConfig,

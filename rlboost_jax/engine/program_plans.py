@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlboost_jax.engine.engine_rollouts import EngineRollout
+from rlboost_jax.sequences.shared_limits import MAX_POSITIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +41,19 @@ class ProgramPlan:
 
     mixed: bool
     copies: tuple[tuple[int, int], ...]  # (source page, destination page)
-    work: tuple[ScheduledTokens, ...]
+    work: tuple[ScheduledTokens, ...]  # prefill first
     prefilled_again: int  # tokens run a second time because of an eviction
     texts: NDArray[np.int32] | None = None  # that drafts are made from; None: no drafts
+    likely: int = MAX_POSITIONS  # tokens of a rollout, as far as its budget goes
 
     @property
     def most_tokens(self) -> int:
         return sum(work.budget for work in self.work)
+
+    @property
+    def prefill(self) -> tuple[ScheduledTokens, ...]:
+        """Chunks of known tokens; the rest of the work are the newest tokens of rollouts."""
+        return tuple(work for work in self.work if work.count > 1 or work.budget == 0)
 
 
 @dataclass(frozen=True, kw_only=True)

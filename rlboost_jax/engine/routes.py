@@ -52,7 +52,7 @@ class Routes:
         Args:
             kv_slots: page * page_size + offset of each row of a mixed step; outside the pool where
                 a row is nobody's. Empty for decode steps.
-            routes: of these rows [T, layers, experts], perhaps not computed yet.
+            routes: of these rows [T, layers, experts], perhaps not computed yet, and of others.
         """
         self._launched.append((copies, kv_slots, routes))
 

@@ -2,8 +2,8 @@
 
 - Rollouts enter slots in the order they came. All that run are older than all that wait.
 - While known tokens are to be run (a prompt, or a response begun elsewhere), the next program
-  is a mixed step: prefill first, then as many ready rollouts as rows are left, oldest first.
-  Otherwise it is up to `max_steps` decode steps of all.
+  is a mixed step: prefill first, then as many ready rollouts as rows are left, oldest first, then
+  drafts. Otherwise it is up to `max_steps` decode steps of all.
 - The members of a group share the pages of their prompt. A sibling waits for an older member
   that is running the prompt, holds its full pages by reference, and gets a copy of the
   page with the last prompt token, from which on it computes for itself.
@@ -96,16 +96,14 @@ class Scheduler:
         for rollout in tuple(self.running):
             if rollout.ready and not self._holds(rollout, rollout.known) and self._runs(rollout):
                 self._reserve(rollout, rollout.known)
-        prefill, texts = self._prefill(), None
+        prefill = self._prefill()
         ready = [r for r in self.running if r.ready and self._holds(r, r.known)]
         if self.allowance is not None:
             ready = ready[: self.allowance.rows]
-        if prefill:
-            rows = self._layout.token_rows - sum(work.count for work in prefill)
-            work = prefill + [_decode(r, 1) for r in ready[:rows]]
-        else:
-            most, texts = self._drafting(ready)
-            work = [_decode(r, self._decode_budget(r, most)) for r in ready]
+        rows = self._layout.token_rows - sum(work.count for work in prefill)
+        ready = ready[:rows]
+        most, likely, texts = self._drafting(prefill, ready, rows - len(ready))
+        work = prefill + [_decode(r, self._decode_budget(r, most)) for r in ready]
         if not work:
             assert not self.running or self.allowance, "the oldest rollout can always go on"
             return None
@@ -118,20 +116,27 @@ class Scheduler:
             work=tuple(work),
             prefilled_again=again,
             texts=texts,
+            likely=likely,
         )
 
-    def _drafting(self, ready: list[EngineRollout]) -> tuple[int, NDArray[np.int32] | None]:
-        """Most tokens of each rollout in the next decode steps, and the texts for drafts, if any.
+    def _drafting(
+        self, prefill: list[ScheduledTokens], ready: list[EngineRollout], free_rows: int
+    ) -> tuple[int, int, NDArray[np.int32] | None]:
+        """How many tokens ready rollouts yield at most and likely, and texts for drafts, if any.
 
         With an allowance, rows and steps are counted by others: no drafts then.
         """
+        steps, layout = 1 if prefill else self._max_steps, self._layout
         if self.allowance is not None:
-            return min(self._max_steps, self.allowance.steps), None
-        if not self.drafts.wants(len(ready)):
+            steps = 1 if prefill else min(steps, self.allowance.steps)
+            return steps, steps, None
+        held = [work.rollout for work in prefill] + ready
+        if not ready or 2 * free_rows < len(ready) or not self.drafts.wants(len(held)):
             self.drafts.passed()
-            return self._max_steps, None
-        rows = self._layout.rows_for(len(ready))
-        return self.drafts.most_tokens(self._max_steps), self.texts.pack(ready, rows)
+            return steps, steps, None
+        rows = layout.drafted_for(layout.token_rows) if prefill else layout.rows_for(len(ready))
+        most, likely = self.drafts.most_tokens(steps), self.drafts.likely_tokens(steps)
+        return most, likely, self.texts.pack(held, rows)
 
     def follow(self, plan: ProgramPlan) -> ProgramPlan | None:
         """Decode steps for right after `plan`, before anything of `plan` was reported.

@@ -2,6 +2,7 @@
 
     mixed:  [number of sequences] [T rows: token, position, KV slot] [S sequences: a record]
     decode: [number of sequences, steps] [R sequences: a record]
+    verify: [number of sequences, steps] [R sequences: a record] [L rows: a known token]
 
 A sequence's record is the row that a rollout carries with it (`EngineRollout.record`); the columns
 are named here. Floats and unsigned numbers travel by their bits. Unused sequences and rows are
@@ -26,7 +27,7 @@ from rlboost_jax.sequences.shared_limits import MAX_STOP_IDS
 # Columns of a sequence's record.
 TOKEN: Final = 0  # newest token; -1 - i: what sequence i of the last decode steps ended with
 LENGTH: Final = 1  # tokens whose keys and values exist after this step
-QUERY_END: Final = 2  # row after the sequence's last one (mixed step)
+QUERY_END: Final = 2  # row after the sequence's last known token (mixed step, verification)
 BUDGET: Final = 3  # most tokens it may yield in this dispatch
 RESPONSE: Final = 4  # place of the next token after the prompt, given tokens included
 SEED: Final = 5
@@ -126,6 +127,25 @@ def pack_decode(
     return packed
 
 
+def pack_verify(
+    layout: StepLayout, chunks: Sequence[Chunk], steps: int, *, rows: int
+) -> NDArray[np.int32]:
+    """Pack the input of up to `steps` steps with drafts; the first of them runs these chunks.
+
+    Args:
+        rows: of `layout.verified_rows`.
+    """
+    records = [chunk.record for chunk in chunks]
+    packed = pack_decode(layout, records, steps, rows=layout.drafted_for(rows))
+    table, tokens = packed[_DECODE_HEADER:].reshape(-1, record_width(layout)), np.zeros(rows, np.int32)
+    row = 0
+    for record, chunk in zip(table, chunks, strict=False):
+        tokens[row : row + len(chunk.tokens)] = chunk.tokens
+        row += len(chunk.tokens)
+        record[LENGTH], record[QUERY_END] = chunk.start + len(chunk.tokens), row
+    return np.concatenate([packed, tokens])
+
+
 def pack_copies(layout: StepLayout, copies: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
     """Pack page copies, sources over destinations, one per slot; unused entries copy nothing."""
     packed = np.zeros((2, layout.slots), np.int32)
@@ -178,6 +198,15 @@ def unpack_decode(
     return packed[0], packed[1], records.at[:, BUDGET].set(jnp.where(tokens < 0, 0, budgets))
 
 
+def unpack_verify(
+    layout: StepLayout, packed: Int[Array, " _"], num_records: int
+) -> tuple[Int[Array, ""], Int[Array, ""], Int[Array, "R _"], Int[Array, " L"]]:
+    """Traced: number of sequences, number of steps, the records, and the known tokens."""
+    end = _DECODE_HEADER + num_records * record_width(layout)
+    records = packed[_DECODE_HEADER:end].reshape(num_records, record_width(layout))
+    return packed[0], packed[1], records, packed[end:]
+
+
 def decode_rows(
     layout: StepLayout,
     records: Int[Array, "R _"],
@@ -209,14 +238,14 @@ def verify_rows(
     records: Int[Array, "R _"],
     num_sequences: Int[Array, ""],
     *,
-    of: Int[Array, " R"],
-    tokens: Int[Array, " R"],
-    positions: Int[Array, " R"],
-    used: Bool[Array, " R"],
+    of: Int[Array, " L"],
+    tokens: Int[Array, " L"],
+    positions: Int[Array, " L"],
+    used: Bool[Array, " L"],
     lengths: Int[Array, " R"],
     ends: Int[Array, " R"],
 ) -> StepRows:
-    """Traced: one decode step in which a sequence has several rows.
+    """Traced: one step in which a sequence has several rows: known tokens, then drafts.
 
     Args:
         of: sequence of each row.
@@ -224,13 +253,13 @@ def verify_rows(
         lengths: tokens that each sequence's last row may attend to.
         ends: row after each sequence's last one.
     """
-    R, size = len(records), layout.page_size
+    size = layout.page_size
     positions = jnp.where(used, positions, 0)
     pages = records[of, PAGES + positions // size]
     return StepRows(
         tokens=tokens,
         positions=positions,
-        kv_slots=jnp.where(used, pages * size + positions % size, _nowhere(layout, R)),
+        kv_slots=jnp.where(used, pages * size + positions % size, _nowhere(layout, len(of))),
         kv_lens=lengths,
         page_table=records[:, PAGES:],
         query_starts=jnp.concatenate([jnp.zeros(1, jnp.int32), ends.astype(jnp.int32)]),

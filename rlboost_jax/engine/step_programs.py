@@ -31,6 +31,7 @@ from rlboost_kernels.attention.attention_api import choose_attention
 from rlboost_jax.engine import step_inputs
 from rlboost_jax.engine.devices import HEADS, WHOLE, Devices
 from rlboost_jax.engine.draft_policy import MOST_TOKENS_A_STEP
+from rlboost_jax.engine.drafts import MOST_DRAFTS
 from rlboost_jax.engine.joined import joined
 from rlboost_jax.engine.layouts import StepLayout
 from rlboost_jax.engine.row_sampling import LARGE_VOCABULARY, RowSampler, apart
@@ -56,8 +57,9 @@ class Output(NamedTuple):
     """Output of a step program for the host."""
 
     sampled: Int[Array, "3 X S"]
-    routes: UInt[Array, "*rows layers A"] | None  # of each row, and of each step of decode steps
-    counts: Int[Array, " 4"] | None = None  # of decode steps with drafts: `SpeculationCounts`
+    routes: UInt[Array, "X R layers A"] | None  # of tokens: not of a mixed step
+    row_routes: UInt[Array, "T layers A"] | None = None  # of a mixed step, with drafts or without
+    counts: Int[Array, " 4"] | None = None  # of steps with drafts: `SpeculationCounts`
 
 
 class AttentionNotAvailable(Mistake, ValueError):
@@ -124,8 +126,8 @@ class Programs:
 
     @property
     def most_verified(self) -> int:
-        """Most tokens that decode steps with drafts yield for a sequence."""
-        return MOST_TOKENS_A_STEP * self.max_steps
+        """Most tokens that steps with drafts yield for a sequence."""
+        return max(MOST_TOKENS_A_STEP * self.max_steps, MOST_DRAFTS + 1)
 
     @property
     def _pool(self) -> jax.ShapeDtypeStruct:
@@ -180,7 +182,7 @@ class Programs:
         )
         tokens = jnp.where(needed, tokens, -1)
         sampled = _sampled(tokens, logprobs, checksums)[:, None, : self.layout.slots]
-        return pools, Output(sampled, routes)
+        return pools, Output(sampled, None, routes)
 
     def _logits(
         self, leaves: Leaves, pools: Pools, packed: Int[Array, " _"]
@@ -240,7 +242,7 @@ class Programs:
         packed: Int[Array, " _"],
         texts: Int[Array, "R _"],
     ) -> tuple[Pools, Output]:
-        """Up to `max_steps` decode steps with drafts, see `verify_steps.py`."""
+        """Up to `max_steps` steps with drafts, see `verify_steps.py`."""
         params = jax.tree.unflatten(self._tree, leaves)
         verified = verify_steps(
             self.layout,
@@ -251,7 +253,8 @@ class Programs:
             run_layers=partial(self._run_layers, params),
             sample=partial(self._sampler.draw, params),
         )
-        return verified.pools, Output(verified.sampled, verified.routes, verified.counts)
+        sampled, routes, row_routes = verified.sampled, verified.routes, verified.row_routes
+        return verified.pools, Output(sampled, routes, row_routes, verified.counts)
 
     def _nothing(self, num_rows: int, num_tokens: int) -> Output:
         """Output before the first decode step, with room for so many tokens of each sequence."""

@@ -263,7 +263,8 @@ def test_drafts_that_gain_little_pause_for_longer_and_longer() -> None:
     assert policy.wants(2) and policy.most_tokens(8) == 32
     policy.verified(useless)
     assert policy.wants(2), "the mean of two dispatches is good still"
-    assert policy.most_tokens(8) == round(8 * 1.5 * (3 + 17 / 16) / 2)
+    assert policy.most_tokens(8) == int(8 * 1.5 * (48 / 2 + 17) / (16 / 2 + 16))
+    assert policy.likely_tokens(8) == round(8 * (48 / 2 + 17) / (16 / 2 + 16))
     for _ in range(5):
         assert policy.wants(2)
         policy.verified(useless)
