@@ -103,12 +103,12 @@ class _Server:
         return self._program("decode", lower, work, load, said, steps=steps)
 
     def verify(self) -> Program:
-        """Decode steps with a draft in every free row, of which none is right."""
+        """Steps with a draft in every free row, of which none is right, and no prefill."""
         layout, steps = self.layout, self.config.steps_per_dispatch
         slots, rows = layout.slots, layout.decode_rows[-1]
         held = layout.num_pages * layout.page_size / slots
         load = _Load(rows, slots, min(self.run.slot_tokens / 2, held))
-        packed = step_inputs.pack_decode(layout, (), 0, rows=rows)
+        packed = step_inputs.pack_verify(layout, (), 0, rows=rows)
         texts = (rows, layout.text_tokens)
         lower = partial(
             self.programs.verify.lower,

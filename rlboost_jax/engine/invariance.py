@@ -4,7 +4,8 @@ Whether a matrix product treats its rows alike is a property of libraries, devic
 it is measured with the very programs that will run, rather than looked up: one sequence is run
 alone, then in every slot at once, then among random companions, in random places, on random
 pages and in random chunks; decoded by mixed steps, by each of the decode programs and, where free
-rows may hold drafts, with right drafts and wrong ones in few and in many rows. A longer sequence,
+rows may hold drafts, with right drafts and wrong ones in few and in many rows, also
+while others prefill. A longer sequence,
 over several blocks of attention, is run alone and then in few slots. Tokens, the bits of
 log-probabilities, checksums of the logits, and the bits of all keys and values must agree.
 
@@ -33,7 +34,7 @@ from rlboost_jax.platform.mistakes import Mistake
 _STEPS: Final = 3  # of decoding in company: the first after a prefill, one after it, one more
 _BLOCK_TOKENS: Final = 64  # of attention, in the implementation with the widest blocks
 _FEW: Final = 4  # copies of the longer sequence, so that the check stays short
-_Program = Literal["mixed", "decode", "verify"]
+_Program = Literal["mixed", "decode", "verify", "mixed verify"]
 _OUTPUTS: Final = {TOKENS: "token", LOGPROBS: "log-probability", CHECKSUMS: "logits"}
 
 
@@ -82,7 +83,9 @@ def check(
             ways: list[tuple[int, _Program]] = [(many, "mixed")]
             ways += [(size, "decode") for size in taken]
             if programs.layout.text_tokens:
-                ways += [(size, "verify") for size in sorted({min(2, many), *taken})]
+                few = min(2, many)
+                ways += [(size, "verify") for size in sorted({few, *taken})]
+                ways += [(size, "mixed verify") for size in sorted({few, many})]
             for count, by in ways:
                 traces = probe.decoded(crowd, steps, count=count, by=by, then=alone.tokens)
                 for number, trace in enumerate(traces):
@@ -202,15 +205,19 @@ class _Probe:
                     chunks = [rollouts[i].chunk(rollouts[i].computed, 1, 1) for i in order]
                     self._mixed(chunks, rollouts, order, outputs)
             case "decode":
-                packed = self._packed_decode(rollouts, order, steps)
+                records = [rollouts[i].decode_record(steps) for i in order]
+                packed = step_inputs.pack_decode(self.programs.layout, records, steps)
                 self.pools, result, _ = self.programs.decode(
                     self.leaves, self.pools, packed, self._ends
                 )
                 self._collect(np.asarray(result.sampled)[:, :steps], rollouts, order, outputs)
-            case "verify":
+            case "verify" | "mixed verify":
                 assert then is not None
-                packed = self._packed_decode(rollouts, order, steps)
-                texts = self._texts(rollouts, order, then)
+                layout, mixed = self.programs.layout, by == "mixed verify"
+                rows = layout.token_rows if mixed else layout.rows_for(len(order))
+                chunks = self._rerun(rollouts, order, steps, rows - 2 * len(order) if mixed else 0)
+                packed = step_inputs.pack_verify(layout, chunks, steps, rows=rows)
+                texts = self._texts(rollouts, order, then, layout.drafted_for(rows))
                 self.pools, result = self.programs.verify(self.leaves, self.pools, packed, texts)
                 self._collect(np.asarray(result.sampled)[:, :steps], rollouts, order, outputs)
             case _:
@@ -224,19 +231,23 @@ class _Probe:
             if i < crowd.copies
         ]
 
-    def _packed_decode(
-        self, rollouts: list[EngineRollout], order: list[int], steps: int
-    ) -> NDArray[np.int32]:
-        records = [rollouts[i].decode_record(steps) for i in order]
-        return step_inputs.pack_decode(self.programs.layout, records, steps)
+    def _rerun(
+        self, rollouts: list[EngineRollout], order: list[int], steps: int, rows: int
+    ) -> list[step_inputs.Chunk]:
+        """Chunks of which the first half runs known tokens again, in up to so many rows besides."""
+        half, chunks = max(1, len(order) // 2), []
+        for place, i in enumerate(order):
+            count = max(1, min(rollouts[i].known, rows // half)) if place < half else 1
+            chunks.append(rollouts[i].chunk(rollouts[i].known - count, count, steps))
+        return chunks
 
     def _texts(
-        self, rollouts: list[EngineRollout], order: list[int], then: NDArray[np.int32]
+        self, rollouts: list[EngineRollout], order: list[int], then: NDArray[np.int32], rows: int
     ) -> NDArray[np.int32]:
         """Texts that lead every second sequence to right drafts and the others to wrong ones."""
         layout = self.programs.layout
         texts = DraftTexts(["prompt"], layout.text_tokens)
-        packed = texts.pack([rollouts[i] for i in order], layout.rows_for(len(order)))
+        packed = texts.pack([rollouts[i] for i in order], rows)
         for row, i in enumerate(order):
             following = then if row % 2 else self._random.integers(0, layout.page_size, len(then))
             known = rollouts[i].tokens(0, rollouts[i].known - 1)

@@ -137,8 +137,8 @@ def pack_verify(
     """
     records = [chunk.record for chunk in chunks]
     packed = pack_decode(layout, records, steps, rows=layout.drafted_for(rows))
-    table, tokens = packed[_DECODE_HEADER:].reshape(-1, record_width(layout)), np.zeros(rows, np.int32)
-    row = 0
+    table = packed[_DECODE_HEADER:].reshape(-1, record_width(layout))
+    row, tokens = 0, np.zeros(rows, np.int32)
     for record, chunk in zip(table, chunks, strict=False):
         tokens[row : row + len(chunk.tokens)] = chunk.tokens
         row += len(chunk.tokens)

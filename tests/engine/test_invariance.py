@@ -151,15 +151,17 @@ def test_programs_that_differ_from_each_other_are_found(fresh_engine: Any, plant
 
 
 @pytest.mark.optimized(False)
+@pytest.mark.parametrize("program", ["verify", "mixed verify"])
 def test_attention_that_depends_on_the_rows_of_a_sequence_is_found(
-    model: ModelConfig, engine_config: EngineConfig, plant: Plant
+    program: str, model: ModelConfig, engine_config: EngineConfig, plant: Plant
 ) -> None:
-    """In decode steps alone, where only drafts give a sequence several rows."""
+    """In decode steps or beside prefill, and neither where sequences have no drafts."""
     sound = programs.ragged_paged_attention
 
     def by_width(q: Any, pool: Any, lengths: Any, table: Any, starts: Any, *rest: Any, **o: Any):  # type: ignore[no-untyped-def]
         out = sound(q, pool, lengths, table, starts, *rest, **o)
-        if len(q) == engine_config.token_rows:
+        prefills = len(q) == engine_config.token_rows
+        if prefills != (program == "mixed verify") or len(table) == engine_config.slots:
             return out
         of = jnp.searchsorted(starts[1:], jnp.arange(len(q)), side="right")
         several = jnp.diff(starts)[jnp.minimum(of, len(starts) - 2)] > 1
@@ -175,7 +177,7 @@ def test_attention_that_depends_on_the_rows_of_a_sequence_is_found(
             drafters=drafters,
         )
         if drafters:
-            with pytest.raises(RowsNotInvariant, match="the verify step with"):
+            with pytest.raises(RowsNotInvariant, match=f"the {program} step with"):
                 engine.assert_row_invariance()
         else:
             engine.assert_row_invariance()
