@@ -17,6 +17,7 @@ from rlboost_jax.engine.drafts import LEAST_MATCH, MOST_DRAFTS, NO_TOKEN, DraftT
 from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.engine_rollouts import new_rollout
 from rlboost_jax.engine.layouts import DRAFT_CONTEXT
+from rlboost_jax.engine.program_plans import ProgramPlan
 from rlboost_jax.engine.verify_steps import widths_of
 from rlboost_jax.messages import GenerateRequest
 from rlboost_jax.sequences.stop_table import END, pack
@@ -101,6 +102,49 @@ def test_right_and_wrong_drafts_cannot_show(
     counts = engine.drafts.counts
     assert counts.drafted > 50 and counts.tokens > 80
     assert counts.tokens >= least_gain * counts.sequence_steps
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_pages": 22}])
+def test_drafts_ride_beside_prefill(
+    build_engine: Build,
+    drain: Drain,
+    request_of: Requests,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+) -> None:
+    """Beside chunks of prompts, behind copies of pages, and where rollouts are evicted."""
+    random = np.random.default_rng(7)
+    prompts = [random.integers(0, 37, n).tolist() for n in (20, 19, 18, 20)]
+    requests = [
+        request_of(4 * group + member, prompt, group=group, stop_ids=(5,))
+        for group, prompt in enumerate(prompts)
+        for member in range(4)
+    ]
+    usual, engine = build_engine(**settings), build_engine(drafters=BOTH, **settings)
+    usual.submit(requests)
+    expected = drain(usual)
+    oracle = Oracle(expected, lambda coming: coming)
+    monkeypatch.setattr(DraftTexts, "pack", lambda *arguments: oracle(*arguments))
+    monkeypatch.setattr(engine.drafts, "wants", bool)
+    scheduler, plans, counts = engine._scheduler, list[ProgramPlan](), list[SpeculationCounts]()
+    plan = scheduler.plan
+
+    def planned() -> ProgramPlan | None:
+        made = plan()
+        plans.extend([made] if made else [])
+        return made
+
+    monkeypatch.setattr(scheduler, "plan", planned)
+    monkeypatch.setattr(engine.drafts, "verified", counts.append)
+    engine.submit(requests)
+    assert drain(engine) == expected
+    drafted = zip([each for each in plans if each.texts is not None], counts, strict=True)
+    beside = [(each, count) for each, count in drafted if each.mixed]
+    assert sum(count.accepted for _, count in beside) > 20
+    assert all(count.steps == 1 for _, count in beside)
+    assert any(each.copies for each, _ in beside)
+    assert any(work.budget == 0 for each, _ in beside for work in each.prefill), "part of a prompt"
+    assert any(each.prefilled_again for each, _ in beside) == bool(settings)
 
 
 def test_texts_of_siblings_save_steps(
@@ -286,9 +330,9 @@ def test_nothing_follows_a_program_with_drafts(build_engine: Build, request_of: 
     engine.submit([request_of(1, [7, 1, 7, 1], stop_ids=())])
     engine.begin()
     engine.finish()
-    engine.drafts._left, engine.drafts._gain = 0, None
+    engine.drafts._left, engine.drafts._tokens, engine.drafts._steps = 0, 0.0, 0.0
     most = engine.begin()
-    assert most == 16 == engine.in_flight
+    assert (most, engine.in_flight) == (16, 4), "what it can yield, and what is likely"
     assert engine.follow() == 0
     assert 4 <= len(engine.finish().tokens) <= most
     engine.release([1])
