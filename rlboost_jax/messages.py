@@ -208,7 +208,7 @@ class TokenBatch(WireMessage, frozen=True, kw_only=True):
     counts: bytes  # uint16
     tokens: bytes  # int32
     logprobs: bytes  # float32, nats
-    in_flight: Count  # most tokens that can follow from the dispatches begun by now
+    in_flight: Count  # most tokens that can follow from the dispatches begun; with drafts, likely
     running: Count  # rollouts in slots
     waiting: Count  # rollouts accepted and not in a slot
     prefilled_again: Count  # tokens recomputed since the last message because of evictions

@@ -166,10 +166,7 @@ class Engine:
 
     @property
     def in_flight(self) -> int:
-        """Tokens that calls of `finish` return without a further launch: the most that they can.
-
-        Of steps with drafts as many as the last ones yielded: the most are several times that.
-        """
+        """Most tokens that `finish` can return without a launch; with drafts as many as before."""
         work = ((item, plan.likely) for plan, _, _ in self._launched for item in plan.work)
         return sum(min(item.budget, most) for item, most in work if not item.rollout.finished)
 

@@ -155,7 +155,8 @@ def verify_steps(
             jnp.stack([tokens, bits, checksums]), mode="drop", unique_indices=False
         )
         kept, row_routes = state.routes, state.row_routes
-        if kept is not None and routes is not None:
+        if kept is not None:
+            assert routes is not None and row_routes is not None
             kept = kept.at[to, of].set(routes[at], mode="drop")
             row_routes = jnp.where(first, routes, row_routes)
         last = jnp.clip(starts + num - 1, 0, R - 1)
