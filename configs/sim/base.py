@@ -105,6 +105,7 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.links.host_bytes_per_second = 100e9  # device to host, all chips of a node
     config.links.sender_bytes_per_second = 25e9  # 200 Gbps of a reserved node, shared
     config.links.receiver_bytes_per_second = 6.25e9  # 50 Gbps of an instance
+    config.links.peer_bytes_per_second = 0.0  # what an instance sends to others of a version
     config.links.load_bytes_per_second = 25e9  # host to device
     config.links.latency_seconds = 0.5
     config.links.in_step = (

@@ -3,6 +3,10 @@
 All pulls under way go at one rate, the receiver's or an equal share of the sender's. So one
 common count of bytes grows for all of them, and a pull ends when that count has grown by its size.
 A heap of the counts at which pulls end says who is next.
+
+Where receivers also serve each other, each that pulls adds what it can send, and what leaves the
+sender is one copy for all that pull. That is the floor of `version_spread`; thousands of servers
+come to within 1.15 of it (`weight_rounds`).
 """
 
 import heapq
@@ -12,8 +16,18 @@ from rlboost_jax.simulator.virtual_clock import VirtualClock
 
 
 class Link:
-    def __init__(self, clock: VirtualClock, *, sender: float, receiver: float) -> None:
-        self._clock, self._sender, self._receiver = clock, sender, receiver
+    """One sender's link and those of its receivers.
+
+    Args:
+        sender: bytes per second.
+        receiver: bytes per second, of each.
+        peer: bytes per second that a receiver sends to others; 0: none does.
+    """
+
+    def __init__(
+        self, clock: VirtualClock, *, sender: float, receiver: float, peer: float = 0.0
+    ) -> None:
+        self._clock, self._sender, self._receiver, self._peer = clock, sender, receiver, peer
         self._got = 0.0  # bytes that a pull under way all the time would have
         self._at = 0.0
         self._ends: list[tuple[float, int]] = []
@@ -46,13 +60,15 @@ class Link:
 
     @property
     def _rate(self) -> float:
-        return min(self._receiver, self._sender / max(1, len(self._pulls)))
+        count = max(1, len(self._pulls))
+        return min(self._receiver, (self._sender + self._peer * (count - 1)) / count)
 
     def _advance(self) -> None:
         got = self._rate * (self._clock.now - self._at)
         self._got += got
         self.sent_bytes += got * len(self._pulls)
-        self.sent_dollars += got / 1e9 * self._dollars
+        copies = max(1, len(self._pulls)) if self._peer else 1
+        self.sent_dollars += got / 1e9 * self._dollars / copies
         self._at = self._clock.now
 
     def _plan(self) -> None:

@@ -115,6 +115,9 @@ class LinkConfig:
     host_bytes_per_second: float  # device to host, in the learner: what blocks it
     sender_bytes_per_second: float  # shared by all that pull; of one reserved node
     receiver_bytes_per_second: float  # of one instance
+    peer_bytes_per_second: (
+        float  # that an instance sends to others; 0: all is the learner's to send
+    )
     load_bytes_per_second: float  # host to device, in the instance
     latency_seconds: float  # from an announcement to the first byte
     in_step: bool  # an instance that joins in mid-step pulls at once; else with the next version

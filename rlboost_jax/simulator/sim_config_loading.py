@@ -59,6 +59,7 @@ MAY_BE_ZERO: Final = frozenset(
         "workload.turn_tokens",
         "workload.turn_seconds",
         "links.latency_seconds",
+        "links.peer_bytes_per_second",
         "instance.slow_every",
         "instance.start_seconds",
         "instance.detect_seconds",

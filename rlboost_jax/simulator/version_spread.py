@@ -6,8 +6,11 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+
+MOST_FROM_TRAINER: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +24,10 @@ class VersionSpread:
         server_rate: that a server sends, and that it receives.
         zones: number of each server's zone. The trainer is in zone 0.
         between_zones_rate: of the line from a zone to another, each way.
+        from_trainer: pieces that a server fetches from the trainer at a time.
         latency_seconds: between asking for a piece and its first byte.
-        patience_seconds: that a transfer may take before its source is not asked again, and that a
-            server waits for its sources before it asks the trainer.
+        patience_seconds: without a byte, or with hardly any, until a source is not asked again;
+            without a byte from any source until a server asks the trainer.
         round_seconds: of a round; 0: what a piece takes on a server's link.
         lost: by server: when it is gone. The manager hears of it in the next round.
         slow: by server: its rate of sending, such as 0 for one that stalls.
@@ -36,6 +40,7 @@ class VersionSpread:
     server_rate: float
     zones: Sequence[int]
     between_zones_rate: float = math.inf
+    from_trainer: int = MOST_FROM_TRAINER
     latency_seconds: float = 0.0
     patience_seconds: float = 2.0
     round_seconds: float = 0.0

@@ -5,9 +5,12 @@ rounds of one length, and each round is a few operations on arrays: of servers a
 servers and their sources. Who has which sources is the manager's own policy to say
 (`manager.policies.weight_sources`), asked again when a server is lost or a source has failed.
 
-A server fetches one piece at a time from each source: one that it lacks and the source has, drawn
-at random. Its own parts come from the sources abroad, or from the trainer where it has none. If no
-source has given it a piece for `patience_seconds`, it asks the trainer for any, until one does.
+A server fetches one piece at a time from each source, some from the trainer: such that it lacks and
+the source has, drawn at random. Its own parts come from the sources abroad, or from the trainer
+where it has none. If no source gives it a byte for `patience_seconds`, it asks the trainer for any
+piece, until one does. It asks a source no more that gives none for so long, or hardly any: less
+than `SLOW` times the rate at which one of its kind, near or far, has given it a piece.
+
 Links are shared in equal parts, what one transfer cannot use going to others. A transfer begins
 with a round and what is left of the round when it ends is unused, so a result is late by half a
 round for a piece on average, and never early.
@@ -27,14 +30,20 @@ from rlboost_jax.manager.policies.weight_sources import (
     MOST_FAR,
     MOST_NEAR,
     PARTS,
+    SLOW,
     PeerSources,
     VersionPeer,
     plan_sources,
 )
 from rlboost_jax.simulator.streams import stream
-from rlboost_jax.simulator.version_spread import SpreadOutcome, VersionSpread
+from rlboost_jax.simulator.version_spread import (
+    MOST_FROM_TRAINER,
+    SpreadOutcome,
+    VersionSpread,
+)
 
-_SOURCES: Final = MOST_NEAR + MOST_FAR + 1  # near, far, the trainer
+_FIRST_OF_TRAINER: Final = MOST_NEAR + MOST_FAR
+_SOURCES: Final = _FIRST_OF_TRAINER + MOST_FROM_TRAINER
 _FILLS: Final = 3  # times that rates which transfers cannot use are handed to others
 _ACCUSERS: Final = 2  # servers that a source has failed before nobody is sent to it any more
 _NONE: Final = -1
@@ -114,7 +123,8 @@ class _Rounds:
         self._piece = np.full((N, _SOURCES), _NONE)  # that comes from a source
         self._left = np.zeros((N, _SOURCES))  # bytes of it
         self._since = np.zeros((N, _SOURCES))  # when it was asked for
-        self._served_at = np.zeros(N)  # when a server got a piece last that was for it to get
+        self._served_at = np.zeros(N)  # when something came last that was a server's to get
+        self._best = np.zeros((N, 2))  # rate of a piece from a source near, and far
         self._alive = np.ones(N, bool)
         self._refused: dict[int, set[int]] = {}
         self._plans: dict[str, PeerSources] = {}
@@ -163,7 +173,7 @@ class _Rounds:
             server, slots = int(name), np.full(_SOURCES, _NONE)
             slots[: len(own.near)] = [int(other) for other in own.near]
             slots[MOST_NEAR : MOST_NEAR + len(own.far)] = [int(other) for other in own.far]
-            slots[-1] = self._N
+            slots[_FIRST_OF_TRAINER:][: self._version.from_trainer] = self._N
             self._change_sources(server, slots)
             parts = np.arange(len(self._sizes)) % PARTS
             self._brings[server] = _packed(np.isin(parts, list(own.parts)))
@@ -176,7 +186,8 @@ class _Rounds:
         self._piece[server] = _NONE
         self._sources[server] = sources
         for slot in np.flatnonzero((old != _NONE) & (state[0] != _NONE) & np.isin(old, sources)):
-            place = np.flatnonzero(sources == old[slot])[0]
+            at_trainer = slot >= _FIRST_OF_TRAINER
+            place = slot if at_trainer else np.flatnonzero(sources == old[slot])[0]
             for array, before in zip(own[1:], state, strict=True):
                 array[server, place] = before[slot]
 
@@ -207,9 +218,13 @@ class _Rounds:
         return {server for server in affected if self._alive[server]}
 
     def _abandon_late(self, now: float) -> set[int]:
-        """Give up transfers that take too long; returns the servers that want other sources."""
-        late = (self._piece >= 0) & (now - self._since > self._version.patience_seconds)
-        late[:, -1] = False
+        """Give up transfers that stall; returns the servers that want other sources."""
+        seconds = now - self._since
+        given = np.where(self._piece >= 0, self._sizes[self._piece] - self._left, 0.0)
+        usual = np.repeat(self._best, (MOST_NEAR, _SOURCES - MOST_NEAR), axis=1)
+        late = (self._piece >= 0) & (seconds > self._version.patience_seconds)
+        late &= given <= SLOW * usual * seconds
+        late[:, _FIRST_OF_TRAINER:] = False
         found = set(map(int, np.flatnonzero(late.any(axis=1))))
         for server in found:
             self._refuse(server, late[server])
@@ -224,12 +239,12 @@ class _Rounds:
         """Have each server ask each idle source for a piece, sources of its own parts first."""
         wants = self._alive & np.isnan(self.current)
         starved = now - self._served_at > self._version.patience_seconds
-        from_trainer = (self._sources[:, MOST_NEAR:-1] == _NONE).all(axis=1)
+        from_trainer = (self._sources[:, MOST_NEAR:_FIRST_OF_TRAINER] == _NONE).all(axis=1)
         for slot in (*range(MOST_NEAR, _SOURCES), *range(MOST_NEAR)):
             rows = np.flatnonzero(
                 wants & (self._sources[:, slot] >= 0) & (self._piece[:, slot] == _NONE)
             )
-            if slot == _SOURCES - 1:
+            if slot >= _FIRST_OF_TRAINER:
                 rows = rows[(from_trainer & self._brings.any(axis=1) | starved)[rows]]
             if not len(rows):
                 continue
@@ -257,14 +272,16 @@ class _Rounds:
         self.trainer_bytes += float(moved[senders == self._N].sum())
         self.crossing_bytes += float(moved[self._zone[senders] != self._zone[rows]].sum())
         self._left[rows, slots] -= moved
-        came = self._left[rows, slots] <= 1e-6 * self._version.piece_bytes
-        rows, slots, senders = rows[came], slots[came], senders[came]
         pieces = self._piece[rows, slots]
+        own = self._brings[rows, pieces >> 3] & _BITS[pieces & 7] > 0
+        self._served_at[rows[(own | (senders < self._N)) & (moved > 0)]] = now + self._length
+        came = self._left[rows, slots] <= 1e-6 * self._version.piece_bytes
+        rows, slots, senders, pieces = rows[came], slots[came], senders[came], pieces[came]
         wrong = self._lies[senders]
         _mark(self._has, rows[~wrong], pieces[~wrong])
         self._missing -= np.bincount(rows[~wrong], minlength=self._N)
-        own = self._brings[rows, pieces >> 3] & _BITS[pieces & 7] > 0
-        self._served_at[rows[~wrong & (own | (senders < self._N))]] = now + self._length
+        took = self._sizes[pieces] / (now + self._length - self._since[rows, slots])
+        np.maximum.at(self._best, (rows, (slots >= MOST_NEAR).astype(int)), took)
         _unmark(self._coming, rows, pieces)
         self._piece[rows, slots] = _NONE
         if wrong.any():

@@ -80,7 +80,12 @@ class World:
         self.rates = {own: EngineRates(config, reserved=own) for own in (False, True)}
         links = config.links
         sender = links.sender_bytes_per_second * config.reserved.nodes
-        self.link = Link(self.clock, sender=sender, receiver=links.receiver_bytes_per_second)
+        self.link = Link(
+            self.clock,
+            sender=sender,
+            receiver=links.receiver_bytes_per_second,
+            peer=links.peer_bytes_per_second,
+        )
         self.slot_tokens = config.workload.slot_tokens
         self.manager = manager(settings(config, self._machines), 0.0)
         # Instances that are there from the first moment on were started before it.

@@ -58,7 +58,9 @@ def test_from_the_trainer_alone_servers_share_its_link(count: int):
 @pytest.mark.parametrize(("count", "pieces"), [(2, 5), (10, 50), (40, 7)])
 def test_a_chain_is_a_pipeline(count: int, pieces: int):
     """The last server has the last piece once it has gone over every link: P + N - 1 pieces."""
-    version = replace(VERSION, zones=[0] * count, version_bytes=64e3 * pieces, trainer_rate=6e6)
+    version = replace(
+        VERSION, zones=[0] * count, version_bytes=64e3 * pieces, trainer_rate=6e6, from_trainer=1
+    )
     outcome = spread(version, chain)
     expected = (pieces + np.arange(count)) * 64e3 / 6e6
     np.testing.assert_allclose(outcome.current_seconds, expected)
@@ -66,7 +68,9 @@ def test_a_chain_is_a_pipeline(count: int, pieces: int):
 
 
 def test_a_request_costs_its_latency():
-    version = replace(VERSION, version_bytes=64e3 * 50, round_seconds=64e3 / 6e6 / 8)
+    version = replace(
+        VERSION, version_bytes=64e3 * 50, round_seconds=64e3 / 6e6 / 8, from_trainer=1
+    )
     late = replace(version, latency_seconds=3 * version.round_seconds)
     assert spread(version).seconds == pytest.approx(50 * 8 * version.round_seconds)
     assert spread(late).seconds == pytest.approx(50 * (8 + 3) * version.round_seconds)
