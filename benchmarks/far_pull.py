@@ -25,10 +25,11 @@ from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.credentials import Credentials, Endpoint
 from rlboost_jax.weights import serve
-from rlboost_jax.weights.arrivals import ByteCounter
+from rlboost_jax.weights.arrivals import ByteCounter, FilesInMemory
 from rlboost_jax.weights.connections import Connections
+from rlboost_jax.weights.file_sources import Files, fetch
 from rlboost_jax.weights.piece_lists import write_list
-from rlboost_jax.weights.pull import fetch
+from rlboost_jax.weights.serve import weights_url
 
 MBIT = 125_000  # bytes
 LOSS, DELAY = 0.1, 0.15
@@ -70,22 +71,23 @@ async def served(manifest: Manifest, far: list[str], mbit: float) -> None:
 async def pull(address: str, place: str, mbit: float) -> None:
     """Pull it several times, with a line of figures for each."""
     size = sum(path.stat().st_size for path in Path(place).glob("[0-9]*"))
-    manifest, pieces = written(Path(tempfile.mkdtemp()), size)
+    there = Path(tempfile.mkdtemp())
+    _, pieces = written(there, size)
+    files = Files(place="it", directory=there, url=weights_url(0), files=pieces.files)
     server = Endpoint(address=address, credentials=Credentials(token=""))
     bound = mbit * MBIT * (1 - LOSS) * SEGMENT_BYTES / (SEGMENT_BYTES + HEADER_BYTES)
     async with Connections() as connections:
         for number in range(PULLS):
             began = time.monotonic()
-            with tempfile.TemporaryDirectory() as spool:
-                await fetch(
-                    manifest,
-                    pieces,
-                    source="http",
-                    server=server,
-                    spool=Path(spool),
-                    counter=ByteCounter(),
-                    connections=connections,
-                )
+            await fetch(
+                files,
+                files.files,
+                FilesInMemory(),
+                source="http",
+                server=server,
+                counter=ByteCounter(),
+                connections=connections,
+            )
             rate = size / (time.monotonic() - began)
             print(
                 f"  pull {number}: {size / rate:6.2f} s, {rate / 1e3:7.0f} kB/s, "

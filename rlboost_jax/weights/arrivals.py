@@ -1,4 +1,4 @@
-"""Files being fetched to this host's disk, and their expected sizes and digests.
+"""Files being fetched into this process's memory, and their expected sizes and digests.
 
 Sizes and digests are known beforehand and bound everything: no byte beyond a size is kept, and a
 file counts only once its digest is right.
@@ -8,14 +8,13 @@ import asyncio
 import bisect
 import hashlib
 import itertools
-import os
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.trust.snapshot_names import WeightsError
@@ -61,43 +60,68 @@ def check_file(entry: FileEntry, path: Path, origin: str) -> None:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         size = stream.tell()
-    if size != entry.size:
-        raise _error(entry, origin, f"{size} bytes, its manifest says {entry.size}")
-    if digest != entry.sha256:
-        raise _error(
-            entry, origin, f"SHA-256 {digest[:12]}…, its manifest says {entry.sha256[:12]}…"
-        )
+    _compare(entry, size, digest, origin)
 
 
-def copy_file(
-    directory: Path, entry: FileEntry, target: Path, counter: ByteCounter, abort: threading.Event
+class Intake(Protocol):
+    """What takes files that arrive: gives room for each, and is told which are right."""
+
+    def room(self, entry: FileEntry) -> memoryview:
+        """Memory for all bytes of a file. Called once for each attempt to bring it."""
+        ...
+
+    def verified(self, entry: FileEntry) -> None:
+        """Take a file whose bytes are all there and right. Called in any thread."""
+        ...
+
+
+class FilesInMemory:
+    """An intake that keeps files as they are.
+
+    Attributes:
+        files: the bytes of each, by its path; right only once the fetch has returned.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytearray] = {}
+
+    def room(self, entry: FileEntry) -> memoryview:
+        self.files[entry.path] = bytearray(entry.size)
+        return memoryview(self.files[entry.path])
+
+    def verified(self, entry: FileEntry) -> None:
+        """Keep it."""
+
+
+def read_file(
+    directory: Path, entry: FileEntry, intake: Intake, counter: ByteCounter, abort: threading.Event
 ) -> None:
-    """Copy a file from a directory this host can see. Blocks: call it in a thread.
+    """Bring a file from a directory this host can see. Blocks: call it in a thread.
 
     Args:
         counter: of what comes.
-        abort: ends the copy when set.
+        abort: ends it when set.
 
     Raises:
-        WeightsError: missing, unreadable, or not what the manifest says.
+        WeightsError: missing, unreadable, or not what its list says.
     """
     try:
         with (directory / entry.path).open("rb", buffering=0) as file:
             blocks = iter(lambda: file.read(CHUNK_BYTES), b"")
-            keep_file(entry, blocks, target, counter, abort, str(directory))
+            take_file(entry, blocks, intake, counter, abort, str(directory))
     except OSError as error:
         raise _error(entry, str(directory), error.strerror or str(error)) from None
 
 
-def keep_file(
+def take_file(
     entry: FileEntry,
     blocks: Iterable[bytes],
-    target: Path,
+    intake: Intake,
     counter: ByteCounter,
     abort: threading.Event,
     origin: str,
 ) -> None:
-    """Write the bytes of a file as they come, and check it.
+    """Take the bytes of a file as they come, and check them.
 
     Args:
         counter: of what comes.
@@ -105,33 +129,44 @@ def keep_file(
         origin: of the bytes, for the error.
 
     Raises:
-        WeightsError: it is not what the manifest says.
-        OSError: of this host's disk, or of whatever makes the blocks.
+        WeightsError: it is not what its list says.
+        OSError: of whatever makes the blocks.
     """
-    size = 0
-    with target.open("wb") as stream:
-        for data in blocks:
-            if abort.is_set():
-                return
-            size += len(data)
-            if size > entry.size:
-                reason = f"more than the {entry.size} bytes of its manifest"
-                raise _error(entry, origin, reason)
-            stream.write(data)
-            counter.add(len(data))
-    check_file(entry, target, origin)
+    size, room = 0, intake.room(entry)
+    for data in blocks:
+        if abort.is_set():
+            return
+        if size + len(data) > entry.size:
+            raise _error(entry, origin, f"more than the {entry.size} bytes that its list says")
+        room[size : size + len(data)] = data
+        size += len(data)
+        counter.add(len(data))
+    _settle(entry, room[:size], intake, origin)
+
+
+def _settle(entry: FileEntry, room: memoryview, intake: Intake, origin: str) -> None:
+    """Check the bytes of a whole file, and hand it over. Blocks."""
+    _compare(entry, len(room), hashlib.sha256(room).hexdigest(), origin)
+    intake.verified(entry)
+
+
+def _compare(entry: FileEntry, size: int, digest: str, origin: str) -> None:
+    if size != entry.size:
+        raise _error(entry, origin, f"{size} bytes, its list says {entry.size}")
+    if digest != entry.sha256:
+        raise _error(entry, origin, f"SHA-256 {digest[:12]}…, its list says {entry.sha256[:12]}…")
 
 
 class ArrivingFiles:
-    """The wanted files of a source on this host's disk, checked as they become complete."""
+    """The wanted files of a source on their way, checked as they become complete."""
 
-    def __init__(self, source: FileSource, folder: Path, threads: ThreadPoolExecutor) -> None:
-        self.url, self._folder, self._threads = source.url, folder, threads
+    def __init__(self, source: FileSource, intake: Intake, threads: ThreadPoolExecutor) -> None:
+        self.url, self._intake, self._threads = source.url, intake, threads
         self._entries = source.files
         self._begins = [0, *itertools.accumulate(entry.size for entry in source.files)]
         self._checks: deque[asyncio.Future[None]] = deque()
         self._missing: dict[int, int] = {}  # bytes, by number of a file
-        self._open: dict[int, int] = {}  # descriptors
+        self._rooms: dict[int, memoryview] = {}
         for number, entry in enumerate(source.files):
             if entry.path in source.wanted:
                 self._missing[number] = entry.size
@@ -149,12 +184,13 @@ class ArrivingFiles:
         return found
 
     def write(self, at: int, data: memoryview) -> None:
-        """Write received bytes at offset `at` of the source."""
+        """Take received bytes at offset `at` of the source."""
         number = bisect.bisect_right(self._begins, at) - 1
         while data:
+            begin = self._begins[number]
             size = min(len(data), self._begins[number + 1] - at)
             if size:
-                os.pwrite(self._descriptor(number), data[:size], at - self._begins[number])
+                self._room(number)[at - begin : at - begin + size] = data[:size]
                 self._came(number, size)
             number, at, data = number + 1, at + size, data[size:]
 
@@ -172,27 +208,23 @@ class ArrivingFiles:
         for check in self._checks:
             if not check.cancel() and not check.cancelled():
                 check.exception()  # another file was wrong, too
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
+        self._rooms.clear()
 
     def _came(self, number: int, size: int) -> None:
         self._missing[number] -= size
         if not self._missing[number]:
-            os.close(self._descriptor(number))
-            del self._open[number]
-            entry = self._entries[number]
+            entry, room = self._entries[number], self._room(number)
+            del self._rooms[number]
             self._checks.append(
                 asyncio.get_running_loop().run_in_executor(
-                    self._threads, check_file, entry, self._folder / entry.path, self.url
+                    self._threads, _settle, entry, room, self._intake, self.url
                 )
             )
 
-    def _descriptor(self, number: int) -> int:
-        if number not in self._open:
-            path = self._folder / self._entries[number].path
-            self._open[number] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        return self._open[number]
+    def _room(self, number: int) -> memoryview:
+        if number not in self._rooms:
+            self._rooms[number] = self._intake.room(self._entries[number])
+        return self._rooms[number]
 
 
 def _error(entry: FileEntry, origin: str, reason: str) -> WeightsError:

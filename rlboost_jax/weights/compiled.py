@@ -9,7 +9,6 @@ or what is not as the index says, it compiles by itself: a bad entry costs a com
 """
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import tempfile
@@ -26,7 +25,7 @@ from rlboost_jax.messages import FileEntry
 from rlboost_jax.platform import durable
 from rlboost_jax.trust.credentials import Endpoint
 from rlboost_jax.trust.snapshot_names import WeightsError
-from rlboost_jax.weights.arrivals import ByteCounter, FileSource, check_file
+from rlboost_jax.weights.arrivals import ByteCounter, FileSource
 from rlboost_jax.weights.connections import Connections
 from rlboost_jax.weights.download import download
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
@@ -141,11 +140,7 @@ async def fetch_compiled(
                 FileSource(url=f"{URL}/{entry.sha256}", files=(entry,), wanted={entry.path})
                 for entry in missing
             ]
-            with tempfile.TemporaryDirectory(dir=cache, prefix=".fetched-") as place:
-                try:
-                    await download(sources, session, Path(place), ByteCounter(), retries)
-                finally:  # what came in time spares its compile, whatever became of the rest
-                    await asyncio.to_thread(_keep, missing, Path(place), cache)
+            await download(sources, session, _CacheEntries(cache), ByteCounter(), retries)
     except (WeightsError, aiohttp.ClientError, TimeoutError, OSError) as error:
         return f"no compiled programs of the run ({error or type(error).__name__}): compiling"
     if not entries:
@@ -154,12 +149,21 @@ async def fetch_compiled(
     return f"{len(missing)} of {len(entries)} compiled programs fetched, {size:.1f} MB"
 
 
-def _keep(entries: Iterable[FileEntry], place: Path, cache: Path) -> None:
-    """Move the complete and correct files into the cache."""
-    for entry in entries:
-        with contextlib.suppress(WeightsError, FileNotFoundError):
-            check_file(entry, place / entry.path, "the run")
-            os.replace(place / entry.path, cache / entry.path)
+class _CacheEntries:
+    """An intake of entries of a cache: each spares its compile, whatever becomes of the others."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._coming: dict[str, bytearray] = {}
+
+    def room(self, entry: FileEntry) -> memoryview:
+        self._coming[entry.path] = bytearray(entry.size)
+        return memoryview(self._coming[entry.path])
+
+    def verified(self, entry: FileEntry) -> None:
+        with tempfile.NamedTemporaryFile(dir=self._cache, prefix=".fetched-", delete=False) as file:
+            file.write(self._coming.pop(entry.path))
+        os.replace(file.name, self._cache / entry.path)
 
 
 async def _get(session: aiohttp.ClientSession, url: str, most: int) -> bytes:

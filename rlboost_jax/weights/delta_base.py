@@ -15,47 +15,53 @@ import numpy as np
 from rlboost_jax.messages import FileEntry, LeafEntry, PieceList
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.delta_codec import DeltaError, apply_delta
-from rlboost_jax.weights.leaf_cache import files_of, leaf_of
+from rlboost_jax.weights.leaf_arrays import chunks_of
+from rlboost_jax.weights.leaf_cache import FilesByLeaf, files_by_leaf, leaf_of
 
 
 class DeltaBase:
     """The leaves of one version, lasting ones aside; none at first."""
 
     def __init__(self) -> None:
-        self._pieces: PieceList | None = None
+        self._leaves: dict[str, LeafEntry] = {}  # by name
+        self._files: FilesByLeaf = {}
         self.version: Version | None = None
         self._arrays: dict[str, np.ndarray] = {}  # by name of the leaf
 
     def hold(self, version: Version, pieces: PieceList, params: Mapping[str, Any]) -> None:
         """Keep the leaves of a version that was pulled, in place of any other's."""
-        names = [leaf.name for leaf in pieces.leaves if not leaf.lasting]
-        self._arrays = {name: leaf_of(params, name) for name in names}
-        self.version, self._pieces = version, pieces
+        self._leaves = {leaf.name: leaf for leaf in pieces.leaves if not leaf.lasting}
+        self._files, self.version = files_by_leaf(pieces), version
+        self._arrays = {name: leaf_of(params, name) for name in self._leaves}
 
     def made(self, pieces: PieceList, pack: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
         """Leaves of a version, by name, that come of the held ones and a pack. Blocks.
 
         All others have to be fetched.
         """
+        files = files_by_leaf(pieces)
+
+        def made(leaf: LeafEntry) -> np.ndarray | None:
+            return self._made(leaf, files.get(leaf.name, ()), pack)
+
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="deltas") as threads:
-            arrays = threads.map(lambda leaf: self._made(leaf, pieces, pack), pieces.leaves)
+            arrays = threads.map(made, pieces.leaves)
             found = zip(pieces.leaves, arrays, strict=True)
             return {leaf.name: array for leaf, array in found if array is not None}
 
     def _made(
-        self, leaf: LeafEntry, pieces: PieceList, pack: Mapping[str, memoryview]
+        self, leaf: LeafEntry, files: tuple[FileEntry, ...], pack: Mapping[str, memoryview]
     ) -> np.ndarray | None:
         old = self._arrays.get(leaf.name)
-        if old is None or self._pieces is None or leaf not in self._pieces.leaves:
+        if old is None or self._leaves.get(leaf.name) != leaf:
             return None
-        before = {entry.path: entry for entry in files_of(leaf, self._pieces)}
-        files = files_of(leaf, pieces)
+        before = {entry.path: entry for entry in self._files[leaf.name]}
         if before.keys() != {entry.path for entry in files}:
             return None
         same = {entry.path for entry in files if entry == before[entry.path]}
         if not all(entry.path in same or entry.path in pack for entry in files):
             return None
-        places = _chunks(leaf, files)
+        places = chunks_of(leaf, files)
         if f"{leaf.name}/.zarray" not in same or places is None:
             return None  # cut in another way
         new = np.empty_like(old)
@@ -75,29 +81,3 @@ def _chunk(old: np.ndarray, delta: memoryview | None, sha256: str) -> np.ndarray
     if hashlib.sha256(old.reshape(-1).view(np.uint8).data).hexdigest() != sha256:
         raise DeltaError("a base that has changed")
     return old
-
-
-def _chunks(
-    leaf: LeafEntry, files: tuple[FileEntry, ...]
-) -> list[tuple[FileEntry, tuple[slice, ...]]] | None:
-    """The part of a leaf that each file has; None unless they are equal and all there."""
-    arrays = [entry for entry in files if not entry.path.endswith("/.zarray")]
-    names = [entry.path.rpartition("/")[2] for entry in arrays]
-    if not leaf.shape:
-        return [(entry, ()) for entry in arrays] if names == ["0"] else None
-    try:
-        places = [tuple(map(int, name.split("."))) for name in names]
-    except ValueError:
-        return None
-    if not places or any(len(place) != len(leaf.shape) for place in places):
-        return None
-    grid = [1 + max(along) for along in zip(*places, strict=True)]
-    if set(places) != set(np.ndindex(*grid)) or any(
-        size % count for size, count in zip(leaf.shape, grid, strict=True)
-    ):
-        return None
-    sizes = [size // count for size, count in zip(leaf.shape, grid, strict=True)]
-    return [
-        (entry, tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, sizes, strict=True)))
-        for entry, place in zip(arrays, places, strict=True)
-    ]

@@ -1,16 +1,16 @@
 """Bring files here over HTTP, in pieces, over as many connections as the line needs."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 
 import aiohttp
 
 from rlboost_jax.trust.snapshot_names import WeightsError
-from rlboost_jax.weights.arrivals import ArrivingFiles, ByteCounter, FileSource
+from rlboost_jax.weights.arrivals import ArrivingFiles, ByteCounter, FileSource, Intake
 from rlboost_jax.weights.connections import RETRIES, Retries
 from rlboost_jax.weights.pieces import (
     FIRST_CONNECTIONS,
@@ -21,14 +21,13 @@ from rlboost_jax.weights.pieces import (
     grown,
 )
 
-CHECKS: Final = 4  # files that are hashed at a time
 REASON_LETTERS: Final = 200  # of what a server answers in place of bytes
 
 
 async def download(
     sources: Sequence[FileSource],
     session: aiohttp.ClientSession,
-    folder: Path,
+    intake: Intake,
     counter: ByteCounter,
     retries: Retries = RETRIES,
 ) -> None:
@@ -36,16 +35,15 @@ async def download(
 
     Args:
         session: its connector bounds the connections.
-        folder: where the files come to lie under their paths; their folders are there.
+        intake: of the files.
         counter: of what comes.
 
     Raises:
         WeightsError: refused by the server, failed `retries.attempts` times in a row, or not what
             was announced.
-        OSError: of this host's disk.
     """
-    threads = ThreadPoolExecutor(CHECKS, thread_name_prefix="check")
-    files = [ArrivingFiles(source, folder, threads) for source in sources]
+    threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="check")
+    files = [ArrivingFiles(source, intake, threads) for source in sources]
     gaps = [(number, *gap) for number, known in enumerate(files) for gap in known.gaps()]
     carriers = _Carriers(files, session, PiecePlan(gaps, retries.first_backoff_seconds), retries)
     try:

@@ -12,6 +12,8 @@ import numpy as np
 
 from rlboost_jax.messages import FileEntry, LeafEntry, PieceList
 
+FilesByLeaf = Mapping[str, tuple[FileEntry, ...]]
+
 
 @dataclass(frozen=True)
 class _Kept:
@@ -26,7 +28,8 @@ class LeafCache:
 
     def missing(self, pieces: PieceList) -> PieceList:
         """The part of a version that is still to be fetched."""
-        here = {leaf.name for leaf in pieces.leaves if self._is_here(leaf, pieces)}
+        files = files_by_leaf(pieces)
+        here = {leaf.name for leaf in pieces.leaves if self._is_here(leaf, files)}
         return without(pieces, here)
 
     def complete(self, params: dict[str, Any], pieces: PieceList) -> None:
@@ -35,32 +38,33 @@ class LeafCache:
         Args:
             params: nested, of the leaves that were missing.
         """
-        kept = {}
+        files, kept = files_by_leaf(pieces), {}
         for leaf in pieces.leaves:
-            if self._is_here(leaf, pieces):
+            if self._is_here(leaf, files):
                 put_leaf(params, leaf.name, self._kept[leaf.name].array)
             if leaf.lasting:
                 array = leaf_of(params, leaf.name)
-                kept[leaf.name] = _Kept(leaf, files_of(leaf, pieces), array)
+                kept[leaf.name] = _Kept(leaf, files.get(leaf.name, ()), array)
         self._kept = kept
 
-    def _is_here(self, leaf: LeafEntry, pieces: PieceList) -> bool:
+    def _is_here(self, leaf: LeafEntry, files: FilesByLeaf) -> bool:
         kept = self._kept.get(leaf.name)
-        return kept is not None and (kept.leaf, kept.files) == (leaf, files_of(leaf, pieces))
+        return kept is not None and (kept.leaf, kept.files) == (leaf, files.get(leaf.name, ()))
 
 
 def without(pieces: PieceList, names: Collection[str]) -> PieceList:
     """The list without these leaves and their files."""
-    files = {
-        entry.path
-        for leaf in pieces.leaves
-        if leaf.name in names
-        for entry in files_of(leaf, pieces)
-    }
-    return PieceList(
-        files=tuple(entry for entry in pieces.files if entry.path not in files),
-        leaves=tuple(leaf for leaf in pieces.leaves if leaf.name not in names),
-    )
+    files = (entry for entry in pieces.files if entry.path.rpartition("/")[0] not in names)
+    leaves = (leaf for leaf in pieces.leaves if leaf.name not in names)
+    return PieceList(files=tuple(files), leaves=tuple(leaves))
+
+
+def files_by_leaf(pieces: PieceList) -> FilesByLeaf:
+    """The files of each leaf, by its name, in the list's order."""
+    found: dict[str, list[FileEntry]] = {}
+    for entry in pieces.files:
+        found.setdefault(entry.path.rpartition("/")[0], []).append(entry)
+    return {name: tuple(files) for name, files in found.items()}
 
 
 def put_leaf(params: dict[str, Any], name: str, leaf: Any) -> None:
@@ -78,8 +82,3 @@ def leaf_of(params: Mapping[str, Any], name: str) -> np.ndarray:
         params = params[folder]
     leaf: np.ndarray = params[last]
     return leaf
-
-
-def files_of(leaf: LeafEntry, pieces: PieceList) -> tuple[FileEntry, ...]:
-    """The files of a leaf, in the list's order."""
-    return tuple(entry for entry in pieces.files if entry.path.startswith(f"{leaf.name}/"))

@@ -1,21 +1,14 @@
-"""Fetch a snapshot from wherever it can be had, verify it, read it.
+"""Pull versions from wherever they can be had.
 
-Whatever the source, every file is first brought into a spool of this process and hashed as
-it comes, so that exactly the verified bytes are read later. The spool is in memory where the
-host offers that, and is gone once the arrays are read. File systems may hang: they are
-touched in threads only, never in the event loop that renews the lease.
+Whatever the source, every piece comes into this process's memory, where nobody else can change it,
+and counts once it was hashed there. What is read is exactly what was verified.
 """
 
 import asyncio
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from rlboost_jax.messages import FileEntry, Manifest, PieceList
@@ -23,27 +16,20 @@ from rlboost_jax.platform.object_store import ObjectStore
 from rlboost_jax.trust.credentials import Endpoint
 from rlboost_jax.trust.seal import check_seal
 from rlboost_jax.trust.snapshot_names import WeightsError
-from rlboost_jax.weights.arrivals import ByteCounter, FileSource, copy_file
+from rlboost_jax.weights.arrivals import ByteCounter, FilesInMemory, Intake
 from rlboost_jax.weights.connections import RETRIES, Connections, Retries
 from rlboost_jax.weights.delta_base import DeltaBase
 from rlboost_jax.weights.delta_codec import DeltaError
 from rlboost_jax.weights.delta_packs import read_pack
-from rlboost_jax.weights.download import download
-from rlboost_jax.weights.leaf_arrays import read_params
+from rlboost_jax.weights.file_sources import Files, fetch
+from rlboost_jax.weights.leaf_arrays import LeafBuffers
 from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf, without
 from rlboost_jax.weights.pack_fetch import fetch_pack
 from rlboost_jax.weights.piece_lists import decoded_list, list_entry
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 from rlboost_jax.weights.serve import list_url, weights_url
-from rlboost_jax.weights.spool import spooled
-from rlboost_jax.weights.stored_versions import copy_stored
 
-CONCURRENT_FILES: Final = 4  # of a directory
-
-__all__ = ["Pulled", "Puller", "WeightsError", "fetch"]
-
-
-T = TypeVar("T")
+__all__ = ["Pulled", "Puller", "WeightsError"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +50,6 @@ class Puller:
             until `reach` says at which port. None for who knows where a manifest comes from:
             it is read from its directory, unsealed.
         weights: HOST:PORT where they are served, whatever `reach` says; "": go by `reach`.
-        folder: for spools; None takes memory where there is room, else the temporary folder.
         retries: of downloads.
         connections: of a download, at most.
         store: that has versions, too.
@@ -80,15 +65,13 @@ class Puller:
         *,
         source: str,
         manager: Endpoint | None,
-        folder: Path | None = None,
         weights: str = "",
         retries: Retries = RETRIES,
         connections: int = MOST_CONNECTIONS,
         store: ObjectStore | None = None,
         deltas: bool = False,
     ):
-        self._source, self._manager, self._folder = source, manager, folder
-        self._store = store
+        self._source, self._manager, self._store = source, manager, store
         self._weights, self._port = weights, 0
         self._kept, self.pulled = LeafCache(), ByteCounter()
         self._base = DeltaBase() if deltas else None
@@ -135,14 +118,19 @@ class Puller:
         digest, entry = manifest.list_sha256, list_entry(manifest)
         if self._list is not None and self._list[0] == digest:
             return self._list[1], 0
-        only = PieceList(files=(entry,), leaves=())
-        url = list_url(manifest.version)
-
-        def read(folder: Path) -> PieceList:
-            return decoded_list((folder / entry.path).read_bytes())
-
-        beside = msgspec.structs.replace(manifest, directory=str(Path(manifest.directory).parent))
-        pieces = await self._from(beside, only, only, url, server, read)
+        come = FilesInMemory()
+        await self._fetch(
+            Files(
+                place=f"list of version {manifest.version}",
+                directory=Path(manifest.directory).parent,
+                url=list_url(manifest.version),
+                files=(entry,),
+            ),
+            (entry,),
+            come,
+            server,
+        )
+        pieces = await asyncio.to_thread(decoded_list, bytes(come.files[entry.path]))
         self._list = digest, pieces
         return pieces, entry.size
 
@@ -173,143 +161,34 @@ class Puller:
         self, manifest: Manifest, pieces: PieceList, missing: PieceList, server: Endpoint | None
     ) -> dict[str, Any]:
         """Leaves of the missing part of a version, as they are."""
-        url = weights_url(manifest.version)
+        leaves = await asyncio.to_thread(LeafBuffers, missing)
+        await self._fetch(
+            Files(
+                place=f"version {manifest.version}",
+                directory=Path(manifest.directory),
+                url=weights_url(manifest.version),
+                files=pieces.files,
+            ),
+            missing.files,
+            leaves,
+            server,
+        )
+        return leaves.params()
 
-        def read(folder: Path) -> dict[str, Any]:
-            return read_params(folder, missing)
-
-        return await self._from(manifest, pieces, missing, url, server, read)
-
-    async def _from(
+    async def _fetch(
         self,
-        manifest: Manifest,
-        pieces: PieceList,
-        missing: PieceList,
-        url: str,
+        files: Files,
+        wanted: tuple[FileEntry, ...],
+        intake: Intake,
         server: Endpoint | None,
-        read: Callable[[Path], T],
-    ) -> T:
-        """What `read` makes of the missing files of those that a URL has."""
-        try:
-            async with spooled(self._folder, missing.num_bytes) as spool:
-                await fetch(
-                    manifest,
-                    pieces,
-                    wanted=missing,
-                    url=url,
-                    source=self._source,
-                    server=server,
-                    spool=spool,
-                    counter=self.pulled,
-                    connections=self._connections,
-                    store=self._store,
-                )
-                return await asyncio.to_thread(read, spool)
-        except OSError as error:  # of this host: no room, no permission
-            raise WeightsError(f"version {manifest.version}: {error}") from error
-
-
-async def fetch(
-    manifest: Manifest,
-    pieces: PieceList,
-    *,
-    source: str,
-    server: Endpoint | None,
-    spool: Path,
-    counter: ByteCounter,
-    wanted: PieceList | None = None,
-    url: str = "",
-    connections: Connections | None = None,
-    store: ObjectStore | None = None,
-) -> Path:
-    """Bring files of a version into `spool`, verified; returns `spool`.
-
-    Args:
-        pieces: all that the server has under `url`, one behind the other.
-        server: of files over HTTP.
-        counter: of what comes.
-        wanted: part of the pieces, to be brought; None: all.
-        url: "": that of the version's files.
-        connections: to the server; None: ones that end with this.
-        store: that has the files, too.
-
-    Raises:
-        WeightsError: naming the first file that is missing or differs, and how.
-    """
-    if source not in ("auto", "directory", "http", "store"):
-        raise ValueError(f"weights.source = {source!r}; use 'auto', 'directory', 'http' or 'store'")
-    files = (wanted or pieces).files
-    await asyncio.to_thread(_make_folders, spool, files)
-    directory = Path(manifest.directory)
-    if source == "directory" or (
-        source == "auto" and await asyncio.to_thread(_visible, directory, files)
-    ):
-        try:
-            await _copy_all(files, partial(copy_file, directory), spool, counter)
-            return spool
-        except WeightsError:
-            if source == "directory" or server is None:
-                raise  # "auto" has others left to try
-    if store is not None and source in ("auto", "store"):
-        try:
-            await _copy_all(files, partial(copy_stored, store), spool, counter)
-            return spool
-        except WeightsError:
-            if source == "store" or server is None:
-                raise
-    if source == "store":
-        raise WeightsError(f"version {manifest.version}: weights.store cannot be opened here")
-    if server is None:
-        raise WeightsError(f"version {manifest.version}: {directory} is not visible on this host")
-    snapshot = FileSource(
-        url=url or weights_url(manifest.version),
-        files=pieces.files,
-        wanted=frozenset(entry.path for entry in files),
-    )
-    async with (connections or Connections()).to(server) as (session, retries):
-        await download([snapshot], session, spool, counter, retries)
-    return spool
-
-
-async def _copy_all(
-    files: tuple[FileEntry, ...], copy: Callable[..., None], spool: Path, counter: ByteCounter
-) -> None:
-    """Copy several files at a time: hashing releases the interpreter lock.
-
-    Args:
-        copy: called with an entry, its target, the counter, and an event that ends it.
-    """
-    loop = asyncio.get_running_loop()
-    abort = threading.Event()
-    threads = ThreadPoolExecutor(CONCURRENT_FILES, thread_name_prefix="weights")
-    copies = [
-        loop.run_in_executor(threads, copy, entry, spool / entry.path, counter, abort)
-        for entry in files
-    ]
-    try:
-        await _all_or_first_error(copies)
-    finally:
-        # A thread cannot be cancelled: it looks at `abort` and is gone within a chunk. Until
-        # then the spool must stay.
-        abort.set()
-        threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(threads.shutdown)
-
-
-async def _all_or_first_error(futures: Sequence[asyncio.Future[None]]) -> None:
-    """Wait for all; at the first failure or a cancellation, stop the others."""
-    try:
-        await asyncio.gather(*futures)
-    finally:
-        for future in futures:
-            future.cancel()
-        await asyncio.gather(*futures, return_exceptions=True)
-
-
-def _make_folders(spool: Path, files: Sequence[FileEntry]) -> None:
-    for folder in {(spool / entry.path).parent for entry in files}:
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def _visible(directory: Path, files: Sequence[FileEntry]) -> bool:
-    return bool(files) and (directory / files[0].path).is_file()
+    ) -> None:
+        await fetch(
+            files,
+            wanted,
+            intake,
+            source=self._source,
+            server=server,
+            counter=self.pulled,
+            connections=self._connections,
+            store=self._store,
+        )

@@ -17,7 +17,7 @@ from typing import Final
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.platform.object_store import ObjectStore, StoreFailed
 from rlboost_jax.trust.snapshot_names import WeightsError
-from rlboost_jax.weights.arrivals import ByteCounter, keep_file
+from rlboost_jax.weights.arrivals import ByteCounter, Intake, take_file
 from rlboost_jax.weights.delta_packs import FOLDER as DELTAS
 
 FOLDER: Final = "weights"
@@ -90,24 +90,24 @@ def stored_pack(store: ObjectStore, version: int, base: int, most: int) -> bytes
     return store.read(f"{PACKS}/{version}/{base}", most)
 
 
-def copy_stored(
+def read_stored(
     store: ObjectStore,
     entry: FileEntry,
-    target: Path,
+    intake: Intake,
     counter: ByteCounter,
     abort: threading.Event,
 ) -> None:
-    """Copy a file from a store. Blocks: call it in a thread.
+    """Bring a file from a store. Blocks: call it in a thread.
 
     Args:
         counter: of what comes.
-        abort: ends the copy when set.
+        abort: ends it when set.
 
     Raises:
-        WeightsError: missing, unreadable, or not what the manifest says.
+        WeightsError: missing, unreadable, or not what its list says.
     """
     blocks = store.blocks(f"{FOLDER}/{entry.sha256}", entry.size)
     try:
-        keep_file(entry, blocks, target, counter, abort, store.url)
+        take_file(entry, blocks, intake, counter, abort, store.url)
     except StoreFailed as error:
         raise WeightsError(f"{entry.path}: {error}") from None

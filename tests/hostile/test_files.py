@@ -1023,7 +1023,6 @@ EXEMPT: dict[str, str] = {
         ),
         "sealed by this run's key before anything is read": (
             *("weights/compiled.py:_known", "weights/piece_lists.py:read_list"),
-            "weights/pull.py:Puller._listed.read",
         ),
         "journals, whose frames tests/fuzz, tests/bitrot and tests/manager change": (
             *(

@@ -147,7 +147,7 @@ def test_a_server_says_nothing_to_an_impostor(
         )
         assert "certificate is not of this run" in await client.run()
         retries = Retries(attempts=2)
-        puller = Puller(source="http", manager=there, folder=tmp_path, retries=retries)
+        puller = Puller(source="http", manager=there, retries=retries)
         puller.reach(weights_port)
         with pytest.raises(WeightsError, match="certificate"):
             await puller.pull(manifest)

@@ -153,7 +153,7 @@ def test_weights_and_streams_come_through(runs, fakes, tmp_path):
         tls = authority.server_tls(runs / "ours" / "authority")
         async with listening(app, tls) as address:
             manager = Endpoint(address=address, credentials=credentials)
-            puller = Puller(source="auto", manager=manager, folder=tmp_path)
+            puller = Puller(source="auto", manager=manager)
             engine = fakes.Engine()
             client = InstanceClient(lambda: manager, fakes.hello(), EngineWorker(engine), puller)
             assert await client.run() == "enough"

@@ -1,12 +1,9 @@
 import asyncio
-import errno
 import hashlib
 import itertools
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,8 +17,8 @@ from aiohttp.test_utils import TestServer
 
 from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.trust.seal import sealed
-from rlboost_jax.weights import serve
-from rlboost_jax.weights.arrivals import ByteCounter
+from rlboost_jax.weights import serve, shares
+from rlboost_jax.weights.arrivals import ByteCounter, FilesInMemory
 from rlboost_jax.weights.connections import (
     DOWNLOADS,
     RETRIES,
@@ -29,10 +26,11 @@ from rlboost_jax.weights.connections import (
     Retries,
     connections_each,
 )
+from rlboost_jax.weights.file_sources import Files, fetch
 from rlboost_jax.weights.piece_lists import list_path, listed, write_list
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
-from rlboost_jax.weights.pull import Puller, WeightsError, fetch
-from rlboost_jax.weights.spool import Spool, lock_folder, new_folder, spooled
+from rlboost_jax.weights.pull import Puller, WeightsError
+from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.endpoints import SEAL, endpoint
 from tests.patience import PATIENCE_SECONDS
 from tests.weights.conftest import relisted
@@ -150,18 +148,20 @@ def flip(path):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        pytest.param(flip, "SHA-256 .*manifest says", id="bit"),
+        pytest.param(flip, "SHA-256 .*list says", id="bit"),
         pytest.param(
             lambda path: path.write_bytes(path.read_bytes()[:-1]),
-            "1023 bytes, its manifest says 1024",
+            "1023 bytes, its .* says 1024",
             id="short",
         ),
         pytest.param(
-            lambda path: path.write_bytes(b""), "0 bytes, its manifest says 1024", id="lost"
+            lambda path: path.write_bytes(b""),
+            "0 bytes, its .* says 1024",
+            id="lost",
         ),
         pytest.param(
             lambda path: path.write_bytes(path.read_bytes() + b"x"),
-            "1025 bytes, its manifest says 1024|more than the 1024 bytes of its manifest",
+            "1025 bytes, its .* says 1024|more than the 1024 bytes that its list says",
             id="long",
         ),
         pytest.param(lambda path: path.unlink(), "No such file|is gone", id="missing"),
@@ -261,14 +261,11 @@ def test_a_wrong_token_is_reported_at_once(manifest):
 @pytest.mark.parametrize(
     "name", ["../x", "/etc/x", "a//b", "a/./b", "a/../../b", "", "a\\b", "a\nb", "a/", "\0"]
 )
-def test_a_name_that_leads_elsewhere_is_refused(manifest, tmp_path, name):
+def test_a_name_that_leads_elsewhere_is_refused(manifest, name):
     entry = FileEntry(path=name, size=0, sha256="")
     bad = relisted(manifest, files=(*listed(manifest).files, entry))
-    places = tmp_path / "a/b/spools"
-    places.mkdir(parents=True)
     with pytest.raises(WeightsError, match="unsafe file name"):
-        asyncio.run(Puller(source="directory", manager=None, folder=places).pull(bad))
-    assert not any(places.iterdir())
+        pull_directory(bad)
 
 
 def test_a_leaf_name_that_leads_elsewhere_is_refused(manifest):
@@ -300,11 +297,13 @@ def test_a_list_that_its_manifest_does_not_name_is_refused(manifest, pull):
         pull(manifest)
 
 
-@pytest.mark.parametrize("change", [{"shape": (8, 40)}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "change", [{"shape": (8, 41)}, {"dtype": "bfloat16"}, {"shape": (40, 8, 1)}]
+)
 def test_a_leaf_unlike_its_manifest_is_refused(manifest, change):
     first, *others = listed(manifest).leaves
     leaf = msgspec.structs.replace(first, **change)
-    with pytest.raises(WeightsError, match=r"leaf embed\.table: float32\[40, 8\] on disk"):
+    with pytest.raises(WeightsError, match=r"leaf embed\.table: its pieces are not those of"):
         pull_directory(relisted(manifest, leaves=(leaf, *others)))
 
 
@@ -314,73 +313,7 @@ def test_a_leaf_whose_file_no_manifest_names_is_not_read_as_zeros(manifest):
         pull_directory(relisted(manifest, files=files))
 
 
-def test_the_spool_is_gone_afterwards_and_so_are_those_of_the_dead(manifest, tmp_path):
-    spools = tmp_path / "spools"
-    left = spools / "rlboost-spool-of-the-dead"
-    left.mkdir(parents=True)
-    asyncio.run(Puller(source="directory", manager=None, folder=spools).pull(manifest))
-    assert not any(spools.iterdir())
-
-
-async def held(folder, spool=None):
-    """Whether there is a spool while it is needed."""
-    async with spooled(folder, 0, spool) as path:
-        return path.is_dir()
-
-
-def test_a_spool_that_was_never_locked_is_gone_with_the_next(tmp_path):
-    """As where a process is killed on its way."""
-
-    def no_locks(_):
-        raise OSError(errno.ENOLCK, "no locks available")
-
-    with pytest.raises(OSError, match="no locks"):
-        asyncio.run(held(tmp_path, Spool(lock=no_locks)))
-    assert any(tmp_path.iterdir())
-    assert asyncio.run(held(tmp_path))
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("moment", ["opened", "locked"])
-def test_a_spool_taken_for_an_orphan_before_it_is_locked(tmp_path, moment):
-    made: list[Path] = []
-
-    def make(parent):
-        made.append(new_folder(parent))
-        if len(made) == 1 and moment == "opened":
-            made[0].rmdir()
-        return made[-1]
-
-    def lock(descriptor):
-        if len(made) == 1 and moment == "locked":
-            made[0].rmdir()
-        lock_folder(descriptor)
-
-    assert asyncio.run(held(tmp_path, Spool(make, lock)))
-    assert len(made) == 2 and not any(path.exists() for path in made)
-
-
-def test_a_spool_that_nobody_waits_for_any_more_is_gone(tmp_path):
-    entered, go_on = threading.Event(), threading.Event()
-
-    def make(parent):
-        entered.set()
-        go_on.wait()
-        return new_folder(parent)
-
-    async def scenario():
-        holding = asyncio.create_task(held(tmp_path, Spool(make)))
-        await asyncio.to_thread(entered.wait)
-        holding.cancel()
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await holding
-
-    asyncio.run(scenario())
-    assert not any(tmp_path.iterdir())
-
-
-def test_file_systems_are_touched_in_threads_only(manifest, params, tmp_path, monkeypatch):
+def test_file_systems_are_touched_in_threads_only(manifest, params, monkeypatch):
     """They may hang, and the event loop renews the lease."""
     touched: list[str] = []
 
@@ -394,20 +327,44 @@ def test_file_systems_are_touched_in_threads_only(manifest, params, tmp_path, mo
 
         monkeypatch.setattr(owner, name, checked)
 
-    names = [(shutil, "rmtree"), (tempfile, "mkdtemp"), (Path, "is_file"), (Path, "mkdir")]
-    left = tmp_path / "spools/rlboost-spool-of-the-dead"
-    left.mkdir(parents=True)
+    names = [(Path, "is_file"), (Path, "open")]
     for owner, name in names:
         apart(owner, name)
-    puller = Puller(source="auto", manager=None, folder=tmp_path / "spools")
+    puller = Puller(source="auto", manager=None)
     assert_same(asyncio.run(puller.pull(manifest)).params, params)
     assert {name for _, name in names} == set(touched)
 
 
-def test_no_room_is_reported_as_a_failure_of_the_version(manifest, tmp_path):
-    puller = Puller(source="directory", manager=None, folder=tmp_path / "not there")
-    with pytest.raises(WeightsError, match="version 3"):
-        asyncio.run(puller.pull(manifest))
+@pytest.mark.parametrize("dtype", ["O", "nonsense", "V0"])
+def test_a_dtype_that_is_none_is_refused(manifest, dtype):
+    first, *others = listed(manifest).leaves
+    leaf = msgspec.structs.replace(first, dtype=dtype)
+    with pytest.raises(WeightsError, match=r"leaf embed\.table: no array"):
+        pull_directory(relisted(manifest, leaves=(leaf, *others)))
+
+
+@pytest.mark.parametrize("pull", [pull_directory, lambda m: pull_http(m)[0]], ids=["disk", "http"])
+@pytest.mark.parametrize("parts", [(1, 1), (2, 2), (1, 4), (4, 2)])
+def test_pieces_of_any_mesh_and_cut_arrive_in_their_places(tmp_path, monkeypatch, pull, parts):
+    """Also where the bytes of a piece do not follow each other in the array."""
+    monkeypatch.setattr(shares, "MOST_CHUNK_BYTES", 200)
+    monkeypatch.setattr(shares, "LEAST_CHUNK_BYTES", 1)
+    array = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    rows, columns = (size // count for size, count in zip(array.shape, parts, strict=True))
+    share = shares.Share(
+        shape=array.shape,
+        part_shape=(rows, columns),
+        dtype=array.dtype,
+        parts={
+            (i, j): array[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+            for i, j in np.ndindex(*parts)
+        },
+    )
+    tree = {"a": share, "count": np.asarray(7), "scale": np.float32(0.5) * np.ones(())}
+    manifest = SnapshotStore(tmp_path, dtype="bfloat16", keep=1).write(3, tree, "d")
+    found = pull(manifest).params
+    assert found["a"].tobytes() == array.astype("bfloat16").tobytes()
+    assert found["count"] == 7 and found["count"].shape == () and found["scale"] == 0.5
 
 
 def test_a_port_that_cannot_be_reached_is_named(manifest):
@@ -480,19 +437,17 @@ def large(tmp_path: Path) -> Manifest:
     return write_list(place, pieces, version=3, params_digest="d")
 
 
-async def fetched(manifest: Manifest, manager, spool: Path, connections=None) -> int:
+async def fetched(manifest: Manifest, manager, connections=None) -> int:
     """Bring all of a snapshot here; how many bytes counted."""
-    counter = ByteCounter()
-    spool.mkdir(exist_ok=True)
-    pieces = listed(manifest)
+    counter, here, pieces = ByteCounter(), FilesInMemory(), listed(manifest)
+    files = Files(place="it", directory=Path("/nowhere"), url="/weights/3", files=pieces.files)
     await fetch(
-        manifest, pieces, source="http", server=manager, spool=spool, counter=counter,
+        files, files.files, here, source="http", server=manager, counter=counter,
         connections=connections or Connections(AT_ONCE),
     )  # fmt: skip
     for entry in pieces.files:
-        assert (spool / entry.path).read_bytes() == (
-            Path(manifest.directory) / entry.path
-        ).read_bytes()
+        there = Path(manifest.directory) / entry.path
+        assert here.files[entry.path] == there.read_bytes()
     return counter.total
 
 
@@ -517,7 +472,7 @@ def test_a_snapshot_takes_one_round_trip_and_the_next_one_no_new_connection(tmp_
             Connections(AT_ONCE) as connections,
         ):
             for pull in range(2):
-                total = await fetched(manifest, manager, tmp_path / f"here{pull}", connections)
+                total = await fetched(manifest, manager, connections)
                 assert total == manifest.piece_bytes
                 first = len(peers) if pull == 0 else first
             assert len(peers) == first, "connections are kept"
@@ -553,7 +508,7 @@ def test_a_line_that_stalls_and_breaks_delays_and_changes_nothing(tmp_path):
 
     async def scenario():
         async with served(manifest, bad) as (manager, _):
-            assert await fetched(manifest, manager, tmp_path / "here") == manifest.piece_bytes
+            assert await fetched(manifest, manager) == manifest.piece_bytes
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS / 2))
     assert stalled
@@ -574,7 +529,7 @@ def test_the_connections_of_all_servers_fit_the_listener(tmp_path):
     async def scenario():
         lines = Connections(AT_ONCE, most=2)
         async with served(manifest, noted) as (manager, _), lines as connections:
-            total = await fetched(manifest, manager, tmp_path / "here", connections)
+            total = await fetched(manifest, manager, connections)
             assert total == manifest.piece_bytes
 
     asyncio.run(scenario())
@@ -599,7 +554,7 @@ def test_a_server_that_takes_no_more_connections_is_asked_over_fewer(tmp_path):
 
     async def scenario():
         async with served(manifest, full) as (manager, _):
-            assert await fetched(manifest, manager, tmp_path / "here") == manifest.piece_bytes
+            assert await fetched(manifest, manager) == manifest.piece_bytes
 
     asyncio.run(scenario())
     assert 0 < len(refused) <= 4

@@ -18,7 +18,7 @@ from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.platform.process_liveness import start_time
 from rlboost_jax.platform.restarts import Restarts
 from rlboost_jax.trust.credentials import Endpoint
-from rlboost_jax.weights.arrivals import ByteCounter, FileSource
+from rlboost_jax.weights.arrivals import ByteCounter, FilesInMemory, FileSource
 from rlboost_jax.weights.connections import Connections
 from rlboost_jax.weights.download import download
 from rlboost_jax.weights.file_server import file_server_process
@@ -172,7 +172,7 @@ def test_a_pull_goes_on_when_the_process_is_killed(tmp_path: Path, run: Run) -> 
         ):
             # It raises for a digest that is not the manifest's.
             source = FileSource(url=weights_url(7), files=listed(manifest).files, wanted={"large"})
-            await download([source], session, tmp_path, ByteCounter(), retries)
+            await download([source], session, FilesInMemory(), ByteCounter(), retries)
         assert len(killed) == 2 and reports == ["was ended by SIGKILL"] * 2
         assert came < 1.5 * LARGE, "it began anew"
 
