@@ -7,7 +7,7 @@ frame that does not decode into one of the records is an error that ends its str
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -27,6 +27,8 @@ MAX_LINES: Final = 12  # of a log in a message: 4 kB at most
 MAX_LINE: Final = 300  # characters
 MAX_TEACHERS: Final = 64  # of distillation
 MAX_LIST_BYTES: Final = 2**26  # of a list of pieces: those of 1 TB in 4 MB pieces are 40 MB
+MAX_CERTIFICATE: Final = 1024  # bytes
+MAX_OUTCOMES: Final = 16  # of sources, in a message
 FAILED_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
@@ -135,6 +137,24 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     runs: Runs = ()  # of the response tokens, in turn sampled and given; (): all were sampled
 
 
+class PeerOffer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How other servers may fetch pieces of weights from a server, see `weights/peers/`."""
+
+    address: Label  # HOST:PORT; "": it does not listen
+    key: Annotated[bytes, msgspec.Meta(max_length=64)]  # of tokens for it; the manager makes them
+    certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE)]  # DER; b"": no TLS
+
+
+class PieceSource(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A server that pieces of a version can be had from."""
+
+    name: str
+    address: str  # HOST:PORT
+    certificate: bytes  # DER, of its listener; b"": no TLS, within tests
+    token: str  # for this server, this source and this version only
+    near: bool  # in the same zone
+
+
 # Server → manager ---------------------------------------------------------------------
 
 
@@ -155,6 +175,7 @@ class Hello(WireMessage, frozen=True, kw_only=True):
     nonce: Name = ""
     cache_tokens: Count = 0  # of context that its memory has pages for; 0: not said
     fetches_lists: bool = False  # of pieces; servers of a release before were sent them
+    peer: PeerOffer | None = None  # None: it neither serves weights nor fetches them from servers
 
 
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -191,6 +212,28 @@ class WeightsRejected(WireMessage, frozen=True, kw_only=True):
 
     version: VersionSaid
     reason: Reason
+
+
+SourceFault = Literal["", "unreachable", "slow", "wrong"]
+
+
+class SourceOutcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a server has had from another one since it said so last."""
+
+    source: Name
+    fetched_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+    seconds: Seconds  # in which they came
+    fault: SourceFault = ""  # for which it is not used any more
+
+
+class SourcesUsed(WireMessage, frozen=True, kw_only=True):
+    """What a server's sources of a version were good for: as the version is complete, or as one of
+    them has failed it. The manager hands out others then."""
+
+    root: Digest  # of the version
+    outcomes: Annotated[tuple[SourceOutcome, ...], msgspec.Meta(max_length=MAX_OUTCOMES)]
+    outside_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # from trainer or store
+    wasted_bytes: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of all that has come
 
 
 class TokenBatch(WireMessage, frozen=True, kw_only=True):
@@ -352,6 +395,18 @@ class Prefetch(WireMessage, frozen=True, kw_only=True):
     """
 
     manifest: Manifest
+
+
+class FetchFrom(WireMessage, frozen=True, kw_only=True):
+    """Servers to fetch pieces of a version from, in place of any that were named before.
+
+    The trainer has them, too, and is asked last, except for the parts that this server brings to
+    its zone. See `rlboost_jax.manager.policies.weight_sources`.
+    """
+
+    root: Digest  # of the version
+    sources: tuple[PieceSource, ...]
+    parts: Annotated[int, msgspec.Meta(ge=0)]  # bit i: it brings pieces i, i + 64, i + 128, …
 
 
 class Generate(WireMessage, frozen=True, kw_only=True):
@@ -710,6 +765,7 @@ ServerMessage = (
     | Renew
     | Ready
     | WeightsRejected
+    | SourcesUsed
     | TokenBatch
     | RoutedTokenBatch
     | Released
@@ -723,7 +779,16 @@ ServerMessage = (
     | Goodbye
 )
 ToServer = (
-    Welcome | Renewed | Announce | Prefetch | Teach | Generate | ScoreTokens | Release | Leave
+    Welcome
+    | Renewed
+    | Announce
+    | Prefetch
+    | FetchFrom
+    | Teach
+    | Generate
+    | ScoreTokens
+    | Release
+    | Leave
 )
 TrainerMessage = (
     TrainerHello

@@ -27,6 +27,7 @@ class Settings:
     status_seconds: float = 1.0  # between two FleetStatus to the trainer
     informs: bool = True  # fleets of other sizes are predicted where nothing depends on them, too
     weights_port: int = 0  # of the file server, as announced to servers
+    peers: bool = False  # servers fetch weights from each other
     siblings_follow: bool = False  # one response of each prompt leads: others are drafted from it
 
     @property
@@ -74,5 +75,6 @@ class Settings:
             lag=run.algorithm.lag,
             micro_batch_prompts=run.learner.micro_batch_prompts,
             weights_port=weights_port,
+            peers=run.weights.peers,
             siblings_follow="siblings" in run.speculation.used,
         )

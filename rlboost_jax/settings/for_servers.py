@@ -48,7 +48,12 @@ def sent_to_servers(run: RunConfig) -> dict[str, Any]:
             del values[section]
     for name in _NEW_CHOICES:
         del values["algorithm"][name]
-    for name in ("deltas", "store"):  # of servers that know these
+    for name in (
+        "deltas",
+        "store",
+        "peers",
+        "peer_megabytes_per_second",
+    ):  # of servers that know these
         if not getattr(sent.weights, name):
             del values["weights"][name]
     # New, too; other noise is for servers that know it.

@@ -26,6 +26,22 @@ class WeightsConfig:
         "and small learning rates. The weights of a server are the same bits with and without.",
         may_change="at once",
     )
+    peers: bool = setting(
+        False,
+        "servers also fetch a version from each other, each piece while others are still to come",
+        note="The trainer then sends a version about once, whoever wants it, and a line between "
+        "zones carries each piece once. Servers listen at a port of their own; one that others "
+        "cannot reach fetches only. A server keeps the files of its version in its host's memory "
+        "or temporary folder. The weights are the same bits with and without.",
+        may_change="at once",
+    )
+    peer_megabytes_per_second: float = setting(
+        0.0,
+        "that a server gives to others at most, so that tokens have room on its line; 0: no limit",
+        unit="MB/s",
+        at_least=0.0,
+        may_change="at once",
+    )
     source: WeightsSource = setting(
         "auto",
         'how servers pull; "auto": from the directory where they can see it, else from `store`, '

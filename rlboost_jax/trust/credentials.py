@@ -33,6 +33,7 @@ TOKEN_VARIABLE: Final = "RLBOOST_TOKEN"
 JOIN_VARIABLE: Final = "RLBOOST_JOIN"
 TOKEN_FILE, CA_FILE = "token", "ca.pem"
 MOST_TOKEN_BYTES: Final = 2**12  # of a token or key in text
+MOST_PEM_BYTES: Final = 2**16  # of a key or certificate
 CLIENT_CERTIFICATE, CLIENT_KEY = "client.pem", "client.key"
 SEAL_CHECK: Final = "seal.pub"  # in hexadecimal digits
 SEAL_CHECK_BYTES: Final = 32
@@ -64,11 +65,15 @@ class Credentials:
     Attributes:
         tls: None within one process only, as in tests; what `read_credentials` gives has it.
         seal: the public key of the run's seal.
+        authority: the run's certificate authority, as PEM; "" without TLS.
+        chain: the client's certificate and its key, as PEM; "" without TLS.
     """
 
     token: str = field(repr=False)
     tls: ssl.SSLContext | None = field(default=None, compare=False)
     seal: bytes = b""
+    authority: str = field(default="", repr=False)
+    chain: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +130,15 @@ def read_credentials(
             except CredentialsUnusable as error:
                 said = str(error).replace(made, f"{JOIN_VARIABLE} (environment)")
                 raise CredentialsUnusable(said) from None
-    token = _token(folder, environment)
-    return Credentials(token=token, tls=_client_tls(folder), seal=_seal_check(folder))
+    token, tls = _token(folder, environment), _client_tls(folder)
+    pem = {name: read_text(folder / name, MOST_PEM_BYTES) for name in JOIN_FILES[1:4]}
+    return Credentials(
+        token=token,
+        tls=tls,
+        seal=_seal_check(folder),
+        authority=pem[CA_FILE],
+        chain=pem[CLIENT_CERTIFICATE] + pem[CLIENT_KEY],
+    )
 
 
 def read_environment_credentials(folder: Path) -> Credentials:
@@ -147,7 +159,7 @@ def packed(folder: Path) -> str:
     Raises:
         OSError: a file is missing or unreadable.
     """
-    files = {name: (folder / name).read_text(encoding="ascii") for name in JOIN_FILES}
+    files = {name: read_text(folder / name, MOST_PEM_BYTES) for name in JOIN_FILES}
     return base64.b64encode(json.dumps(files).encode()).decode()
 
 

@@ -21,7 +21,7 @@ MAX_INSTANCES: Final = 1_000  # of one fleet
 MAX_TURNS: Final = 4_096  # of a response; each may begin a sequence, of half a kilobyte
 MAX_OPEN_BATCHES: Final = 16  # at once: a lag of 14, and one that is being trained
 
-_FRAME_OVERHEAD: Final = 4_096  # Hello at its longest, a reason, names of fields
+_FRAME_OVERHEAD: Final = 8_192  # Hello at its longest, a reason, names of fields
 _ROW_BYTES: Final = 4 + 2 + 4  # of a token batch: request id, count and lead
 _TOKEN_BYTES: Final = 4 + 4  # token and log-probability
 

@@ -8,6 +8,7 @@ The seal is an Ed25519 signature. Its key stays in `trainer/`; what servers hold
 that a server's host which falls into other hands cannot seal weights for the other servers.
 """
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -48,6 +49,11 @@ def check_seal(manifest: Manifest, public: bytes) -> None:
             f"manifest of version {manifest.version}: not sealed by this run's trainer; somebody "
             "in between has changed it, or this server has the credentials of another run"
         ) from None
+
+
+def root_of(manifest: Manifest) -> str:
+    """SHA-256 of all that is sealed: no two versions have the same, of whatever number."""
+    return hashlib.sha256(_content(manifest)).hexdigest()
 
 
 def public_of(key: Ed25519PrivateKey) -> bytes:

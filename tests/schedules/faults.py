@@ -204,8 +204,8 @@ def _lines(seed: int) -> list[Fault]:
 def policies(seed: int, num_batches: int) -> dict[str, Any]:
     """A quarter of all schedules have routes, a quarter other policies than the paper's, and an
     eighth the order for drafts. Of those with providers that refuse or lie a third have several
-    pools."""
-    found = _policies(seed, num_batches)
+    pools. In a third, servers fetch weights from each other."""
+    found = {**_policies(seed, num_batches), "peers": seed // 4 % 3 == 0}
     if seed % 5 in (2, 4) and seed % 3 == 0:
         found["fleet__pools"] = POOLS[: 2 + seed // 15 % 2]
     return found

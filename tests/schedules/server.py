@@ -32,6 +32,7 @@ from tests.manager.fakes import (
 from tests.schedules.environment import episode, in_turn
 from tests.schedules.lies import Lie, chosen, other
 from tests.schedules.lines import line_of
+from tests.schedules.peers import check_sources, offer_of, used
 
 REDIAL_SECONDS = 0.1
 
@@ -145,6 +146,8 @@ class Server:
         self._missed: list[Callable[[], None]] = []
         self.version, self.digest = -1, ""
         self._ahead: m.Manifest | None = None  # that it was to pull beforehand
+        self.peer = offer_of(world, reserved=reserved)
+        self.called = ""  # its name of this stream
         world.servers.append(self)
 
     def connect(self) -> None:
@@ -177,8 +180,11 @@ class Server:
                 slot_tokens=slot_tokens,
                 nonce=self.nonce,
                 cache_tokens=self.cache_tokens,
+                peer=self.peer,
+                zone="z" if self.peer is None else f"z{self.world.servers.index(self) % 2}",
             )
         )
+        self._sources: m.FetchFrom | None = None
         if self.reserved and self.version >= 0:
             self._say_ready()
         if self._share is not None and not self.stalled:
@@ -279,6 +285,9 @@ class Server:
                 self._fetch(self.stream, chosen, self._pull)
             case m.Prefetch(manifest=likely):
                 self._ahead = likely
+            case m.FetchFrom():
+                check_sources(self, message)
+                self._sources = message
             case m.Teach(manifests=teachers) if not self.stalled:
                 assert teachers == (TEACHER,) and not self.reserved
                 self._teach(self.stream)
@@ -287,8 +296,8 @@ class Server:
                 self._to_score.append(message)
                 if len(self._to_score) == 1:
                     self._score(self.stream)
-            case m.Welcome(stamp=stamp):
-                self._echo = stamp
+            case m.Welcome(stamp=stamp, instance=called):
+                self._echo, self.called = stamp, called
             case m.Renewed(stamp=stamp):
                 self._echo = stamp
                 if self.world.measured:
@@ -388,6 +397,8 @@ class Server:
             self._pulling = None
             self._load(chosen.version, chosen.params_digest)
             self._say_ready()
+            if self._sources is not None:
+                self.say(used(self, self._sources))
 
         near = self.reserved or chosen == self._ahead  # nothing comes over a line
         over_line = 0.0 if near or self.line is None else self.line.fetch_seconds()

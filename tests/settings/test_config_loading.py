@@ -84,7 +84,7 @@ def test_a_server_need_not_see_the_trace_file(config: RunConfig) -> None:
         ((), "modle", "did you mean model?"),
         (("engine",), "token_row", "did you mean engine.token_rows?"),
         (("fleet", "chaos"), "kills_per_minutes", "did you mean fleet.chaos.kills_per_minute?"),
-        (("weights",), "zzz", "known: rollout_dtype, keep_versions, deltas, source, store"),
+        (("weights",), "zzz", "known: rollout_dtype, keep_versions, deltas, peers, "),
     ],
 )
 def test_an_unknown_key_suggests_the_right_one(

@@ -60,11 +60,14 @@ class PeerSources:
         far: servers of other zones, for the parts it has to bring; none: these are the trainer's to
             send. The trainer is also where a piece comes from that nobody else gives.
         parts: of 0..PARTS - 1, that it brings to its zone.
+        among: servers of its zone that fetched the version when this was planned. Once there are
+            twice as many it is planned anew.
     """
 
     near: tuple[str, ...] = ()
     far: tuple[str, ...] = ()
     parts: frozenset[int] = ALL_PARTS
+    among: int = 0
 
 
 def plan_sources(
@@ -101,7 +104,7 @@ def plan_sources(
                 continue
             own = parts[zone].get(peer.name, frozenset())
             kept = known.get(peer.name)
-            changed = kept is None or kept.parts != own
+            changed = kept is None or kept.parts != own or 2 * kept.among <= len(ring)
             if not (changed or wanting is None or peer.name in wanting):
                 continue
             near = whole = wholes[zone].take(peer, MOST_WHOLE)
@@ -113,7 +116,7 @@ def plan_sources(
                 far = abroad.take(peer, MOST_FAR, outside=zone)
                 if not far and zone != first and first is not None:
                     far = _bringers(own, parts[first], zones[first], peer)
-            found[peer.name] = PeerSources(near=near, far=far, parts=own)
+            found[peer.name] = PeerSources(near=near, far=far, parts=own, among=len(ring))
     return found
 
 
@@ -122,8 +125,9 @@ def shared_parts(
 ) -> dict[str, frozenset[int]]:
     """Divide the parts between the servers of a zone that fetch a version and can pass it on.
 
-    Whoever has parts keeps them; those of servers that no longer fetch go to the ones that have the
-    fewest. At first that is one part after the other to one server after the other.
+    Whoever has parts keeps them, while nobody has more than twice as many as another. Those of
+    servers that no longer fetch go to the ones that have the fewest. At first that is one part
+    after the other to one server after the other.
 
     Returns:
         Parts by name; servers without any are missing.
@@ -143,7 +147,14 @@ def shared_parts(
         count, place, name = heap[0]
         owned[name].add(part)
         heapq.heapreplace(heap, (count + 1, place, name))
-    return {name: frozenset(parts) for name, parts in owned.items() if parts}
+    while True:
+        most = max(names, key=lambda name: len(owned[name]))
+        least = min(names, key=lambda name: len(owned[name]))
+        if len(owned[most]) <= 2 * len(owned[least]) + 1:
+            return {name: frozenset(parts) for name, parts in owned.items() if parts}
+        part = max(owned[most])
+        owned[most].remove(part)
+        owned[least].add(part)
 
 
 class _Wholes:

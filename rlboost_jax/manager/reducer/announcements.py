@@ -9,15 +9,17 @@ is asked.
 from collections.abc import Collection, Mapping, Sequence
 
 from rlboost_jax.manager.policies.version_choice import Demand, Holder, choose_versions
+from rlboost_jax.manager.reducer.peer_weights import PeerWeights
 from rlboost_jax.manager.reducer.seeding import SeedingWindow
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord
-from rlboost_jax.messages import Manifest, Ready, WeightsRejected
+from rlboost_jax.messages import Manifest, Ready, SourcesUsed, WeightsRejected
 
 
 class Announcements:
-    def __init__(self, owners: Owners, seeding: SeedingWindow) -> None:
+    def __init__(self, owners: Owners, seeding: SeedingWindow, peers: PeerWeights) -> None:
+        self._peers = peers
         self._ledger = owners.ledger
         self._roster = owners.roster
         self._versions = owners.versions
@@ -47,12 +49,19 @@ class Announcements:
         """Record the version that an instance has pulled; returns the bytes that it spared."""
         return self._versions.fetched(instance, message.version, message.fetched_bytes)
 
-    def rejected(self, instance: Instance, message: WeightsRejected, now: float) -> None:
-        """Record that a server could not have a version; it tries again."""
+    def fared(self, instance: Instance, message: WeightsRejected | SourcesUsed, now: float) -> bool:
+        """Record that a server could not have a version, or how its sources served it.
+
+        It tries again, or goes on; returns whether it may need other sources.
+        """
+        if isinstance(message, SourcesUsed):
+            self._peers.used(instance, message)
+            return True
         instance.parameters.rejected(now)
         self._outbox.record(
             "rejected", instance.name, version=message.version, reason=message.reason
         )
+        return False
 
     def settle(self) -> None:
         """Announce new versions to the instances that should switch."""

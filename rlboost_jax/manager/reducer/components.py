@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.reducer.announcements import Announcements
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
+from rlboost_jax.manager.reducer.peer_weights import PeerWeights
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.provisioning import Provisioning
 from rlboost_jax.manager.reducer.purchases import Purchases
@@ -43,7 +44,8 @@ class Components:
         self.profile = ThroughputProfile()
         self.placements = choices.placements(settings, owners)
         self.seeding = SeedingWindow(settings, owners, self.placements, plans)
-        self.announcements = Announcements(owners, self.seeding)
+        self.peers = PeerWeights(settings, owners)
+        self.announcements = Announcements(owners, self.seeding, self.peers)
         self.dispatch = choices.dispatch(
             settings, owners, self.placements, self.seeding, self.profile, plans
         )

@@ -106,6 +106,7 @@ class Manager:
             if batches:
                 parts.dispatch.settle(batches, now)
             parts.announcements.settle()
+            parts.peers.settle()
             parts.servers.scores.settle(now)
             parts.tail.settle(batches, now)
             if not trainer.ended:

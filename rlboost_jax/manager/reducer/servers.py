@@ -35,6 +35,7 @@ from rlboost_jax.messages import (
     Renew,
     Said,
     ServerMessage,
+    SourcesUsed,
     Spans,
     Teaches,
     TokenBatch,
@@ -93,7 +94,9 @@ class Servers:
             case TokenBatch():
                 return self._tokens(instance, message, now)
             case Renew():
-                return self._renew(instance, message, now)
+                if reason := self._renewals.renew(instance, message, now):
+                    self.lose(instance, reason, now)
+                return bool(reason)
             case Released():
                 if mistake := self._returns.take(instance, message, now):
                     self.lose(instance, f"malformed: {mistake}", now)
@@ -108,7 +111,9 @@ class Servers:
             case Hint():
                 self._drains.hint(instance, message)
                 return False
-            case Teaches() | Ready() | WeightsRejected() if not instance.may_remark(now):
+            case Teaches() | Ready() | WeightsRejected() | SourcesUsed() if not instance.may_remark(
+                now
+            ):
                 kind = type(message).__name__
                 self.lose(instance, f"over {REMARKS_PER_SECOND:g} {kind} per second", now)
             case Ready():
@@ -121,9 +126,8 @@ class Servers:
             case Said(lines=lines):
                 instance.says(lines)
                 return False
-            case WeightsRejected():
-                self._announcements.rejected(instance, message, now)
-                return False
+            case WeightsRejected() | SourcesUsed():
+                return self._announcements.fared(instance, message, now)
             case Goodbye(failed=True):
                 if (server := self._fleet.server_of(instance.hello)) is not None:
                     self._fleet.fail(server)
@@ -318,11 +322,6 @@ class Servers:
             self._fleet.prove(server)
         alone = self._seeding.undisturbed(instance)
         return self._intake.take(instance, batch, rows, now, alone=alone)
-
-    def _renew(self, instance: Instance, message: Renew, now: float) -> bool:
-        if reason := self._renewals.renew(instance, message, now):
-            self.lose(instance, reason, now)
-        return bool(reason)
 
     def _ready(self, instance: Instance, message: Ready, now: float) -> None:
         """Record the loaded version.

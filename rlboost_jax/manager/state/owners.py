@@ -9,6 +9,7 @@ from rlboost_jax.manager.state.instance_pools import Pools, pool_terms
 from rlboost_jax.manager.state.ledger import Ledger
 from rlboost_jax.manager.state.roster import Roster
 from rlboost_jax.manager.state.versions import Versions
+from rlboost_jax.manager.state.weight_peers import WeightPeers
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Owners:
     fleet: Fleet
     pools: Pools
     versions: Versions
+    peers: WeightPeers
 
     @staticmethod
     def of(settings: Settings, now: float, life: str) -> "Owners":
@@ -39,4 +41,5 @@ class Owners:
             fleet=Fleet(fleet.most_instances, pools, capped=fleet.sizing != "fixed", life=life),
             pools=pools,
             versions=Versions(roster, ledger, outbox, lag=settings.lag),
+            peers=WeightPeers(),
         )

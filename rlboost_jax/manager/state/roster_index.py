@@ -81,6 +81,7 @@ class Index:
         self.num_releasing = 0  # rollouts that are being released
         self.lent = 0  # slots that others on their devices have of preemptible ones
         self.num_frozen = 0  # of these, those that grow again with the next step only
+        self.moves = 0  # times that anything may have changed who has or fetches which version
         self._pools: dict[Key, Pool] = {}
         self._empty = Pool()
         self._count = 0
@@ -99,6 +100,7 @@ class Index:
 
     def join(self, instance: Instance) -> None:
         self._count += 1
+        self.moved()
         instance.enter(self._count, self)
         stream = instance.stream
         self._pool_of[stream], self._releasing[stream], self._working[stream] = None, 0, False
@@ -114,6 +116,7 @@ class Index:
 
     def leave(self, instance: Instance) -> None:
         """Stop counting an instance, whatever it still holds."""
+        self.moved()
         self._enter(instance, None)
         self._lend(instance.stream, 0, frozen=False)
         instance.quit()
@@ -128,6 +131,10 @@ class Index:
         if not instance.reserved:
             self.prices.less(self._price_of.pop(instance.stream))
             self._priced()
+
+    def moved(self) -> None:
+        """Note that an instance may have or fetch another version."""
+        self.moves += 1
 
     def price_of(self, stream: int) -> float:
         """Dollars per hour of a preemptible instance."""
@@ -169,6 +176,7 @@ class Index:
 
     def state_changed(self, instance: Instance) -> None:
         """Update for a change of an instance's readiness, parameters or slots."""
+        self.moved()
         lent = instance.hello.slots - instance.slots
         self._lend(instance.stream, lent, frozen=instance.frozen)
         ready = not instance.reserved and instance.state == "ready" and instance.slots > 0

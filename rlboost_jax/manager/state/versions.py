@@ -90,6 +90,7 @@ class Versions:
             return
         later = [version for version in self.manifests if version > announced.version]
         if later and instance.prefetch(manifest := self.manifests[min(later)]):
+            self._roster.index.moved()
             self._outbox.send(instance.stream, Prefetch(manifest=manifest))
 
     def _take(self, manifest: Manifest) -> None:

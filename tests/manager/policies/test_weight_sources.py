@@ -117,9 +117,22 @@ def test_parts_of_one_that_is_gone_go_to_the_others_who_keep_their_own() -> None
     assert sum(len(own.parts) for own in after.values()) == PARTS
     for name, own in after.items():  # only those that get more are told
         assert own.parts > before[name].parts
-    later = plan_sources([*left, VersionPeer(name="9")], before={**before, **after}, wanting=())
-    assert later.keys() == {"9"}
-    assert not later["9"].parts and later["9"].near  # the others bring all
+    for name, own in plan_sources(left, before=after, wanting=()).items():
+        raise AssertionError(f"{name} is planned for again: {own}")
+
+
+def test_servers_that_come_one_by_one_divide_the_pieces_too() -> None:
+    peers, plan = [], {}
+    messages = 0
+    for peer in pulling(16):
+        peers.append(peer)
+        new = plan_sources(peers, before=plan, wanting=())
+        plan |= new
+        messages += len(new)
+    sizes = [len(own.parts) for own in plan.values()]
+    assert sum(sizes) == PARTS and max(sizes) <= 2 * min(sizes) + 1
+    assert all(len(own.near) >= 4 for own in plan.values())
+    assert messages <= 8 * 16  # not 16 * 16 / 2 and more
 
 
 def test_a_joiner_among_whole_copies_takes_the_idle_fast_ones() -> None:
@@ -140,7 +153,7 @@ def test_servers_that_cannot_listen_are_leaves() -> None:
     alone = plan_sources(
         [VersionPeer(name="a", listens=False), VersionPeer(name="b", listens=False)]
     )
-    assert alone == {"a": PeerSources(), "b": PeerSources()}
+    assert alone == {"a": PeerSources(), "b": PeerSources()}  # all from the trainer
 
 
 def test_ten_thousand_servers_are_planned_for() -> None:
