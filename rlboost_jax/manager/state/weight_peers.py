@@ -17,7 +17,7 @@ NEWEST_RATE: Final = 0.3  # weight of the last rate
 
 
 @dataclass(slots=True)
-class _Record:
+class PeerRecord:
     """A server that fetches from others, or serves them.
 
     Attributes:
@@ -34,6 +34,24 @@ class _Record:
     accusers: dict[str, SourceFault] = field(default_factory=dict)
     rate: float = 0.0
 
+    def hand(self, root: str, sources: PeerSources) -> None:
+        """Record what it is handed; what was merely slow may be handed to it for another one."""
+        if self.root != root:
+            self.faults = {s: fault for s, fault in self.faults.items() if fault != "slow"}
+        self.root, self.sources = root, sources
+
+    def failed_by(self, source: str, fault: SourceFault) -> None:
+        self.faults[source] = fault
+
+    def accused_by(self, name: str, fault: SourceFault) -> None:
+        self.accusers[name] = fault
+
+    def gave(self, num_bytes: int, seconds: float) -> None:
+        """Record what it has given another server."""
+        rate = num_bytes / seconds
+        known = self.rate or rate
+        self.rate = known + NEWEST_RATE * (rate - known)
+
 
 class WeightPeers:
     """Records by name, of servers with an open stream.
@@ -43,7 +61,7 @@ class WeightPeers:
     """
 
     def __init__(self) -> None:
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, PeerRecord] = {}
         self.changed = False
 
     def keep(self, names: Container[str]) -> None:
@@ -63,11 +81,8 @@ class WeightPeers:
         }
 
     def hand(self, name: str, root: str, sources: PeerSources) -> None:
-        """Record what a server is handed. What was merely slow may be handed to it for another."""
-        record = self._records.setdefault(name, _Record())
-        if record.root != root:
-            record.faults = {s: fault for s, fault in record.faults.items() if fault != "slow"}
-        record.root, record.sources = root, sources
+        """Record what a server is handed."""
+        self._records.setdefault(name, PeerRecord()).hand(root, sources)
 
     def loads(self, handed: Mapping[str, PeerSources]) -> Counter[str]:
         """How many of some servers were handed each source."""
@@ -101,14 +116,12 @@ class WeightPeers:
             return False
         if source not in (*record.sources.near, *record.sources.far):
             return False
-        of_source = self._records.setdefault(source, _Record())
+        of_source = self._records.setdefault(source, PeerRecord())
         if outcome.fetched_bytes and outcome.seconds > 0:
-            rate = outcome.fetched_bytes / outcome.seconds
-            known = of_source.rate or rate
-            of_source.rate = known + NEWEST_RATE * (rate - known)
+            of_source.gave(outcome.fetched_bytes, outcome.seconds)
         if outcome.fault:
-            record.faults[source] = outcome.fault
+            record.failed_by(source, outcome.fault)
             if outcome.fault != "slow":
-                of_source.accusers[name] = outcome.fault
+                of_source.accused_by(name, outcome.fault)
             self.changed = True
         return True
