@@ -17,7 +17,6 @@ import aiohttp
 from rlboost_jax.messages import (
     MAX_OUTCOMES,
     FetchFrom,
-    Manifest,
     PieceSource,
     SourceFault,
     SourceOutcome,
@@ -78,7 +77,6 @@ class PeerExchange:
 
     async def bring(
         self,
-        manifest: Manifest,
         version: HeldVersion,
         wanted: set[int],
         counter: ByteCounter,
@@ -96,7 +94,7 @@ class PeerExchange:
                 while self._sources_of(version) is None:
                     self._news.clear()
                     await self._news.wait()
-        one = _Bringing(self, manifest, version, wanted, counter, outside, retries)
+        one = _Bringing(self, version, wanted, counter, outside, retries)
         return await one.run()
 
     def _sources_of(self, version: HeldVersion) -> FetchFrom | None:
@@ -110,7 +108,6 @@ class _Bringing:
     def __init__(
         self,
         exchange: PeerExchange,
-        manifest: Manifest,
         version: HeldVersion,
         wanted: set[int],
         counter: ByteCounter,
@@ -118,13 +115,13 @@ class _Bringing:
         retries: Retries,
     ) -> None:
         self._exchange, self._version, self._counter = exchange, version, counter
-        self._files, self._outside, self._retries = manifest.files, outside, retries
-        sizes = [entry.size for entry in manifest.files]
+        self._files, self._outside, self._retries = version.files, outside, retries
+        sizes = [entry.size for entry in version.files]
         name = hashlib.sha256(f"{version.root} {id(exchange)} {version.folder}".encode())
         start = int.from_bytes(name.digest()[:8], "big") % max(1, len(sizes))
         missing = wanted - version.held
         self._swarm = Swarm(sizes, missing, start=start, outside_slots=ALONE_SLOTS)
-        self._incoming = IncomingPieces(manifest.files, version.folder)
+        self._incoming = IncomingPieces(version.files, version.folder)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._tokens: dict[str, str] = {}
         self._near: set[str] = set()

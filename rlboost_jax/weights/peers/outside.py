@@ -1,16 +1,15 @@
 """Where pieces come from that no other server gives: the trainer's file server, or the store."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from http import HTTPStatus
 from typing import Protocol
 
 import aiohttp
 
-from rlboost_jax.messages import Manifest
+from rlboost_jax.messages import FileEntry
 from rlboost_jax.platform.object_store import ObjectStore, StoreFailed
 from rlboost_jax.trust.snapshot_names import WeightsError
-from rlboost_jax.weights.serve import weights_url
 from rlboost_jax.weights.stored_versions import FOLDER
 
 
@@ -31,13 +30,16 @@ class TrainerPieces:
     """The file server of the run.
 
     Args:
+        url: of all files, one behind the other.
         session: to it.
     """
 
-    def __init__(self, manifest: Manifest, session: aiohttp.ClientSession) -> None:
-        self._url, self._session = weights_url(manifest.version), session
+    def __init__(
+        self, url: str, files: Sequence[FileEntry], session: aiohttp.ClientSession
+    ) -> None:
+        self._url, self._session = url, session
         self._begins = [0]
-        for entry in manifest.files:
+        for entry in files:
             self._begins.append(self._begins[-1] + entry.size)
 
     async def chunks(self, pieces: range) -> AsyncGenerator[bytes, None]:
@@ -63,8 +65,8 @@ class TrainerPieces:
 class StorePieces:
     """An object store."""
 
-    def __init__(self, manifest: Manifest, store: ObjectStore) -> None:
-        self._files, self._store = manifest.files, store
+    def __init__(self, files: Sequence[FileEntry], store: ObjectStore) -> None:
+        self._files, self._store = files, store
 
     async def chunks(self, pieces: range) -> AsyncGenerator[bytes, None]:
         for number in pieces:
