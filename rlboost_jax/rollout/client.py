@@ -37,6 +37,7 @@ from rlboost_jax.rollout.teacher_updates import ScorerLike, TeacherUpdates
 from rlboost_jax.rollout.weight_updates import PullerLike, WeightUpdates
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.credentials import COPY_AGAIN, RECOVERS, Endpoint, explain
+from rlboost_jax.weights.peers.exchange import PeerExchange
 
 FAILURE_LETTERS = 300  # of the message of a failed engine
 FIRST_BACKOFF_SECONDS = 0.1  # doubles with each attempt
@@ -65,6 +66,7 @@ class InstanceClient:
         backoff: seconds to wait after so many attempts, the first being 0.
         reach: called with the port for weights in each answer to `hello`.
         log: what this server prints; its manager is sent it. None: it is not.
+        peers: fetches weights from other servers; None: this one does not.
     """
 
     def __init__(
@@ -84,8 +86,11 @@ class InstanceClient:
         backoff: Callable[[int], float] | None = None,
         reach: Callable[[int], None] = lambda port: None,
         log: LogLines | None = None,
+        peers: PeerExchange | None = None,
     ):
-        self._log = log
+        self._log, self._peers = log, peers
+        if peers is not None:
+            peers.say = self._say
         self._leave_seconds, self._settled_seconds = leave_seconds, settled_seconds
         self._backoff = backoff or _backoff
         self._locate, self._hello, self._worker, self._puller = locate, hello, worker, puller
@@ -253,6 +258,7 @@ class InstanceClient:
             leaving=self._leaving,
             leave_seconds=self._leave_seconds,
             log=self._log,
+            sources=None if self._peers is None else self._peers.fetch_from,
         )
         await self._stream.serve(session, manager, self._known)
 

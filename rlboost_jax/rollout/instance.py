@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from rlboost_jax.engine.engine import Engine
-from rlboost_jax.messages import Hello
+from rlboost_jax.messages import Hello, PeerOffer
 from rlboost_jax.platform import compile_cache
 from rlboost_jax.platform.garbage_collection import seldom_collected
 from rlboost_jax.rollout.row_verdicts import check_rows
@@ -60,12 +60,20 @@ def engine_of(
 
 
 def hello_of(
-    engine: Engine, *, name: str, reserved: bool, price_per_hour: float, zone: str, nonce: str = ""
+    engine: Engine,
+    *,
+    name: str,
+    reserved: bool,
+    price_per_hour: float,
+    zone: str,
+    nonce: str = "",
+    peer: PeerOffer | None = None,
 ) -> Hello:
     """Build the first message of every stream.
 
     Args:
         nonce: that the provider gave it; "" draws one.
+        peer: how others fetch weights from it; None: it takes no part in that.
     """
     return Hello(
         instance=name,
@@ -79,5 +87,6 @@ def hello_of(
         fingerprint=engine.fingerprint,
         nonce=nonce or secrets.token_hex(8),
         cache_tokens=engine.cache_tokens,
+        peer=peer,
         fetches_lists=True,
     )

@@ -20,6 +20,7 @@ from rlboost_jax.messages import (
     MAX_REASON,
     MAX_SPANS,
     Announce,
+    FetchFrom,
     Generate,
     Goodbye,
     Hello,
@@ -67,6 +68,7 @@ class ManagerStream:
         leaving: its result is the reason to say goodbye.
         leave_seconds: for the last tokens and the goodbye.
         log: what this server prints, for a manager that hears it; None: nothing is sent.
+        sources: hears which servers have pieces of a version; None: nobody does.
     """
 
     def __init__(
@@ -83,8 +85,9 @@ class ManagerStream:
         leaving: asyncio.Future[str],
         leave_seconds: float = LEAVE_SECONDS,
         log: LogLines | None = None,
+        sources: Callable[[FetchFrom], None] | None = None,
     ) -> None:
-        self._log = log
+        self._log, self._sources = log, sources
         self._leave_seconds = leave_seconds
         self._hello, self._worker, self._updates = hello, worker, updates
         self._teachers = teachers
@@ -259,6 +262,8 @@ class ManagerStream:
                             "manager's release here"
                         )
                     self._updates.announce(manifest)
+                case FetchFrom() if self._sources is not None:
+                    self._sources(message)
                 case Prefetch(manifest=manifest) if self._updates is not None:
                     self._updates.prefetch(manifest)
                 case Teach(manifests=manifests) if self._teachers is not None:

@@ -44,6 +44,13 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         metavar="HOST:PORT",
         help="where weights are served, if not at the manager's host and the port it names",
     )
+    parser.add_argument(
+        "--peers",
+        default="",
+        metavar="HOST:PORT",
+        help="with weights.peers, where other servers reach this one; HOST alone: at a free port; "
+        "none: they do not; left out: this host's address as it reaches the manager",
+    )
     parser.add_argument("--name", default="", help="unique in the fleet; left out: chosen for it")
     parser.add_argument("--price", type=float, default=0.0, help="dollars per hour")
     parser.add_argument("--zone", default="", help="where the machine is, for the report")

@@ -48,6 +48,7 @@ from rlboost_jax.rollout.narration import Narrator, narrate
 from rlboost_jax.rollout.notices.metadata_server import CloudNotice
 from rlboost_jax.rollout.notices.notice_watch import watch_machine
 from rlboost_jax.rollout.options import ANSWER_SECONDS, arguments
+from rlboost_jax.rollout.peer_port import peer_port
 from rlboost_jax.rollout.scorer import Scorer, scorer_of
 from rlboost_jax.rollout.server_pullers import server_pullers
 from rlboost_jax.rollout.sharing.shared_server import SharedServer
@@ -240,6 +241,8 @@ async def _serve(
     log: LogLines,
     connections: int,
 ) -> str:
+    stack = contextlib.AsyncExitStack()
+    port = await stack.enter_async_context(peer_port(config.weights, manager, args.peers, log.say))
     hello = hello_of(
         engine,
         name=args.name,
@@ -247,6 +250,7 @@ async def _serve(
         price_per_hour=args.price,
         zone=args.zone,
         nonce=os.environ.get(NONCE_VARIABLE, ""),
+        peer=port.offer,
     )
     puller, teachers = server_pullers(
         config.weights,
@@ -255,6 +259,7 @@ async def _serve(
         scores=scorer is not None,
         connections=connections,
         say=log.say,
+        peers=port.exchange,
     )
     try:
         decode_server(encode(hello))
@@ -282,6 +287,7 @@ async def _serve(
         compiled=lambda: num_compiles() - before,
         reach=reach,
         log=log,
+        peers=port.exchange,
     )
     _heed_signals(args, config.fleet, client)
 
@@ -298,7 +304,7 @@ async def _serve(
     narrating = asyncio.ensure_future(narrate(client.seen, narrator))
     log.say(f"registering with {args.manager}")
     try:
-        async with puller, teachers:
+        async with stack, puller, teachers:
             if sharing is None:
                 return await client.run()
             sharing.serve(worker)

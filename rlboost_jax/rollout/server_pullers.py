@@ -5,6 +5,7 @@ from collections.abc import Callable
 from rlboost_jax.platform.object_store import BadStore, ObjectStore
 from rlboost_jax.settings.weights_config import WeightsConfig
 from rlboost_jax.trust.credentials import Endpoint
+from rlboost_jax.weights.peers.exchange import PeerExchange
 from rlboost_jax.weights.pull import Puller
 
 
@@ -16,6 +17,7 @@ def server_pullers(
     scores: bool,
     connections: int,
     say: Callable[[str], None],
+    peers: PeerExchange | None = None,
 ) -> tuple[Puller, Puller]:
     """Return the pullers of policies and of teachers, which share the connections.
 
@@ -23,6 +25,7 @@ def server_pullers(
         address: HOST:PORT of weights; "": as the manager says.
         scores: whether teachers are pulled at all.
         say: prints a line.
+        peers: brings pieces of policies from other servers; None: nobody does.
     """
     of_teachers = connections // 4 if scores else 0  # both may pull at once
     policies = Puller(
@@ -32,6 +35,7 @@ def server_pullers(
         connections=max(1, connections - of_teachers),
         store=_opened_store(weights.store, say),
         deltas=bool(weights.deltas),
+        peers=peers,
     )
     teachers = Puller(
         source="auto" if weights.source == "store" else weights.source,  # they are in no store

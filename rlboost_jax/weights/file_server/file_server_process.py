@@ -54,26 +54,31 @@ class FileServer:
 
     Args:
         listener: closed by `close`.
+        setup: first order; what makes the frames of all orders that a new process needs, where
+            `order` sends further ones.
         report: called with a line on why a process ended that should not have.
         fail: called with a mistake of this side, after which no process is watched.
-        command: starts a process; the arguments of `__main__` are appended.
+        command: starts a process; the arguments of `__main__` are appended. None: `program`.
         restarts: after which pauses the next one starts.
         silence_seconds: after which one is ended, its start included; it says each second that it
             lives.
         what: it is, for the log.
+        program: module that is run.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        setup: FileServerSetup | PageSetup,
+        setup: FileServerSetup | PageSetup | Callable[[], Iterable[bytes]],
         report: Callable[[str], None],
         fail: Callable[[BaseException], None],
-        command: tuple[str, ...] = (sys.executable, "-m", PROGRAM),
+        command: tuple[str, ...] | None = None,
         restarts: Restarts = ENDLESS,
         silence_seconds: float = SILENCE_SECONDS,
         what: str = "the file server",
+        program: str = PROGRAM,
     ) -> None:
+        command = command or (sys.executable, "-m", program)
         self._listener, self._setup, self._report = listener, setup, report
         self._command, self._restarts, self._silence = command, restarts, silence_seconds
         self._serve = Serve(versions=())
@@ -96,6 +101,12 @@ class FileServer:
         self._serve = Serve(versions=tuple(map(served_version, manifests)))
         if self._process is not None:
             self._send_orders(self._process)
+
+    def order(self, frame: bytes) -> None:
+        """Send an order to the process, if one runs: another will be given all that it needs."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.write(frame)
 
     async def close(self) -> None:
         """End the process and stop listening."""
@@ -151,8 +162,11 @@ class FileServer:
         reason = ""
         try:
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(order_frame(self._setup))
-            self._send_orders(process)
+            if isinstance(self._setup, FileServerSetup | PageSetup):
+                process.stdin.write(order_frame(self._setup))
+                self._send_orders(process)
+            else:
+                process.stdin.writelines(self._setup())
             self._process = process
             reason = await _heard_out(process.stdout, self._silence)
         finally:

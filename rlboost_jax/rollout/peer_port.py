@@ -1,0 +1,117 @@
+"""The port at which a server serves pieces of weights to others, where it can be reached at all."""
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rlboost_jax.messages import PeerOffer
+from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.settings.weights_config import WeightsConfig
+from rlboost_jax.trust.credentials import Endpoint
+from rlboost_jax.trust.transfers import new_transfer_keys
+from rlboost_jax.weights.file_server.file_server_process import FileServer, listening_socket
+from rlboost_jax.weights.peers.exchange import PeerExchange
+from rlboost_jax.weights.peers.held_pieces import HeldPieces
+from rlboost_jax.weights.peers.piece_orders import PieceOrder, PiecesSetup, piece_order_frame
+
+PROGRAM: Final = "rlboost_jax.weights.peers"
+NONE: Final = "none"  # of --peers
+MEGABYTE: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class PeerPort:
+    """A server's part in the exchange of weights.
+
+    Attributes:
+        exchange: None: it takes no part.
+        offer: for its Hello.
+    """
+
+    exchange: PeerExchange | None = None
+    offer: PeerOffer | None = None
+
+
+@contextlib.asynccontextmanager
+async def peer_port(
+    weights: WeightsConfig,
+    manager: Endpoint,
+    address: str,
+    say: Callable[[str], None],
+    command: tuple[str, ...] | None = None,
+) -> AsyncIterator[PeerPort]:
+    """Take part in the exchange of weights, if the run has one.
+
+    A server that cannot listen takes part without an address: it fetches only.
+
+    Args:
+        address: of --peers.
+        say: prints a line.
+        command: that starts the process; None: the usual.
+
+    Raises:
+        ConfigError: nobody can listen at the address.
+    """
+    if not weights.peers:
+        yield PeerPort()
+        return
+    chain = manager.credentials.chain
+    if address == NONE:
+        exchange = PeerExchange(HeldPieces(), chain=chain)
+        yield PeerPort(exchange, PeerOffer(address="", key=b"", certificate=b""))
+        return
+    host, _, port = address.rpartition(":") if ":" in address else (address, "", "")
+    try:
+        host = host or _own_address(manager)
+        listener = listening_socket("", int(port or 0))
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"--peers={address!r}: {error}; use HOST:PORT, HOST, or none") from None
+    keys, tls = new_transfer_keys(), manager.credentials.tls is not None
+    setup = PiecesSetup(
+        key=keys.key,
+        certificate=keys.certificate if tls else b"",
+        private=keys.private,
+        authority=manager.credentials.authority,
+        bytes_per_second=weights.peer_megabytes_per_second * MEGABYTE,
+    )
+    process: FileServer | None = None
+
+    def tell(order: PieceOrder) -> None:
+        if process is not None:
+            process.order(piece_order_frame(order))
+
+    held = HeldPieces(tell=tell)
+
+    def orders() -> Iterator[bytes]:
+        yield from map(piece_order_frame, [setup, *held.orders()])
+
+    process = FileServer(
+        listener,
+        orders,
+        say,
+        lambda error: say(f"serves no weights to other servers any more: {error!r}"),
+        program=PROGRAM,
+        what="the process that serves weights to other servers",
+        command=command,
+    )
+    where = f"{host}:{process.port}"
+    say(f"serves weights to other servers at {where}")
+    offer = PeerOffer(address=where, key=keys.key, certificate=setup.certificate)
+    try:
+        yield PeerPort(PeerExchange(held, chain=chain), offer)
+    finally:
+        await process.close()
+
+
+def _own_address(manager: Endpoint) -> str:
+    """Address of this host on its way to the manager. Nothing is sent. Raises OSError."""
+    host, _, port = manager.address.rpartition(":")
+    family, kind, _, _, address = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        found = str(probe.getsockname()[0])
+    return f"[{found}]" if ":" in found else found
