@@ -42,6 +42,12 @@ PLAIN: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 MAX_REASON: Final = 1000
 Name = Annotated[str, msgspec.Meta(max_length=100, pattern=r"^[A-Za-z0-9._-]*\Z")]
 Label = Annotated[str, msgspec.Meta(max_length=200, pattern=PLAIN)]
+PeerAddress = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=200, pattern=r"^([A-Za-z0-9._-]+:[0-9]{1,5}|\[[0-9A-Fa-f:]+\]:[0-9]{1,5})?\Z"
+    ),
+]
 Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE, pattern=PLAIN)]
 Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 Digest = Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
@@ -140,7 +146,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 class PeerOffer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How other servers may fetch pieces of weights from a server, see `weights/peers/`."""
 
-    address: Label  # HOST:PORT; "": it does not listen
+    address: PeerAddress  # HOST:PORT; "": it does not listen
     key: Annotated[bytes, msgspec.Meta(max_length=64)]  # of tokens for it; the manager makes them
     certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE)]  # DER; b"": no TLS
 

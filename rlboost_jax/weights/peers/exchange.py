@@ -194,13 +194,12 @@ class _Bringing:
         self._swarm.outside(OUTSIDE_SLOTS if self._near else ALONE_SLOTS)
 
     def _add(self, source: PieceSource) -> None:
+        chain, tls = self._exchange._chain, None
         try:
-            tls = fetching_tls(source.certificate, self._exchange._chain)
-        except OSError:  # also ssl.SSLError
-            if source.certificate:
-                self._fault(source.name, "unreachable")
-                return
-            tls = None
+            tls = fetching_tls(source.certificate, chain) if chain else None
+        except (OSError, ValueError):  # no certificate; also ssl.SSLError
+            self._fault(source.name, "unreachable")
+            return
         silence = self._retries.silence_seconds
         self._sessions[source.name] = aiohttp.ClientSession(
             f"{'http' if tls is None else 'https'}://{source.address}",
