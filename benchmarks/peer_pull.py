@@ -1,6 +1,6 @@
 """Servers that fetch one version at once over links with a cap, with and without each other.
 
-    python -m benchmarks.peer_pull [--joiners=16] [--megabytes=8] [--link=1.0] [--faults]
+    python -m benchmarks.peer_pull [--joiners=16] [--megabytes=4] [--link=0.5] [--faults]
 
 Every host has a link of so many MB/s each way, and all bytes between two hosts pass both links. The
 trainer serves the version as its file server does; the joiners are the product's pullers and serve
@@ -17,6 +17,7 @@ import logging
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,8 +34,9 @@ from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.credentials import Credentials, Endpoint
 from rlboost_jax.trust.seal import public_of, sealed
-from rlboost_jax.weights import peers, serve
+from rlboost_jax.weights import serve
 from rlboost_jax.weights.connections import Retries
+from rlboost_jax.weights.peers import swarm
 from rlboost_jax.weights.peers.exchange import PeerExchange
 from rlboost_jax.weights.peers.held_pieces import HeldPieces
 from rlboost_jax.weights.peers.serving import ServedPieces, piece_app
@@ -44,7 +46,7 @@ from rlboost_jax.weights.pull import Puller
 MEGABYTE = 1_000_000
 CHUNK = 2**14
 HERE = "127.0.0.1"
-PIECE_BYTES = 2**17  # 64 pieces of 8 MB: a version of 8 GB in pieces of 128 MB, to scale
+PIECES = 64  # of the version: one of 2 GB in pieces of 32 MB, to scale
 SLOW = 0.125  # MB/s: 1 Mbit/s
 FAULTS = ("killed", "slow", "lying", "cut off")
 STRIKES = 0.3  # of the time that one joiner takes: when something goes wrong
@@ -137,8 +139,8 @@ def version_in(place: Path, num_bytes: int, key: Ed25519PrivateKey) -> tuple[Man
     folder = place / "0"
     folder.mkdir()
     files = []
-    for number in range(max(1, num_bytes // PIECE_BYTES)):
-        data = hashlib.shake_256(number.to_bytes(4, "big")).digest(PIECE_BYTES)
+    for number in range(PIECES):
+        data = hashlib.shake_256(number.to_bytes(4, "big")).digest(num_bytes // PIECES)
         (folder / str(number)).write_bytes(data)
         digest = hashlib.sha256(data).hexdigest()
         files.append(FileEntry(path=str(number), size=len(data), sha256=digest))
@@ -177,7 +179,8 @@ class Joiner:
         if not (self.lies and request.path.startswith("/pieces/")):
             response: web.StreamResponse = await handler(request)
             return response
-        return web.Response(body=bytes(PIECE_BYTES))
+        response = await handler(request)  # as long as it should be
+        return web.Response(body=bytes(response.content_length or 0))
 
     def hello(self) -> m.Hello:
         offer = m.PeerOffer(address=f"{self.name}:1", key=self.key, certificate=b"")
@@ -370,7 +373,7 @@ def line(name: str, result: Result, alone: float) -> str:
     worst = max(result.seconds)
     return (
         f"{name:22} {worst:7.1f} s {worst / alone:6.2f}x one joiner's, {result.copies:5.2f} copies "
-        f"from the trainer, {result.wasted:5.2f} in vain  {' '.join(result.faults)}"
+        f"from the trainer, {result.wasted:5.2f} in vain  {dict(Counter(result.faults)) or ''}"
     )
 
 
@@ -381,6 +384,7 @@ async def table(options: argparse.Namespace) -> None:
     alone = one.seconds[0]
     print(line("1 joiner", one, alone), flush=True)
     count = options.joiners
+    swarm.GROUP_BYTES = int(options.megabytes * MEGABYTE) // PIECES  # no piece is a small one
     together = await measured(settings, joiners=count, **size)
     print(line(f"{count} joiners", together, alone), flush=True)
     zones = await measured(settings, joiners=count, zones=3, **size)
@@ -397,12 +401,11 @@ async def table(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--joiners", type=int, default=16)
-    parser.add_argument("--megabytes", type=float, default=8.0)
-    parser.add_argument("--link", type=float, default=1.0, help="MB/s")
+    parser.add_argument("--megabytes", type=float, default=4.0)
+    parser.add_argument("--link", type=float, default=0.5, help="MB/s")
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--without", action="store_true")
     logging.getLogger("aiohttp.server").disabled = True
-    assert peers.__doc__
     asyncio.run(table(parser.parse_args()))
 
 

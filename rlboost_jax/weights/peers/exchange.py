@@ -32,12 +32,14 @@ from rlboost_jax.weights.peers.incoming import IncomingPieces
 from rlboost_jax.weights.peers.outside import Outside
 from rlboost_jax.weights.peers.swarm import OUTSIDE, Fetching, Swarm
 
-SLOTS: Final = 2  # requests at a time to a server
+SLOTS: Final = 4  # requests at a time to a server, and to all of them where they are many
+STRIKES: Final = 3  # times that others were faster, after which a source counts as slow
 ALONE_SLOTS: Final = 16  # to the outside, where no server is to be asked
-OUTSIDE_SLOTS: Final = 4
+OUTSIDE_SLOTS: Final = 4  # of this server and those near it together
 SOURCES_SECONDS: Final = 1.0  # for the manager to name sources, after its announcement
 LOOK_SECONDS: Final = 0.1  # between two looks at what is slow
 DIAL_SECONDS: Final = 3.0
+WATCH_SECONDS: Final = 0.1  # between two questions for what a source has
 BUSY_SECONDS: Final = 0.2  # until a source is asked again that had enough to do
 FAILURES: Final = 3  # in a row, after which a source counts as unreachable
 
@@ -94,8 +96,7 @@ class PeerExchange:
                 while self._sources_of(version) is None:
                     self._news.clear()
                     await self._news.wait()
-        one = _Bringing(self, version, wanted, counter, outside, retries)
-        return await one.run()
+        return await _Bringing(self, version, wanted, counter, outside, retries).run()
 
     def _sources_of(self, version: HeldVersion) -> FetchFrom | None:
         heard = self._heard
@@ -131,6 +132,7 @@ class _Bringing:
         self._fetched: Counter[str] = Counter()  # bytes, by source, since it was said
         self._seconds: Counter[str] = Counter()  # the same, in milliseconds
         self._failures: Counter[str] = Counter()  # in a row
+        self._outpaced: Counter[str] = Counter()
         self._near_bytes = self._wasted = self._outside_bytes = 0
         self._known: FetchFrom | None = None
 
@@ -147,7 +149,8 @@ class _Bringing:
                     self._fault(name, "slow")
                 for fetching in self._swarm.outpaced():
                     self._end(fetching)
-                    if fetching.source != OUTSIDE:
+                    self._outpaced[fetching.source] += fetching.source != OUTSIDE
+                    if self._outpaced[fetching.source] >= STRIKES:
                         self._fault(fetching.source, "slow")
             self._say([self._outcome(name) for name in self._fetched if name != OUTSIDE])
             return self._near_bytes
@@ -191,7 +194,9 @@ class _Bringing:
         for source in named.values():
             if source.name not in self._sessions:
                 self._add(source)
-        self._swarm.outside(OUTSIDE_SLOTS if self._near else ALONE_SLOTS)
+        slots = max(1, OUTSIDE_SLOTS // len(self._near)) if self._near else ALONE_SLOTS
+        self._swarm.outside(slots)  # few, so that the first can be passed on early
+        self._swarm.share(SLOTS)
 
     def _add(self, source: PieceSource) -> None:
         chain, tls = self._exchange._chain, None
@@ -216,7 +221,6 @@ class _Bringing:
         self._watching[source.name] = asyncio.create_task(self._watch(source.name))
 
     def _drop(self, name: str) -> None:
-        """Ask a source no more; what was on its way comes from others."""
         for fetching in self._swarm.drop(name):
             self._end(fetching)
         self._near.discard(name)
@@ -252,24 +256,24 @@ class _Bringing:
 
     async def _watch(self, name: str) -> None:
         """Keep up with which pieces a source has, until it has all."""
-        session, known, total = self._sessions[name], 0, len(self._files)
+        session, known, total = self._sessions[name], -1, len(self._files)
         url = f"/held/{self._version.root}"
         while known < total:
             try:
-                async with session.get(url, params={"known": known}) as response:
+                params = {"known": known} if known >= 0 else None
+                async with session.get(url, params=params) as response:
                     if response.status == 200:
                         bitmap = await response.content.read((total + 7) // 8)
                         known = self._swarm.holds(name, bitmap)
                         self._failures[name] = 0
                         self._exchange._news.set()
-                        continue
             except (aiohttp.ClientError, TimeoutError, OSError):
                 if self._failed(name):
                     return
-            await asyncio.sleep(BUSY_SECONDS)  # it has not begun this version yet, or is busy
+            await asyncio.sleep(WATCH_SECONDS)
 
     def _failed(self, name: str) -> bool:
-        """Count a failure of a source; returns whether it is one too many."""
+        """Whether a failure of a source is one too many."""
         self._failures[name] += 1
         if self._failures[name] < FAILURES or name not in self._swarm.sources:
             return False

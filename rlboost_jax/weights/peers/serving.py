@@ -1,9 +1,9 @@
 """The pieces that a server serves to others, over HTTP: which are there, and their bytes.
 
-`GET /held/{root}?known=N` answers with a bit for each piece as soon as more than N are there, or
-after a while; `GET /pieces/{root}/{first}-{last}` with the bytes of pieces one behind the other.
-Both need a transfer token for that version. Only as many are answered at a time as keeps each of
-them fast; whoever comes then gets 503 and asks another server.
+`GET /held/{root}?known=N` answers with a bit for each piece: at once without N, else as soon as
+more than N are there, or after a while; `GET /pieces/{root}/{first}-{last}` with the bytes of
+pieces one behind the other. Both need a transfer token for that version. Only as many are answered
+at a time as keeps each of them fast; whoever comes then gets 503 and asks another server.
 """
 
 import asyncio
@@ -154,7 +154,7 @@ def piece_app(
 
     async def held(request: web.Request) -> web.Response:
         said = request.query.get("known", "")
-        known = int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else 0
+        known = int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else -1
         version = await served.watch(request.match_info["root"], known, watch_seconds)
         if version is None:
             raise web.HTTPNotFound(text="this version is not here\n")

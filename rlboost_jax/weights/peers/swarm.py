@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 OUTSIDE: Final = ""  # name of the trainer, or of the store, among the sources
 PARTS: Final = 64  # as in `rlboost_jax.manager.policies.weight_sources`
 GROUP_BYTES: Final = 2**20  # small pieces that follow each other are fetched by one request
+ASKING_SECONDS: Final = 0.5  # for near servers to say what they have, at first
 PATIENCE_SECONDS: Final = 1.0  # without anything to fetch near, before one piece comes from outside
 LEAST_PATIENCE_SECONDS: Final = 0.05  # which it is for one after the other
 TOO_SLOW: Final = 3.0  # times that a piece usually takes, before another source is asked, too
 GRACE_SECONDS: Final = 2.0  # that are added to that
-UNKNOWN_SECONDS: Final = 5.0  # the same where nobody knows how long a piece takes
-SILENT_SECONDS: Final = 3.0  # without a byte, after which a source near or far counts as slow
+UNKNOWN_SECONDS: Final = 2.0  # that a piece takes where nobody knows it yet
+SILENT_SECONDS: Final = 5.0  # without a byte, after which a source near or far counts as slow
 
 
 @dataclass(eq=False, slots=True)
@@ -48,6 +49,7 @@ class _Source:
     near: bool
     holds: NDArray[np.bool_]
     slots: int  # requests at a time
+    known: bool = True  # what it has
     fetching: list[Fetching] = field(default_factory=list)
     not_before: float = -math.inf
 
@@ -77,6 +79,7 @@ class Swarm:
         self._far = False  # what this server brings comes from servers of other zones
         self._rates: list[float] = []  # bytes per second of what has come, the last ones
         self._outside_seconds = 0.0  # that a request to the outside takes
+        self._began_at = math.inf
         self._waits_since = math.inf  # nothing near is to be had since
         self._patience = PATIENCE_SECONDS
 
@@ -98,11 +101,17 @@ class Swarm:
         """Set the requests at a time to the trainer, or the store."""
         self._outside.slots = slots
 
+    def share(self, most: int) -> None:
+        """Set the requests at a time to all servers together, at least one to each."""
+        servers = [source for name, source in self._sources.items() if name != OUTSIDE]
+        for source in servers:
+            source.slots = max(1, most // len(servers))
+
     def add(self, name: str, *, near: bool, slots: int) -> None:
         """Add a server to fetch from; what it has is not known yet."""
         if name not in self._sources:
             holds = np.zeros(len(self._sizes), bool)
-            self._sources[name] = _Source(near=near, holds=holds, slots=slots)
+            self._sources[name] = _Source(near=near, holds=holds, slots=slots, known=False)
         self._far = any(not s.near for n, s in self._sources.items() if n != OUTSIDE)
 
     def drop(self, name: str) -> list[Fetching]:
@@ -121,6 +130,7 @@ class Swarm:
             return 0
         count = len(self._sizes)
         bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:count]
+        source.known = True
         source.holds[:] = False
         source.holds[: len(bits)] = bits.astype(bool)
         return int(source.holds.sum())
@@ -157,11 +167,15 @@ class Swarm:
 
     def silent(self, now: float) -> list[str]:
         """Servers from which no byte has come for too long though they were asked."""
+
+        def is_silent(fetching: Fetching) -> bool:
+            limit = max(SILENT_SECONDS, 2 * self._usual_seconds(fetching))
+            return now - fetching.moved_at > limit
+
         return [
             name
             for name, source in self._sources.items()
-            if name != OUTSIDE
-            and any(now - fetching.moved_at > SILENT_SECONDS for fetching in source.fetching)
+            if name != OUTSIDE and any(map(is_silent, source.fetching))
         ]
 
     def outpaced(self) -> list[Fetching]:
@@ -175,23 +189,27 @@ class Swarm:
 
     def next_ones(self, now: float) -> Iterator[Fetching]:
         """Requests to begin now: for each source that has room."""
+        copies = self._near_copies()
         for near in (True, False):
             for name, source in list(self._sources.items()):
                 while (
                     source.near == near
                     and len(source.fetching) < source.slots
                     and source.not_before <= now
-                    and (pieces := self._next(name, source, now)) is not None
+                    and (pieces := self._next(name, source, copies, now)) is not None
                 ):
                     fetching = Fetching(name, pieces, now, now)
                     source.fetching.append(fetching)
                     self._carriers[pieces] += 1
                     yield fetching
 
-    def _next(self, name: str, source: _Source, now: float) -> range | None:
+    def _next(
+        self, name: str, source: _Source, copies: NDArray[np.int64], now: float
+    ) -> range | None:
         free = self._missing & source.holds & (self._carriers == 0)
-        copies = self._near_copies()
         if not source.near:
+            if self._asks(now):
+                return None
             free &= self._own & (copies == 0)
             if name == OUTSIDE and self._far:
                 free[:] = False
@@ -205,6 +223,12 @@ class Swarm:
             self._waits_since = now
             return self._grouped(self._missing & (self._carriers == 0), copies, one=True)
         return None
+
+    def _asks(self, now: float) -> bool:
+        """Whether near servers may still say that they have what would come from outside."""
+        self._began_at = min(self._began_at, now)
+        unknown = any(source.near and not source.known for source in self._sources.values())
+        return unknown and now < self._began_at + ASKING_SECONDS
 
     def _near_copies(self) -> NDArray[np.int64]:
         """Near servers that have each piece."""
@@ -242,16 +266,20 @@ class Swarm:
         factor = self._patience / PATIENCE_SECONDS
         return now - self._waits_since >= factor * max(PATIENCE_SECONDS, others)
 
+    def _usual_seconds(self, fetching: Fetching) -> float:
+        """Seconds in which as many bytes usually come."""
+        if not self._rates:
+            return UNKNOWN_SECONDS
+        return float(self._sizes[fetching.pieces].sum() / np.median(self._rates))
+
     def _late(self, name: str, now: float) -> NDArray[np.bool_]:
         """Pieces that another source has been carrying for too long."""
         late = np.zeros(len(self._sizes), bool)
-        usual = float(np.median(self._rates)) if self._rates else 0.0
         for carrier, source in self._sources.items():
             for fetching in source.fetching:
                 if carrier == name:
                     continue
-                size = int(self._sizes[fetching.pieces].sum())
-                limit = GRACE_SECONDS + TOO_SLOW * size / usual if usual else UNKNOWN_SECONDS
+                limit = GRACE_SECONDS + TOO_SLOW * self._usual_seconds(fetching)
                 if name == OUTSIDE:
                     limit = max(limit, 2 * self._outside_seconds)
                 late[fetching.pieces] = now - fetching.began_at > limit

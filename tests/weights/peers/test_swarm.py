@@ -31,6 +31,8 @@ def test_only_what_it_brings_comes_from_outside_at_once() -> None:
     plan = swarm()
     plan.bring(0b10010)
     plan.add("a", near=True, slots=2)
+    assert asked(plan) == []  # it may have them
+    plan.holds("a", b"")
     assert asked(plan) == [(OUTSIDE, [1]), (OUTSIDE, [4])]
     plan.holds("a", bits(1, 2, 5))
     assert asked(plan) == [("a", [2]), ("a", [5])]
@@ -58,6 +60,7 @@ def test_after_a_while_one_piece_comes_from_outside_and_sooner_from_then_on() ->
     plan = swarm()
     plan.bring(0)
     plan.add("a", near=True, slots=1)
+    plan.holds("a", b"")
     assert asked(plan, 0.0) == [] and asked(plan, 0.9) == []
     (only,) = plan.next_ones(1.0)
     assert (only.source, len(only.pieces)) == (OUTSIDE, 1)
@@ -75,6 +78,7 @@ def test_it_waits_for_as_long_as_others_need_for_what_they_bring() -> None:
     plan = swarm()
     plan.bring(1)
     plan.add("a", near=True, slots=1)
+    plan.holds("a", b"")
     (own,) = plan.next_ones(0.0)
     plan.arrived(0)
     plan.ended(own, LARGE, 10.0)  # the trainer is busy
@@ -109,7 +113,7 @@ def test_a_silent_source_is_dropped_and_what_it_had_comes_from_others() -> None:
         plan.add(name, near=True, slots=1)
         plan.holds(name, bits(0))
     (first,) = plan.next_ones(0.0)
-    assert plan.silent(2.0) == [] and plan.silent(3.5) == [first.source]
+    assert plan.silent(4.0) == [] and plan.silent(5.5) == [first.source]
     assert plan.drop(first.source) == [first]
     (second,) = plan.next_ones(3.5)
     assert second.source != first.source and list(second.pieces) == [0]
