@@ -26,6 +26,7 @@ from rlboost_jax.trust import gate
 from rlboost_jax.trust.credentials import read_environment_credentials
 from rlboost_jax.trust.listener_limits import OWNER, ByteBudget, ListenerLimits
 from rlboost_jax.weights.file_server import __main__ as files
+from rlboost_jax.weights.peers.serving import PEER_LIMITS
 from rlboost_jax.workers import remote_workers as remote
 from tests.listeners import limits_of
 
@@ -51,6 +52,10 @@ LISTENING = frozenset(
 LISTENERS = {
     "manager": (manager_limits(TOKEN_BATCH_BYTES), "the servers' token and certificate"),
     "file server": (files.LIMITS, "the servers' token and certificate"),
+    "peers' port (of a server)": (
+        PEER_LIMITS,
+        "a transfer token and the servers' certificate",
+    ),
     "page": (page.LIMITS, "the page's token"),
     "gateway": (listener_limits(GatewayLimits()), "the tokens of its sessions"),
     "gateway of a run": (listener_limits(IN_A_RUN), "the tokens of its sessions"),
