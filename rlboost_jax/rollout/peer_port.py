@@ -64,9 +64,13 @@ async def peer_port(
         return
     host, _, port = address.rpartition(":") if ":" in address else (address, "", "")
     try:
-        host = host or _own_address(manager)
-        listener = listening_socket("", int(port or 0))
-    except (OSError, ValueError, OverflowError) as error:
+        # An address that others know need not be one of this host's.
+        here = ("::" if host.startswith("[") else "0.0.0.0") if host else _own_address(manager)
+        if not 0 <= (number := int(port or 0)) < 2**16:
+            raise ValueError(f"port {number} is not in 0..65535")
+        listener = listening_socket(here.strip("[]"), number)
+        host = host or here
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--peers={address!r}: {error}; use HOST:PORT, HOST, or none") from None
     keys, tls = new_transfer_keys(), manager.credentials.tls is not None
     setup = PiecesSetup(

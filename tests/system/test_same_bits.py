@@ -57,6 +57,18 @@ def test_versions_that_come_from_a_store_change_no_bit(short_and_calm, tmp_path)
     assert run.events("pulled") and not run.events("rejected")
 
 
+def test_versions_that_come_from_other_servers_change_no_bit(short_and_calm, tmp_path):
+    """Servers are killed while others fetch from them."""
+    peers = ("weights.peers=True", "weights.source=http", "fleet.max_instances=3")
+    with prepared(tmp_path / "run", *SHORT, *peers, *PATIENT) as run:
+        run.hold(version=1).start()
+        run.kill_servers_at_work(1, 2)
+        run.finish()
+    assert run.digests() == short_and_calm.digests()
+    assert run.events("exchanged") and not run.events("rejected")
+    assert sum(event["detail"]["peer_bytes"] for event in run.events("exchanged")) > 0
+
+
 def test_versions_that_come_as_differences_change_no_bit(short_and_calm, tmp_path):
     """Float32 and a large learning rate: all entries change, but not in their highest bytes."""
     deltas = ("weights.deltas=(1,2,3,4,5)", "weights.source=http", "fleet.max_instances=1")
