@@ -44,7 +44,8 @@ from rlboost_jax.weights.piece_lists import write_list
 from rlboost_jax.weights.pull import Puller
 
 MEGABYTE = 1_000_000
-CHUNK = 2**14
+CHUNK = 2**12
+BURST_SECONDS = 0.5  # that a link makes up for while this process waits for a processor
 HERE = "127.0.0.1"
 PIECES = 64  # of the version: one of 2 GB in pieces of 32 MB, to scale
 SLOW = 0.125  # MB/s: 1 Mbit/s
@@ -67,8 +68,8 @@ class Link:
         self.total += size
         if self.rate:
             now = time.monotonic()
-            self._free_at = max(now, self._free_at) + size / self.rate
-            await asyncio.sleep(self._free_at - now)
+            self._free_at = max(now - BURST_SECONDS, self._free_at) + size / self.rate
+            await asyncio.sleep(max(0.0, self._free_at - now))
 
 
 @dataclass
