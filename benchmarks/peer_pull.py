@@ -39,7 +39,7 @@ from rlboost_jax.weights.connections import Retries
 from rlboost_jax.weights.peers import swarm
 from rlboost_jax.weights.peers.exchange import PeerExchange
 from rlboost_jax.weights.peers.held_pieces import HeldPieces
-from rlboost_jax.weights.peers.serving import ServedPieces, piece_app
+from rlboost_jax.weights.peers.piece_serving import ServedPieces, piece_app
 from rlboost_jax.weights.piece_lists import write_list
 from rlboost_jax.weights.pull import Puller
 

@@ -26,7 +26,7 @@ from rlboost_jax.trust import gate
 from rlboost_jax.trust.credentials import read_environment_credentials
 from rlboost_jax.trust.listener_limits import OWNER, ByteBudget, ListenerLimits
 from rlboost_jax.weights.file_server import __main__ as files
-from rlboost_jax.weights.peers.serving import PEER_LIMITS
+from rlboost_jax.weights.peers.piece_serving import PEER_LIMITS
 from rlboost_jax.workers import remote_workers as remote
 from tests.listeners import limits_of
 

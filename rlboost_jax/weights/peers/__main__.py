@@ -17,7 +17,7 @@ from rlboost_jax.trust.transfers import listening_tls
 from rlboost_jax.weights.file_server.beats import beat
 from rlboost_jax.weights.file_server.child import orders, run_child
 from rlboost_jax.weights.peers.piece_orders import PiecesSetup, read_piece_order
-from rlboost_jax.weights.peers.serving import PEER_LIMITS, Pace, ServedPieces, piece_app
+from rlboost_jax.weights.peers.piece_serving import PEER_LIMITS, ServedPieces, UploadPace, piece_app
 
 NICENESS: Final = 10
 
@@ -33,7 +33,7 @@ async def serve(listener: socket.socket) -> int:
     if not isinstance(setup, PiecesSetup):
         return 0  # the server is gone already
     gate, served = Gate(PEER_LIMITS), ServedPieces()
-    app = piece_app(setup.key, served, gate.admit, pace=Pace(setup.bytes_per_second))
+    app = piece_app(setup.key, served, gate.admit, pace=UploadPace(setup.bytes_per_second))
     runner = web.AppRunner(app, **RUNNER_OPTIONS)
     await runner.setup()
     assert runner.server is not None

@@ -29,7 +29,7 @@ from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.connections import Retries
 from rlboost_jax.weights.peers.held_pieces import HeldPieces, HeldVersion
 from rlboost_jax.weights.peers.incoming import IncomingPieces
-from rlboost_jax.weights.peers.outside import Outside
+from rlboost_jax.weights.peers.outside_pieces import OutsideSource
 from rlboost_jax.weights.peers.swarm import OUTSIDE, Fetching, Swarm
 
 SLOTS: Final = 4  # requests at a time to a server, and to all of them where they are many
@@ -48,7 +48,7 @@ class _Busy(aiohttp.ClientError):
     """The source has as many requests as it takes."""
 
 
-class _Gone(aiohttp.ClientError):
+class _NotThere(aiohttp.ClientError):
     """The source does not have this."""
 
 
@@ -82,7 +82,7 @@ class PeerExchange:
         version: HeldVersion,
         wanted: set[int],
         counter: ByteCounter,
-        outside: Outside,
+        outside: OutsideSource,
         retries: Retries,
     ) -> int:
         """Bring the wanted pieces to the version's folder; returns the bytes from near servers.
@@ -112,7 +112,7 @@ class _Bringing:
         version: HeldVersion,
         wanted: set[int],
         counter: ByteCounter,
-        outside: Outside,
+        outside: OutsideSource,
         retries: Retries,
     ) -> None:
         self._exchange, self._version, self._counter = exchange, version, counter
@@ -337,7 +337,7 @@ class _Bringing:
             if response.status in (429, 503):
                 raise _Busy(f"HTTP {response.status}")
             if response.status != 200:
-                raise _Gone(f"HTTP {response.status}")
+                raise _NotThere(f"HTTP {response.status}")
             async for data in response.content.iter_any():
                 yield data
             yield b""  # an answer may have no bytes at all

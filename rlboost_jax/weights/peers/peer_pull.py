@@ -10,7 +10,7 @@ from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.connections import Retries
 from rlboost_jax.weights.peers.exchange import PeerExchange
-from rlboost_jax.weights.peers.outside import Outside
+from rlboost_jax.weights.peers.outside_pieces import OutsideSource
 
 T = TypeVar("T")
 Copy = Callable[[Path, ByteCounter], Awaitable[None]]
@@ -21,7 +21,7 @@ async def exchanged(
     root: str,
     pieces: PieceList,
     missing: PieceList,
-    outside: Outside,
+    outside: OutsideSource,
     retries: Retries,
     counter: ByteCounter,
     read: Callable[[Path], T],

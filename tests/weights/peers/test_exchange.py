@@ -22,8 +22,8 @@ from rlboost_jax.weights.connections import Retries
 from rlboost_jax.weights.peers import swarm
 from rlboost_jax.weights.peers.exchange import PeerExchange
 from rlboost_jax.weights.peers.held_pieces import HeldPieces, HeldVersion
-from rlboost_jax.weights.peers.outside import TrainerPieces
-from rlboost_jax.weights.peers.serving import Pace, ServedPieces, piece_app
+from rlboost_jax.weights.peers.outside_pieces import TrainerPieces
+from rlboost_jax.weights.peers.piece_serving import ServedPieces, UploadPace, piece_app
 from tests.patience import PATIENCE_SECONDS
 
 ROOT = "a" * 64
@@ -80,7 +80,7 @@ class Nodes:
     def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
         self._stack, self._folder = stack, folder
 
-    async def __call__(self, *middlewares: Any, pace: Pace | None = None) -> Node:
+    async def __call__(self, *middlewares: Any, pace: UploadPace | None = None) -> Node:
         served, orders = ServedPieces(), asyncio.Queue[Any]()
         held, key = HeldPieces(self._folder, tell=orders.put_nowait), bytes(32)
         app = piece_app(key, served, pace=pace, watch_seconds=0.05)
@@ -280,8 +280,8 @@ def test_what_did_not_change_is_not_fetched_again(tmp_path: Path) -> None:
 
 def test_uploads_keep_to_a_rate() -> None:
     now = [0.0]
-    pace = Pace(100.0, clock=lambda: now[0])
+    pace = UploadPace(100.0, clock=lambda: now[0])
     assert [pace.wait(50), pace.wait(50), pace.wait(100)] == [0.5, 1.0, 2.0]
     now[0] = 10.0
     assert pace.wait(50) == 0.5
-    assert Pace(0.0).wait(10**9) == 0.0
+    assert UploadPace(0.0).wait(10**9) == 0.0

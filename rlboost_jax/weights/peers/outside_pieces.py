@@ -13,7 +13,7 @@ from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.stored_versions import FOLDER
 
 
-class Outside(Protocol):
+class OutsideSource(Protocol):
     """A source that has all pieces."""
 
     def chunks(self, pieces: range) -> AsyncGenerator[bytes, None]:

@@ -45,7 +45,7 @@ PEER_LIMITS: Final = ListenerLimits(
 )
 
 
-class Pace:
+class UploadPace:
     """Keeps all uploads together below a rate.
 
     Args:
@@ -129,7 +129,7 @@ def piece_app(
     served: ServedPieces,
     admit: Callable[[Any, str], None] = lambda handler, name: None,
     *,
-    pace: Pace | None = None,
+    pace: UploadPace | None = None,
     uploads: int = UPLOADS,
     watch_seconds: float = WATCH_SECONDS,
 ) -> web.Application:
@@ -140,7 +140,7 @@ def piece_app(
         admit: called with each connection that has shown one, and whose it is.
         uploads: at a time.
     """
-    pace, under_way = pace or Pace(0.0), set[object]()
+    pace, under_way = pace or UploadPace(0.0), set[object]()
 
     @web.middleware
     async def authorize(request: web.Request, handler: Any) -> web.StreamResponse:
