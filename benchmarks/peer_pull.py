@@ -158,7 +158,7 @@ class Joiner:
         self.fleet, self.number, self.name, self.zone = fleet, number, f"j{number}", zone
         self.host, self.key = fleet.new_host(), bytes([number + 1]) * 32
         self.served, self.tell = ServedPieces(), asyncio.Queue[Any]()
-        self.held = HeldPieces(tell=self.tell.put_nowait)
+        self.held = HeldPieces(fleet.folder, tell=self.tell.put_nowait)
         self.exchange = PeerExchange(self.held)
         self.seconds, self.lies = 0.0, False
         self._ways: dict[str, str] = {}
@@ -209,7 +209,6 @@ class Joiner:
             source="http",
             manager=Endpoint(address=address, credentials=credentials),
             weights=address,
-            folder=self.fleet.folder,
             retries=RETRIES if with_peers else UNHURRIED,
             peers=self.exchange if with_peers else None,
         )

@@ -14,7 +14,7 @@ import numpy as np
 from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.platform.object_store import ObjectStore
 from rlboost_jax.trust.credentials import Endpoint
-from rlboost_jax.trust.seal import check_seal
+from rlboost_jax.trust.seal import check_seal, root_of
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter, FilesInMemory, Intake
 from rlboost_jax.weights.connections import RETRIES, Connections, Retries
@@ -25,6 +25,9 @@ from rlboost_jax.weights.file_sources import Files, fetch
 from rlboost_jax.weights.leaf_arrays import LeafBuffers
 from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf, without
 from rlboost_jax.weights.pack_fetch import fetch_pack
+from rlboost_jax.weights.peers.exchange import PeerExchange
+from rlboost_jax.weights.peers.outside_pieces import OutsideSource, StorePieces, TrainerPieces
+from rlboost_jax.weights.peers.peer_pull import exchanged
 from rlboost_jax.weights.piece_lists import decoded_list, list_entry
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 from rlboost_jax.weights.serve import list_url, weights_url
@@ -35,7 +38,7 @@ __all__ = ["Pulled", "Puller", "WeightsError"]
 @dataclass(frozen=True)
 class Pulled:
     params: dict[str, Any]  # nested, NumPy leaves
-    fetched_bytes: int
+    fetched_bytes: int  # from outside of this server's zone
 
 
 class Puller:
@@ -55,6 +58,7 @@ class Puller:
         store: that has versions, too.
         deltas: keep each version in the host's memory, and of the next one fetch the differences
             where the trainer has them.
+        peers: brings pieces from other servers, and keeps them to be served; None: nobody does.
 
     Attributes:
         pulled: counts what has come so far, of all snapshots.
@@ -70,7 +74,9 @@ class Puller:
         connections: int = MOST_CONNECTIONS,
         store: ObjectStore | None = None,
         deltas: bool = False,
+        peers: PeerExchange | None = None,
     ):
+        self._peers, self._near_bytes = peers, 0  # bytes of the version that is being pulled
         self._source, self._manager, self._store = source, manager, store
         self._weights, self._port = weights, 0
         self._kept, self.pulled = LeafCache(), ByteCounter()
@@ -84,6 +90,8 @@ class Puller:
 
     async def __aexit__(self, *error: object) -> None:
         await self._connections.__aexit__(*error)
+        if self._peers is not None:
+            await self._peers.held.close()
 
     def reach(self, port: int) -> None:
         """Set the port of the manager's host that serves weights; 0: the manager's own port."""
@@ -110,7 +118,8 @@ class Puller:
         self._kept.complete(params, pieces)
         if self._base is not None:
             self._base.hold(manifest.version, pieces, params)
-        fetched_bytes = list_bytes + pack_bytes + missing.num_bytes
+        near_bytes, self._near_bytes = self._near_bytes, 0
+        fetched_bytes = list_bytes + pack_bytes + max(0, missing.num_bytes - near_bytes)
         return Pulled(params=params, fetched_bytes=fetched_bytes)
 
     async def _listed(self, manifest: Manifest, server: Endpoint | None) -> tuple[PieceList, int]:
@@ -161,6 +170,18 @@ class Puller:
         self, manifest: Manifest, pieces: PieceList, missing: PieceList, server: Endpoint | None
     ) -> dict[str, Any]:
         """Leaves of the missing part of a version, as they are."""
+        if self._peers is not None and server is not None and self._source != "directory":
+            async with self._connections.to(server) as (session, retries):
+                url = weights_url(manifest.version)
+                outside: OutsideSource = TrainerPieces(url, pieces.files, session)
+                if self._store is not None and self._source in ("auto", "store"):
+                    outside = StorePieces(pieces.files, self._store)
+                directory = Path(manifest.directory) if self._source == "auto" else None
+                root, counter = root_of(manifest), self.pulled
+                params, self._near_bytes = await exchanged(
+                    self._peers, root, pieces, missing, outside, retries, counter, directory
+                )
+            return params
         leaves = await asyncio.to_thread(LeafBuffers, missing)
         await self._fetch(
             Files(

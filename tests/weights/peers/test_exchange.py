@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
+import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages as m
 from rlboost_jax.messages import FileEntry
+from rlboost_jax.trust.seal import root_of, sealed
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.trust.transfers import transfer_token
+from rlboost_jax.weights import serve
 from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.connections import Retries
 from rlboost_jax.weights.peers import swarm
@@ -24,6 +28,8 @@ from rlboost_jax.weights.peers.exchange import PeerExchange
 from rlboost_jax.weights.peers.held_pieces import HeldPieces, HeldVersion
 from rlboost_jax.weights.peers.outside_pieces import TrainerPieces
 from rlboost_jax.weights.peers.piece_serving import ServedPieces, UploadPace, piece_app
+from rlboost_jax.weights.pull import Puller
+from tests.endpoints import SEAL, endpoint
 from tests.patience import PATIENCE_SECONDS
 
 ROOT = "a" * 64
@@ -99,7 +105,9 @@ class Nodes:
         return node
 
 
-def send(node: Node, parts: int, sources: dict[str, Node], *, token: str = "") -> None:
+def send(
+    node: Node, parts: int, sources: dict[str, Node], *, token: str = "", root: str = ROOT
+) -> None:
     named = tuple(
         m.PieceSource(
             name=name,
@@ -110,10 +118,12 @@ def send(node: Node, parts: int, sources: dict[str, Node], *, token: str = "") -
         )
         for name, source in sources.items()
     )
-    node.exchange.fetch_from(m.FetchFrom(root=ROOT, sources=named, parts=parts))
+    node.exchange.fetch_from(m.FetchFrom(root=root, sources=named, parts=parts))
 
 
 def scenario(tmp_path: Path, what: Callable[[Nodes], Any]) -> None:
+    tmp_path.mkdir(exist_ok=True)
+
     async def run() -> None:
         async with asyncio.timeout(PATIENCE_SECONDS), AsyncExitStack() as stack:
             await what(Nodes(stack, tmp_path))
@@ -285,3 +295,43 @@ def test_uploads_keep_to_a_rate() -> None:
     now[0] = 10.0
     assert pace.wait(50) == 0.5
     assert UploadPace(0.0).wait(10**9) == 0.0
+
+
+@pytest.mark.parametrize("source", ["http", "auto"])
+def test_parameters_pulled_with_peers_are_the_same(
+    tmp_path: Path, manifest: m.Manifest, params: Any, source: str
+) -> None:
+    """Pulled twice: from the trainer, and by another server from the first one."""
+    sealed_one = sealed(manifest, SEAL)
+    far = msgspec.structs.replace(sealed_one, directory="/nowhere") if source == "http" else None
+    seen = sealed(far, SEAL) if far else sealed_one
+
+    async def what(nodes: Nodes) -> None:
+        app = web.Application()
+        serve.add_routes(app, serve.ServedVersions([serve.served_version(manifest)]))
+        async with TestServer(app) as server:
+            first, second = await nodes(), await nodes()
+            for node in (first, second):
+                puller = Puller(
+                    source=source,
+                    manager=endpoint(f"127.0.0.1:{server.port}"),
+                    peers=node.exchange,
+                )
+                if node is second:
+                    token = transfer_token(first.key, "me", root_of(seen))
+                    send(node, 0, {"first": first}, token=token, root=root_of(seen))
+                pulled = await puller.pull(seen)
+                np.testing.assert_array_equal(
+                    pulled.params["embed"]["table"], params["embed"]["table"]
+                )
+                np.testing.assert_array_equal(
+                    pulled.params["layers"]["attention"]["query"]["kernel"],
+                    params["layers"]["attention"]["query"]["kernel"],
+                )
+                version = node.held._whole
+                assert version is not None and len(version.held) == len(version.files)
+            if source == "http":
+                (outcome,) = second.said[-1].outcomes
+                assert outcome.fetched_bytes > 0.9 * manifest.piece_bytes
+
+    scenario(tmp_path / "held", what)
