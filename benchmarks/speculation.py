@@ -1,6 +1,7 @@
 """Decode steps and seconds that drafts save, for the batches of a run at several of its versions.
 
     python -m benchmarks.speculation RUN [--steps=5,10] [--instances=1] [--slots=64] [--rows=256]
+        [--prompts=1]
 
 RUN is the folder of a run that kept checkpoints (`checkpoint.keep_every`). For each step engines
 sample the step's batch with the weights of that step, as the manager gives it to them: once with
@@ -10,10 +11,11 @@ equal. *Steps* are decode and mixed steps until the last token, of the engine th
 With `--rows` every step has so many rows, as on a GPU, where `engine.token_rows` of an H100's
 preset are 256 for 64 slots: there a step takes as long with drafts as without, so the ratio of
 steps is that of time but for the host's part. Without it the engine is that of the CPU, rows cost
-time, and seconds (of the second pass each, in turns) are what counts.
+time, and the processor's seconds, in turns, are what counts; `--prompts=1` leaves few sequences.
 """
 
 import argparse
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+import msgspec
 import numpy as np
 
 from rlboost_jax.data.prompt_stream import PromptStream
@@ -59,6 +62,7 @@ from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.speculation_config import SpeculationConfig
 
 TRAINER: Final = 1  # its stream
+ROUNDS: Final = 5  # timed
 PATIENT: Final = 1e9  # steps that a server may be silent for
 
 
@@ -202,27 +206,60 @@ def engine_for(run: RunConfig, gpu_rows: bool) -> Engine:
     return engine
 
 
-def measure(runs: Sequence[RunConfig], fleets: Sequence[list[Engine]], params: Any, at: int) -> str:
-    begin, found, steps, seconds = begin_of(runs[0], at), [], [], []
-    for again in range(2):
+def measure(
+    runs: Sequence[RunConfig], fleets: Sequence[list[Engine]], params: Any, begin: BeginBatch
+) -> str:
+    """Sample a batch by each of two fleets, in turns; a row of the table.
+
+    The ratio of seconds is the median of rounds after the first, and only where engines have the
+    rows of a CPU; seconds are the processor's, as others may use it, too.
+    """
+    found, steps, ratios = [], [], []
+    texts = [engine._scheduler.texts for engine in fleets[1]]
+    recent = [each._recent for each in texts]  # of earlier batches, and not of this one's last pass
+    timed = len(fleets[0][0].layout.decode_rows) > 1
+    for again in range(1 + ROUNDS if timed else 1):
+        for each, known in zip(texts, recent, strict=True):
+            each._recent = known
+        seconds = []
         for run, engines in zip(runs, fleets, strict=True):
             for engine in engines:
-                engine.load(params, Version(at))
+                engine.load(params, begin.version)
                 engine.drafts.counts = SpeculationCounts()
-            fleet, since = Fleet(run, engines, begin), time.perf_counter()
-            count, took = fleet.run(), time.perf_counter() - since
-            if again:
-                seconds.append(took)
-            else:
+            fleet, since = Fleet(run, engines, begin), time.process_time()
+            count = fleet.run()
+            seconds.append(time.process_time() - since)
+            if not again:
                 found.append(fleet.found)
                 steps.append(count)
+        ratios.append(seconds[0] / seconds[1])
     assert found[0] == found[1], "drafts changed what was sampled"
     counts = sum((engine.drafts.counts for engine in fleets[1]), SpeculationCounts())
+    ratio = f"{statistics.median(ratios[1:]):.2f}" if timed else "–"
     return (
-        f"| {at} | {steps[0]} | {steps[1]} | {steps[0] / steps[1]:.2f} "
+        f"| {begin.batch} | {steps[0]} | {steps[1]} | {steps[0] / steps[1]:.2f} "
         f"| {counts.accepted / max(1, counts.drafted):.2f} "
-        f"| {counts.tokens / max(1, counts.sequence_steps):.2f} | {seconds[0] / seconds[1]:.2f} |"
+        f"| {counts.tokens / max(1, counts.sequence_steps):.2f} | {ratio} |"
     )
+
+
+def both(
+    run: RunConfig, drafters: Sequence[str], slots: int, rows: int, instances: int
+) -> tuple[list[RunConfig], list[list[Engine]]]:
+    """Build engines without drafts and with; prints the head of the table.
+
+    Args:
+        rows: of each step; 0: as the CPU's engine has them.
+    """
+    sizes = {"slots": slots, **({"token_rows": rows} if rows else {})}
+    run = replace(run, engine=replace(run.engine, **sizes))
+    drafting = SpeculationConfig(enabled=True, drafters=tuple(drafters))
+    runs = [replace(run, speculation=each) for each in (SpeculationConfig(), drafting)]
+    fleets = [[engine_for(each, rows > 0) for _ in range(instances)] for each in runs]
+    print(f"{instances} x {slots} slots, rows of a step: {fleets[1][0].layout.decode_rows}")
+    print("| step | steps without | with drafts | ratio | accepted | tokens a step | time ratio |")
+    print("|--:|--:|--:|--:|--:|--:|--:|")
+    return runs, fleets
 
 
 def main() -> None:
@@ -232,25 +269,19 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--rows", type=int, default=0, help="of each step; 0: as the CPU's engine")
     parser.add_argument("--instances", type=int, default=1)
-    parser.add_argument("--drafters", default="siblings,prompt")
+    parser.add_argument("--prompts", type=int, default=None, help="of each batch; all")
+    parser.add_argument("--drafters", default=",".join(SpeculationConfig().drafters))
     options = parser.parse_args()
     run = read_run_config(options.run / "config.json")
-    rows = {"token_rows": options.rows} if options.rows else {}
-    run = replace(run, engine=replace(run.engine, slots=options.slots, **rows))
-    drafting = SpeculationConfig(enabled=True, drafters=tuple(options.drafters.split(",")))
-    runs = [replace(run, speculation=each) for each in (SpeculationConfig(), drafting)]
-    fleets = [
-        [engine_for(each, bool(options.rows)) for _ in range(options.instances)] for each in runs
-    ]
+    drafters = options.drafters.split(",")
+    runs, fleets = both(run, drafters, options.slots, options.rows, options.instances)
     there = sorted(int(path.name) for path in (options.run / "checkpoints").glob("[0-9]*"))
     steps = [int(step) for step in options.steps.split(",")] if options.steps else there
-    rows_of_a_step = fleets[1][0].layout.decode_rows
-    print(f"{options.instances} x {options.slots} slots, rows of a step: {rows_of_a_step}")
-    print("| step | steps without | with drafts | ratio | accepted | tokens a step | time ratio |")
-    print("|--:|--:|--:|--:|--:|--:|--:|")
     for step in steps:
         params = read_policy(run.model, options.run, options.run / "checkpoints", step)
-        print(measure(runs, fleets, params, step), flush=True)
+        begin = begin_of(run, step)
+        begin = msgspec.structs.replace(begin, prompts=begin.prompts[: options.prompts])
+        print(measure(runs, fleets, params, begin), flush=True)
 
 
 if __name__ == "__main__":

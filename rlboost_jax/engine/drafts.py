@@ -1,9 +1,10 @@
 """Drafts of what a rollout will sample next, taken from texts that are likely to resemble it.
 
-Texts are the responses to the same prompt at this engine (Seer, arXiv:2511.14617, section 3.4) and
-the rollout's own prompt and response (prompt lookup). The host gathers them once a dispatch; the
-device finds the place that the newest tokens match best and proposes what follows there, anew in
-every decode step, so that a rejected draft costs one step of drafts and not a dispatch.
+Texts are the responses to the same prompt at this engine (Seer, arXiv:2511.14617, section 3.4),
+the rollout's own prompt and response (prompt lookup) and the newest responses to any prompt, which
+say alike what all say: forms, counts, steps of a calculation. The host gathers them once a
+dispatch; the device finds the place that the newest tokens match best and proposes what follows
+there, anew in every step, so that a rejected draft costs one step of drafts and not a dispatch.
 
 A draft decides when a token is sampled and never which: noise and logits of a token do not depend
 on drafts, and a draft that is not the sampled token is dropped. So texts may be stale, cut off or
@@ -34,7 +35,8 @@ class DraftTexts:
 
     A prompt's texts are kept as long as one of its rollouts is held, those of finished rollouts
     too: these are what younger siblings repeat. As siblings may come later, the newest of the
-    others are kept as well, MOST_LEFT tokens of them.
+    others are kept as well, MOST_LEFT tokens of them. With "recent" the newest responses of all,
+    as many as a row holds, are copied as they leave, and stay under other weights.
     """
 
     def __init__(self, drafters: Collection[Drafter], row_tokens: int) -> None:
@@ -48,6 +50,8 @@ class DraftTexts:
         self._held: dict[PromptKey, int] = {}
         self._left: dict[PromptKey, int] = {}  # tokens of prompts without held rollouts
         self._left_tokens = 0
+        self._of_recent = "recent" in drafters
+        self._recent = np.zeros(0, np.int32)  # texts that left, each followed by NO_TOKEN
 
     def join(self, rollout: EngineRollout) -> None:
         """Add a rollout that is now held."""
@@ -59,6 +63,8 @@ class DraftTexts:
     def leave(self, rollout: EngineRollout) -> None:
         """Note that a rollout is no longer held. Its text stays while siblings are."""
         key = rollout.prompt_key
+        if self._of_recent:
+            self._add(rollout)
         self._held[key] -= 1
         if self._held[key]:
             return
@@ -68,6 +74,13 @@ class DraftTexts:
         most = MOST_LEFT if self._of_siblings else 0
         while self._left_tokens > most:
             self._drop(next(iter(self._left)))
+
+    def _add(self, rollout: EngineRollout) -> None:
+        """Put a text behind those that left, unless it is in one of them."""
+        text = rollout.tokens(rollout.prompt_length, rollout.known)[-self._row_tokens :]
+        if text.tobytes() not in self._recent.tobytes():
+            texts = np.concatenate([self._recent, text, np.array([NO_TOKEN], np.int32)])
+            self._recent = texts[-self._row_tokens :]
 
     def forget(self) -> None:
         """Drop the texts of rollouts that left: other weights say other things."""
@@ -83,8 +96,9 @@ class DraftTexts:
 
         Returns:
             [rows, row_tokens]: the newest tokens, then texts, each followed by NO_TOKEN.
-            Where places match equally well, the last one is proposed: so the rollout's own
-            text comes first, and of the siblings' the longest comes last.
+            Where places match equally well, the last one is proposed: so responses to other
+            prompts come first, then the rollout's own text, and of the siblings' the longest
+            comes last.
         """
         packed = np.full((rows, self._row_tokens), NO_TOKEN, np.int32)
         packed[:, :DRAFT_CONTEXT] = _NO_CONTEXT
@@ -99,6 +113,8 @@ class DraftTexts:
                 room -= len(text) + 1
                 if room <= DRAFT_CONTEXT + 1:
                     break
+            others = self._recent[-(room - DRAFT_CONTEXT) :] if room > DRAFT_CONTEXT else ()
+            row[room - len(others) : room] = others
         return packed
 
     def _texts(self, rollout: EngineRollout) -> Iterator[tuple[EngineRollout, int]]:
@@ -119,7 +135,8 @@ def proposals(newest: Int[Array, "R C"], texts: Int[Array, "R D"]) -> Int[Array,
         newest: the oldest first.
 
     Returns:
-        Drafts, NO_TOKEN behind the last. No draft where fewer than LEAST_MATCH tokens match.
+        Drafts, NO_TOKEN behind the last: as many as tokens match, and none where fewer than
+        LEAST_MATCH do. A short match is often wrong, and the rows are wanted by others.
     """
     D = texts.shape[1]
     equal = jnp.ones(texts.shape, bool)
@@ -135,4 +152,5 @@ def proposals(newest: Int[Array, "R C"], texts: Int[Array, "R D"]) -> Int[Array,
     columns = best[:, None] + 1 + jnp.arange(MOST_DRAFTS)[None, :]
     drafts = jnp.take_along_axis(following, columns, axis=1)
     on = usable.any(axis=1)[:, None] & (jnp.cumprod(drafts != NO_TOKEN, axis=1) > 0)
+    on &= jnp.arange(MOST_DRAFTS)[None, :] < jnp.take_along_axis(length, best[:, None], axis=1)
     return jnp.where(on, drafts, NO_TOKEN)

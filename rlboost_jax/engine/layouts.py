@@ -94,6 +94,8 @@ def make_layout(
     few = min(_HEAD_TILE * -(-config.slots // _HEAD_TILE), config.token_rows)
     all_rows = config.token_rows if exact or on_cpu else few
     decode_rows = _decode_rows(config.slots) if any_rows else (all_rows,)
+    # Matching costs time on CPU alone.
+    text_tokens = min(4 * slot_tokens, _MOST_TEXT_TOKENS) if any_rows else _MOST_TEXT_TOKENS
     return StepLayout(
         token_rows=config.token_rows,
         decode_rows=decode_rows,
@@ -102,7 +104,7 @@ def make_layout(
         pages_per_slot=slot_pages,
         page_size=config.page_size,
         num_pages=num_pages,
-        text_tokens=DRAFT_CONTEXT + min(4 * slot_tokens, _MOST_TEXT_TOKENS) if drafts else 0,
+        text_tokens=DRAFT_CONTEXT + text_tokens if drafts else 0,
     )
 
 

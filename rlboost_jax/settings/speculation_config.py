@@ -5,7 +5,7 @@ from typing import Literal
 
 from rlboost_jax.settings.setting import setting
 
-Drafter = Literal["siblings", "prompt"]
+Drafter = Literal["siblings", "prompt", "recent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,10 @@ class SpeculationConfig:
         may_change="at once",
     )
     drafters: tuple[Drafter, ...] = setting(
-        ("siblings", "prompt"),
+        ("siblings", "prompt", "recent"),
         'texts that drafts come from: "siblings", the responses to the same prompt at the same '
-        'engine, and "prompt", the sequence\'s own prompt and response',
+        'engine; "prompt", the sequence\'s own prompt and response; and "recent", the newest '
+        "responses to any prompt at the same engine",
         may_change="at once",
     )
 

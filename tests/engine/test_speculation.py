@@ -162,9 +162,9 @@ def test_texts_of_siblings_save_steps(
     assert all(tokens == first for tokens in others)
     counts = engine.drafts.counts
     assert counts.tokens == 4 * 24 - 1  # one comes from the prefill
-    assert counts.steps == 23 + 3 * 3, "one that repeats takes eight tokens a step"
+    assert counts.steps == 23 + 3 * 4, "one that repeats takes five tokens, then eight a step"
     assert counts.steps_saved == counts.accepted, "one sequence in each step"
-    for number, drafted in ((8, 20), (9, 0)):
+    for number, drafted in ((8, 19), (9, 0)):
         engine.submit([request_of(number, [7, 1, 3], temperature=0.0, stop_ids=())])
         engine.drafts.counts = SpeculationCounts()
         assert drain(engine)[number][0] == first
@@ -210,7 +210,7 @@ def test_rows_are_shared_evenly_and_used_up(wanted: list[int], spare: int) -> No
 
 
 def proposed(newest: list[int], text: list[int]) -> list[int]:
-    """What follows the longest match, the last of equally long ones, by loops."""
+    """What follows the longest match, the last of equally long ones, and no more of it."""
     best, drafts = LEAST_MATCH - 1, []
     for place in range(len(text) - 1):
         length = 0
@@ -221,7 +221,7 @@ def proposed(newest: list[int], text: list[int]) -> list[int]:
         if length > best or (length == best and drafts):
             following = text[place + 1 : place + 1 + MOST_DRAFTS]
             if following[0] != NO_TOKEN:
-                following = following[: [*following, NO_TOKEN].index(NO_TOKEN)]
+                following = following[: [*following[:length], NO_TOKEN].index(NO_TOKEN)]
                 best, drafts = length, following
     return drafts
 
@@ -268,6 +268,35 @@ def test_texts_hold_the_longest_sibling_last_and_what_is_older_goes(
     lone = DraftTexts(("siblings",), DRAFT_CONTEXT + 24)
     lone.join(rollouts[0])
     assert set(lone.pack(rollouts[:1], 1)[0, DRAFT_CONTEXT:].tolist()) == {NO_TOKEN}
+
+
+def test_texts_of_other_prompts_are_those_that_left_last(
+    build_engine: Build, request_of: Requests
+) -> None:
+    layout = build_engine().layout
+    said = [[10] * 4, [11] * 5, [11] * 3, [12] * 6, [13] * 2]
+    rollouts = [
+        new_rollout(request_of(i, [1, 2, i], text, group=i), layout, i)
+        for i, text in enumerate(said)
+    ]
+    texts = DraftTexts(("recent",), DRAFT_CONTEXT + 14)
+    for rollout in rollouts:
+        texts.join(rollout)
+
+    def row() -> list[int]:
+        packed = texts.pack(rollouts[4:], 1)[0]
+        assert packed[:DRAFT_CONTEXT].tolist() == [-2] * 3 + [1, 2, 4, 13, 13]
+        return [token for token in packed[DRAFT_CONTEXT:].tolist()]
+
+    assert row() == [NO_TOKEN] * 14
+    for rollout in rollouts[:3]:
+        texts.leave(rollout)
+    newest = [*said[0], NO_TOKEN, *said[1], NO_TOKEN]
+    assert row() == [NO_TOKEN] * 3 + newest, "the third is a part of the second"
+    texts.forget()
+    assert row() == [NO_TOKEN] * 3 + newest, "under other weights, too"
+    texts.leave(rollouts[3])
+    assert row() == [*newest, *said[3], NO_TOKEN][-14:], "what is oldest goes"
 
 
 @pytest.mark.parametrize(("drafters", "kept"), [(BOTH, 3), (("prompt",), 0)])
