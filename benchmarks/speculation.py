@@ -1,7 +1,7 @@
 """Decode steps and seconds that drafts save, for the batches of a run at several of its versions.
 
     python -m benchmarks.speculation RUN [--steps=5,10] [--instances=1] [--slots=64] [--rows=256]
-        [--prompts=1]
+        [--prompts=1 --responses=4]
 
 RUN is the folder of a run that kept checkpoints (`checkpoint.keep_every`). For each step engines
 sample the step's batch with the weights of that step, as the manager gives it to them: once with
@@ -11,7 +11,8 @@ equal. *Steps* are decode and mixed steps until the last token, of the engine th
 With `--rows` every step has so many rows, as on a GPU, where `engine.token_rows` of an H100's
 preset are 256 for 64 slots: there a step takes as long with drafts as without, so the ratio of
 steps is that of time but for the host's part. Without it the engine is that of the CPU, rows cost
-time, and the processor's seconds, in turns, are what counts; `--prompts=1` leaves few sequences.
+time, and the processor's seconds, in turns, are what counts; `--prompts=1 --responses=4` leaves few
+sequences.
 """
 
 import argparse
@@ -270,6 +271,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=0, help="of each step; 0: as the CPU's engine")
     parser.add_argument("--instances", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=None, help="of each batch; all")
+    parser.add_argument("--responses", type=int, default=0, help="to each; 0: as the run's")
     parser.add_argument("--drafters", default=",".join(SpeculationConfig().drafters))
     options = parser.parse_args()
     run = read_run_config(options.run / "config.json")
@@ -280,7 +282,11 @@ def main() -> None:
     for step in steps:
         params = read_policy(run.model, options.run, options.run / "checkpoints", step)
         begin = begin_of(run, step)
-        begin = msgspec.structs.replace(begin, prompts=begin.prompts[: options.prompts])
+        begin = msgspec.structs.replace(
+            begin,
+            prompts=begin.prompts[: options.prompts],
+            group_size=options.responses or begin.group_size,
+        )
         print(measure(runs, fleets, params, begin), flush=True)
 
 
