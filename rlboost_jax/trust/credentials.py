@@ -131,7 +131,7 @@ def read_credentials(
                 said = str(error).replace(made, f"{JOIN_VARIABLE} (environment)")
                 raise CredentialsUnusable(said) from None
     token, tls = _token(folder, environment), _client_tls(folder)
-    pem = {name: read_text(folder / name, MOST_PEM_BYTES) for name in JOIN_FILES[1:4]}
+    pem = {name: _pem(folder / name) for name in JOIN_FILES[1:4]}
     return Credentials(
         token=token,
         tls=tls,
@@ -263,6 +263,14 @@ def _client_tls(folder: Path, names: Sequence[str] = JOIN_FILES[1:]) -> ssl.SSLC
             f"cannot use the files in {folder}: {reason}; {COPY_AGAIN}"
         ) from None
     return context
+
+
+def _pem(path: Path) -> str:
+    """Text of a certificate or key that has just been used."""
+    try:
+        return read_text(path, MOST_PEM_BYTES, "a certificate or key")
+    except (OSError, Unreadable) as error:
+        raise CredentialsUnusable(f"{explained(error)}; {COPY_AGAIN}") from None
 
 
 def _seal_check(folder: Path) -> bytes:

@@ -34,6 +34,14 @@ SERVER: Final[dict[str, m.ServerMessage]] = {
     "renew_compiled": m.Renew(programs_compiled=3),
     "ready": ready(0),
     "ready_pulled": m.Ready(version=1, params_digest="d", seconds=0.75, fetched_bytes=123_456),
+    "sources_used": m.SourcesUsed(
+        root="ab" * 32,
+        outcomes=(
+            m.SourceOutcome(source="spot-1", fetched_bytes=2**20, seconds=1.5, fault="slow"),
+        ),
+        outside_bytes=2**20,
+        wasted_bytes=2**10,
+    ),
     "weights_rejected": m.WeightsRejected(version=0, reason="a/0: SHA-256 ab…, its manifest cd…"),
     "token_batch": batch(0, 0, [(1, [5, 6, 7]), (2, [8])], in_flight=8, running=2, waiting=1),
     "token_batch_late": batch(7, 0, [(4_000_000_000, [1] * 12)], in_flight=1, running=1),

@@ -1060,6 +1060,7 @@ EXEMPT: dict[str, str] = {
             *("environments/adapters/openenv.py:OpenEnv.step", "trust/credentials.py:packed"),
             "environments/adapters/skyrl_gym.py:_decoded",
         ),
+        "after ssl has loaded the same file": ("trust/credentials.py:_pem",),
         "of an extra, whose errors are caught whole": (
             *("data/table_rows.py:HuggingFaceRows.__init__", "observe/wandb.py:_last_step"),
             "providers/skypilot.py:SkyPilotLauncher._task",
