@@ -4,6 +4,7 @@ from rlboost_jax.manager.policies.weight_sources import PeerSources, VersionPeer
 from rlboost_jax.manager.settings import Settings
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
+from rlboost_jax.manager.state.server_names import identity
 from rlboost_jax.messages import FetchFrom, Manifest, PieceSource, SourcesUsed
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.seal import root_of
@@ -30,7 +31,9 @@ class PeerWeights:
         if not self._on or (moves == self._looked and not self._peers.changed):
             return
         self._looked = moves
-        there = {i.name: i for i in self._roster if i.hello.peer and not i.reserved}
+        # One that has dialled again may have an older stream, too, which is not known to be dead.
+        newest = {identity(i.hello): i for i in self._roster if i.hello.peer and not i.reserved}
+        there = {instance.name: instance for instance in newest.values()}
         self._peers.keep(there)
         self._peers.settled()
         wanted = {manifest.version: manifest for i in there.values() if (manifest := _fetches(i))}

@@ -59,7 +59,7 @@ def test_nothing_is_said_to_servers_of_a_release_before_nor_without_the_setting(
 def test_all_that_fetch_a_new_version_divide_it() -> None:
     there = desk()
     for stream in range(3, 7):
-        there.join(stream, 0, peer=offer(stream))
+        there.join(stream, 0, peer=offer(stream), nonce=str(stream))
     there.publish(1)
     said = {stream: there.sent(m.FetchFrom, stream)[0] for stream in range(3, 7)}
     assert sum(message.parts for message in said.values()) == ALL  # each part once
@@ -70,10 +70,18 @@ def test_all_that_fetch_a_new_version_divide_it() -> None:
     assert message.parts == ALL and not any(source.near for source in message.sources)
 
 
+def test_a_server_that_dials_again_is_not_sent_to_itself() -> None:
+    there = desk()
+    there.join(3, 0, instance="", nonce="n", peer=offer(3))
+    there.join(4, instance="", nonce="n", peer=offer(3))
+    (message,) = there.sent(m.FetchFrom, 4)
+    assert not message.sources and message.parts == ALL
+
+
 def test_a_source_that_goes_is_replaced_and_its_parts_are_others() -> None:
     there = desk()
     for stream in range(3, 6):
-        there.join(stream, 0, peer=offer(stream))
+        there.join(stream, 0, peer=offer(stream), nonce=str(stream))
     there.publish(1)
     parts = there.sent(m.FetchFrom, 4)[0].parts
     there.server(3, m.Goodbye(reason="SIGTERM"))
@@ -85,7 +93,7 @@ def test_a_source_that_goes_is_replaced_and_its_parts_are_others() -> None:
 def test_a_source_that_fails_one_server_is_not_handed_to_it_again_and_works_on() -> None:
     there = desk()
     for stream in (3, 4):
-        there.join(stream, 0, peer=offer(stream))
+        there.join(stream, 0, peer=offer(stream), nonce=str(stream))
     there.join(5, peer=offer(5))
     there.join(6, peer=offer(6))
     used(there, 5, "wrong", "server-3")
