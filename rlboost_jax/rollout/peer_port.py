@@ -97,6 +97,7 @@ async def peer_port(
         say,
         lambda error: say(f"serves no weights to other servers any more: {error!r}"),
         program=PROGRAM,
+        at_once=True,  # many will ask at the same moment, and ask elsewhere if they have to wait
         what="the process that serves weights to other servers",
         command=command,
     )

@@ -64,6 +64,7 @@ class FileServer:
             lives.
         what: it is, for the log.
         program: module that is run.
+        at_once: start it before anybody connects.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class FileServer:
         silence_seconds: float = SILENCE_SECONDS,
         what: str = "the file server",
         program: str = PROGRAM,
+        at_once: bool = False,
     ) -> None:
+        self._at_once = at_once
         command = command or (sys.executable, "-m", program)
         self._listener, self._setup, self._report = listener, setup, report
         self._command, self._restarts, self._silence = command, restarts, silence_seconds
@@ -122,7 +125,8 @@ class FileServer:
         """Run one process after the other."""
         loop, failed = asyncio.get_running_loop(), 0
         while True:
-            await self._wanted()
+            if not self._at_once:
+                await self._wanted()
             began = loop.time()
             try:
                 reason = await self._live()
