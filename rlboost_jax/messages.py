@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlboost_jax.sequences.identities import Batch, Index, Purpose, Version, Work
 from rlboost_jax.sequences.sequence import Runs
-from rlboost_jax.sequences.shared_limits import MAX_STOP_ROWS
+from rlboost_jax.sequences.shared_limits import MAX_POSITIONS, MAX_STOP_ROWS
 from rlboost_jax.sequences.stop_table import ROW_BYTES
 
 MAX_FRAME_BYTES: Final = 64 * 2**20
@@ -29,6 +29,7 @@ MAX_TEACHERS: Final = 64  # of distillation
 MAX_LIST_BYTES: Final = 2**26  # of a list of pieces: those of 1 TB in 4 MB pieces are 40 MB
 MAX_CERTIFICATE: Final = 1024  # bytes
 MAX_OUTCOMES: Final = 16  # of sources, in a message
+MAX_TEXTS: Final = 2**14  # that drafts are made from, in a message
 FAILED_EXIT_CODE: Final = 5  # of a rollout server whose device failed; see `Goodbye`
 
 
@@ -182,6 +183,8 @@ class Hello(WireMessage, frozen=True, kw_only=True):
     cache_tokens: Count = 0  # of context that its memory has pages for; 0: not said
     fetches_lists: bool = False  # of pieces; servers of a release before were sent them
     peer: PeerOffer | None = None  # None: it neither serves weights nor fetches them from servers
+    # Of responses to prompts of earlier epochs that it makes drafts from; 0: it wants none.
+    text_tokens: Count = 0
 
 
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -415,6 +418,13 @@ class FetchFrom(WireMessage, frozen=True, kw_only=True):
     parts: Annotated[int, msgspec.Meta(ge=0)]  # bit i: it brings pieces i, i + 64, i + 128, …
 
 
+class PromptText(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A response to the same prompt, of an earlier epoch. It serves drafts and nothing else."""
+
+    request: Count  # the place, in the same message, of a request with that prompt
+    tokens: Annotated[bytes, msgspec.Meta(max_length=4 * MAX_POSITIONS)]
+
+
 class Generate(WireMessage, frozen=True, kw_only=True):
     """Work for an engine that holds these parameters. An engine that does not returns it.
 
@@ -425,6 +435,22 @@ class Generate(WireMessage, frozen=True, kw_only=True):
     params_digest: str  # of all requests; a version alone may be published twice
     requests: tuple[GenerateRequest, ...]
     stops: StopRows = b""  # of every request that says none
+    # For servers whose Hello has `text_tokens`.
+    texts: Annotated[tuple[PromptText, ...], msgspec.Meta(max_length=MAX_TEXTS)] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.texts:
+            if text.request >= len(self.requests):
+                count = len(self.requests)
+                raise ValueError(f"texts: request {text.request} where there are {count}")
+            if len(text.tokens) % 4:
+                raise ValueError(f"texts: {len(text.tokens)} bytes; a token is 4 bytes")
+
+    @property
+    def offered(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Prompts and the tokens of responses to them."""
+        requests = self.requests
+        return tuple((requests[text.request].prompt_tokens, text.tokens) for text in self.texts)
 
     @property
     def whole(self) -> tuple[GenerateRequest, ...]:
@@ -432,13 +458,17 @@ class Generate(WireMessage, frozen=True, kw_only=True):
         return _with_stops(self.requests, self.stops) if self.stops else self.requests
 
 
-def saying_once(params_digest: str, requests: Sequence[GenerateRequest]) -> Generate:
+def saying_once(
+    params_digest: str, requests: Sequence[GenerateRequest], texts: Sequence[PromptText] = ()
+) -> Generate:
     """Pack requests, with their common stop strings in one place."""
     stops = {request.sampling.stops for request in requests}
     if stops in (set(), {b""}) or len(stops) > 1:
-        return Generate(params_digest=params_digest, requests=tuple(requests))
+        return Generate(params_digest=params_digest, requests=tuple(requests), texts=tuple(texts))
     said = _with_stops(requests, b"")
-    return Generate(params_digest=params_digest, requests=said, stops=stops.pop())
+    return Generate(
+        params_digest=params_digest, requests=said, stops=stops.pop(), texts=tuple(texts)
+    )
 
 
 def _with_stops(requests: Sequence[GenerateRequest], stops: bytes) -> tuple[GenerateRequest, ...]:

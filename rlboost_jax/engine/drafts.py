@@ -1,17 +1,18 @@
 """Drafts of what a rollout will sample next, taken from texts that are likely to resemble it.
 
 Texts are the responses to the same prompt at this engine (Seer, arXiv:2511.14617, section 3.4),
-the rollout's own prompt and response (prompt lookup) and the newest responses to any prompt, which
-say alike what all say: forms, counts, steps of a calculation. The host gathers them once a
-dispatch; the device finds the place that the newest tokens match best and proposes what follows
-there, anew in every step, so that a rejected draft costs one step of drafts and not a dispatch.
+those to the same prompt when it was last sampled, here or elsewhere (DAS, arXiv:2511.13841), the
+rollout's own prompt and response (prompt lookup) and the newest responses to any prompt, which say
+alike what all say: forms, counts, steps of a calculation. The host gathers them once a dispatch;
+the device finds the place that the newest tokens match best and proposes what follows there, anew
+in every step, so that a rejected draft costs one step of drafts and not a dispatch.
 
 A draft decides when a token is sampled and never which: noise and logits of a token do not depend
 on drafts, and a draft that is not the sampled token is dropped. So texts may be stale, cut off or
 wrong.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 import jax.numpy as jnp
@@ -21,22 +22,29 @@ from numpy.typing import NDArray
 
 from rlboost_jax.engine.engine_rollouts import EngineRollout, PromptKey
 from rlboost_jax.engine.layouts import DRAFT_CONTEXT
+from rlboost_jax.engine.requests import EngineLimits, checked_texts
+from rlboost_jax.messages import unpack_tokens
+from rlboost_jax.sequences.prompt_memory import PromptMemory
 from rlboost_jax.settings.speculation_config import Drafter
 
 LEAST_MATCH: Final = 2  # equal tokens that a place needs
 MOST_DRAFTS: Final = 7  # of a sequence in one step
 MOST_LEFT: Final = 2**21  # tokens of rollouts whose prompt has none held any more
+MOST_EARLIER: Final = 2**21  # tokens of earlier epochs, prompts included
+MOST_OF_PROMPT: Final = 8  # responses of earlier epochs
 NO_TOKEN: Final = -1  # ends a text, and fills up
 _NO_CONTEXT: Final = -2  # equal to nothing in a text
 
 
 class DraftTexts:
-    """Texts of the rollouts at one engine. Holds no copy of them.
+    """Texts of the rollouts at one engine. Of those that it holds it makes no copy.
 
     A prompt's texts are kept as long as one of its rollouts is held, those of finished rollouts
     too: these are what younger siblings repeat. As siblings may come later, the newest of the
-    others are kept as well, MOST_LEFT tokens of them. With "recent" the newest responses of all,
-    as many as a row holds, are copied as they leave, and stay under other weights.
+    others are kept as well, MOST_LEFT tokens of them. With "epochs" responses to a prompt are then
+    kept until it comes again, under other weights too, and beside them what the manager offers:
+    MOST_EARLIER tokens in all. With "recent" the newest responses of all, as many as a row holds,
+    are copied as they leave, and stay under other weights.
     """
 
     def __init__(self, drafters: Collection[Drafter], row_tokens: int) -> None:
@@ -52,6 +60,8 @@ class DraftTexts:
         self._left_tokens = 0
         self._of_recent = "recent" in drafters
         self._recent = np.zeros(0, np.int32)  # texts that left, each followed by NO_TOKEN
+        self.most_earlier = MOST_EARLIER if "epochs" in drafters else 0
+        self._earlier: PromptMemory[tuple[bytes, ...]] = PromptMemory(self.most_earlier)
 
     def join(self, rollout: EngineRollout) -> None:
         """Add a rollout that is now held."""
@@ -71,7 +81,7 @@ class DraftTexts:
         del self._held[key]
         self._left[key] = sum(each.known for each in self._groups[key])
         self._left_tokens += self._left[key]
-        most = MOST_LEFT if self._of_siblings else 0
+        most = MOST_LEFT if self._of_siblings or self.most_earlier else 0
         while self._left_tokens > most:
             self._drop(next(iter(self._left)))
 
@@ -82,14 +92,37 @@ class DraftTexts:
             texts = np.concatenate([self._recent, text, np.array([NO_TOKEN], np.int32)])
             self._recent = texts[-self._row_tokens :]
 
+    def offer(self, texts: Iterable[tuple[bytes, bytes]], limits: EngineLimits) -> None:
+        """Keep responses to prompts that were sampled elsewhere, beside those sampled here.
+
+        Args:
+            texts: the tokens of a prompt, and of a response to it.
+
+        Raises:
+            RequestRejected: a text is none of the model's tokens. Nothing of the call is taken.
+        """
+        for prompt, responses in checked_texts(texts, limits).items():
+            both = dict.fromkeys((*responses, *(self._earlier.of(prompt) or ())))
+            self._keep(prompt, tuple(both)[:MOST_OF_PROMPT])
+
     def forget(self) -> None:
-        """Drop the texts of rollouts that left: other weights say other things."""
+        """Drop the texts of rollouts that left: other weights say other things.
+
+        With "epochs" they are still worth something where nothing newer is known.
+        """
         for key in tuple(self._left):
             self._drop(key)
 
     def _drop(self, key: PromptKey) -> None:
         self._left_tokens -= self._left.pop(key)
-        del self._groups[key]
+        group = self._groups.pop(key)
+        if self.most_earlier:
+            texts = (bytes(each.transcript.tokens) for each in _longest_first(group))
+            self._keep(key[-1], tuple(filter(None, texts))[:MOST_OF_PROMPT])
+
+    def _keep(self, prompt: bytes, texts: tuple[bytes, ...]) -> None:
+        if texts:
+            self._earlier.keep(prompt, texts, sum(map(len, texts)) // 4)
 
     def pack(self, rollouts: Sequence[EngineRollout], rows: int) -> NDArray[np.int32]:
         """Gather the input of a verification, a row per rollout and then unused ones.
@@ -97,8 +130,8 @@ class DraftTexts:
         Returns:
             [rows, row_tokens]: the newest tokens, then texts, each followed by NO_TOKEN.
             Where places match equally well, the last one is proposed: so responses to other
-            prompts come first, then the rollout's own text, and of the siblings' the longest
-            comes last.
+            prompts come first, then the rollout's own text, those of earlier epochs, and of the
+            siblings' the longest comes last.
         """
         packed = np.full((rows, self._row_tokens), NO_TOKEN, np.int32)
         packed[:, :DRAFT_CONTEXT] = _NO_CONTEXT
@@ -106,9 +139,8 @@ class DraftTexts:
             newest = rollout.tokens(max(0, rollout.known - DRAFT_CONTEXT), rollout.known)
             row[DRAFT_CONTEXT - len(newest) : DRAFT_CONTEXT] = newest
             room = len(row)
-            for source, start in self._texts(rollout):
-                end = source.known
-                text = source.tokens(max(start, end - (room - DRAFT_CONTEXT - 1)), end)
+            for text in self._texts(rollout, room - DRAFT_CONTEXT - 1):
+                text = text[-(room - DRAFT_CONTEXT - 1) :]
                 row[room - 1 - len(text) : room - 1] = text
                 room -= len(text) + 1
                 if room <= DRAFT_CONTEXT + 1:
@@ -117,15 +149,23 @@ class DraftTexts:
             row[room - len(others) : room] = others
         return packed
 
-    def _texts(self, rollout: EngineRollout) -> Iterator[tuple[EngineRollout, int]]:
-        """Yield whose texts serve a rollout, and where they start; the best first."""
+    def _texts(self, rollout: EngineRollout, most: int) -> Iterator[NDArray[np.int32]]:
+        """Yield the texts that serve a rollout, the last `most` tokens of each; the best first."""
+        start = max(0, rollout.prompt_length - DRAFT_CONTEXT)
         if self._of_siblings:
             others = [r for r in self._groups[rollout.prompt_key] if r is not rollout]
-            start = max(0, rollout.prompt_length - DRAFT_CONTEXT)
-            for other in sorted(others, key=lambda r: -r.transcript.num_tokens):
-                yield other, start
+            for other in _longest_first(others):
+                yield other.tokens(max(start, other.known - most), other.known)
+        if self.most_earlier:
+            before = rollout.transcript.between(start, rollout.prompt_length)
+            for text in self._earlier.of(rollout.prompt_key[-1]) or ():
+                yield unpack_tokens((before + text)[-4 * most :])
         if self._own:
-            yield rollout, 0
+            yield rollout.tokens(max(0, rollout.known - most), rollout.known)
+
+
+def _longest_first(rollouts: Iterable[EngineRollout]) -> list[EngineRollout]:
+    return sorted(rollouts, key=lambda r: -r.transcript.num_tokens)
 
 
 def proposals(newest: Int[Array, "R C"], texts: Int[Array, "R D"]) -> Int[Array, "R W"]:

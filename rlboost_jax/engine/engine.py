@@ -51,6 +51,7 @@ class Engine:
         device, device_kind: the first of them; what all of them are, for people.
         device_state: weights, KV pools and programs, which run there.
         drafts: when decode steps carry drafts, and counts of these steps.
+        texts: that drafts are made from.
         described: the fingerprint of before the check of rows.
     """
 
@@ -144,7 +145,7 @@ class Engine:
             exact=exact,
         )
         self._scheduler = Scheduler(self.layout, config.steps_per_dispatch, drafters)
-        self.drafts = self._scheduler.drafts
+        self.drafts, self.texts = self._scheduler.drafts, self._scheduler.texts
         self._held: dict[int, EngineRollout] = {}
         self._arrivals = 0
         self._launched: deque[tuple[ProgramPlan, Output, int]] = deque()  # unfinished, at most two

@@ -5,9 +5,12 @@ an engine goes on from: sampled tokens of a turn that is not over, or given ones
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlboost_jax.messages import GenerateRequest, unpack_tokens
 from rlboost_jax.sequences.sequence import BadSequence, runs_after_prompt
@@ -58,6 +61,30 @@ def check_request(request: GenerateRequest, limits: EngineLimits, *, version: in
     _check_tokens(name, request, limits)
 
 
+def checked_texts(
+    texts: Iterable[tuple[bytes, bytes]], limits: EngineLimits
+) -> dict[bytes, list[bytes]]:
+    """Gather earlier responses by their prompts.
+
+    Raises `RequestRejected` if one cannot be a text for drafts.
+    """
+    responses: dict[bytes, list[bytes]] = {}
+    for prompt, text in texts:
+        if len(text) % 4:
+            _reject("texts:", f"one has {len(text)} bytes; a token is 4 bytes")
+        if (foreign := _foreign(unpack_tokens(text), limits)) is not None:
+            most = limits.vocab_size
+            _reject("texts:", f"one has token id {foreign}; model.vocab_size is {most}")
+        responses.setdefault(prompt, []).append(text)
+    return responses
+
+
+def _foreign(tokens: NDArray[np.int32], limits: EngineLimits) -> int | None:
+    """The first token id that is none of the model's; None: all are."""
+    outside = tokens[(tokens < 0) | (tokens >= limits.vocab_size)]
+    return int(outside[0]) if len(outside) else None
+
+
 def transcript_of(request: GenerateRequest) -> Transcript:
     """Return the tokens of a request. Raises BadSequence if its runs do not add up to them."""
     runs = runs_after_prompt(request.runs, len(request.response_tokens) // 4)
@@ -96,12 +123,10 @@ def _check_tokens(name: str, request: GenerateRequest, limits: EngineLimits) -> 
         data = getattr(request, field)
         if len(data) % 4:
             _reject(name, f"has {len(data)} bytes of {field}; a token is 4 bytes")
-        tokens = unpack_tokens(data)
-        outside = tokens[(tokens < 0) | (tokens >= limits.vocab_size)]
-        if len(outside):
+        if (foreign := _foreign(unpack_tokens(data), limits)) is not None:
             _reject(
                 name,
-                f"has token id {outside[0]} in {field}; model.vocab_size is {limits.vocab_size}",
+                f"has token id {foreign} in {field}; model.vocab_size is {limits.vocab_size}",
             )
     prompt = len(request.prompt_tokens) // 4
     if prompt == 0:

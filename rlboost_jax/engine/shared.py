@@ -64,6 +64,7 @@ class SharedEngine(Engine):
         )
         self.num_pages = self.layout.num_pages
         self.last: ProgramPlan | None = None
+        self.texts.most_earlier = 0  # under an allowance there are no drafts
 
     @property
     def slots_left(self) -> int:

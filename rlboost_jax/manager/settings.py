@@ -29,6 +29,7 @@ class Settings:
     weights_port: int = 0  # of the file server, as announced to servers
     peers: bool = False  # servers fetch weights from each other
     siblings_follow: bool = False  # one response of each prompt leads: others are drafted from it
+    kept_tokens: int = 0  # of responses, for drafts when their prompts come again; 0: none are
 
     @property
     def models(self) -> bool:
@@ -77,4 +78,5 @@ class Settings:
             weights_port=weights_port,
             peers=run.weights.peers,
             siblings_follow="siblings" in run.speculation.used,
+            kept_tokens=run.speculation.kept_tokens if "epochs" in run.speculation.used else 0,
         )

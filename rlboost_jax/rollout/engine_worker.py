@@ -120,6 +120,11 @@ class EngineWorker:
         """Accept requests; those for other parameters than the engine's are returned."""
         self._put(lambda: self._submit(requests, params_digest))
 
+    def offer(self, texts: Sequence[tuple[bytes, bytes]]) -> None:
+        """Hand the engine prompts, and responses to them that drafts may be made from."""
+        engine: Any = self._engine  # one that has said that it drafts
+        self._put(lambda: engine.texts.offer(texts, engine.limits))
+
     def release(self, request_ids: Sequence[int]) -> None:
         """Stop requests, send their tokens so far, and emit `Released` with all of them."""
         self._put(lambda: self._release(request_ids))

@@ -89,4 +89,5 @@ def hello_of(
         cache_tokens=engine.cache_tokens,
         peer=peer,
         fetches_lists=True,
+        text_tokens=engine.texts.most_earlier,
     )

@@ -248,6 +248,8 @@ class ManagerStream:
                 case Generate(requests=requests, params_digest=params_digest) as work:
                     if requests and not self._hello.reserved:  # a trainer knows its step
                         self._spans.at(requests[0].work.batch)
+                    if work.texts:
+                        self._worker.offer(work.offered)
                     self._worker.submit(work.whole, params_digest)
                 case Renewed(stamp=stamp, lease_seconds=lease, busy=busy):
                     self._stamp, self._patience = stamp, max(SILENCE_SECONDS, lease)

@@ -23,6 +23,7 @@ from rlboost_jax.settings.rewards_config import RewardConfig, RewardsConfig
 from rlboost_jax.settings.run_config import RunConfig
 from rlboost_jax.settings.sampling_config import EvaluationConfig, SamplingConfig
 from rlboost_jax.settings.setting import is_required
+from rlboost_jax.settings.speculation_config import SpeculationConfig
 from rlboost_jax.settings.warmup_config import WarmupConfig
 from rlboost_jax.settings.weights_config import CheckpointConfig
 
@@ -98,6 +99,7 @@ def for_servers(run: RunConfig) -> RunConfig:
         environment=EnvironmentConfig(max_given_tokens=run.environment.max_given_tokens),
         warmup=WarmupConfig(max_updates=0),
         distillation=_distillation(run),
+        speculation=replace(run.speculation, kept_tokens=SpeculationConfig().kept_tokens),
         evaluation=EvaluationConfig(
             every_steps=0, top_p=run.evaluation.top_p, top_k=run.evaluation.top_k
         ),

@@ -5,7 +5,7 @@ from typing import Literal
 
 from rlboost_jax.settings.setting import setting
 
-Drafter = Literal["siblings", "prompt", "recent"]
+Drafter = Literal["siblings", "prompt", "recent", "epochs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +19,20 @@ class SpeculationConfig:
         may_change="at once",
     )
     drafters: tuple[Drafter, ...] = setting(
-        ("siblings", "prompt", "recent"),
+        ("siblings", "prompt", "recent", "epochs"),
         'texts that drafts come from: "siblings", the responses to the same prompt at the same '
-        'engine; "prompt", the sequence\'s own prompt and response; and "recent", the newest '
-        "responses to any prompt at the same engine",
+        'engine; "prompt", the sequence\'s own prompt and response; "recent", the newest '
+        'responses to any prompt at the same engine; and "epochs", the responses to the same '
+        "prompt when it was last sampled, anywhere in the fleet",
+        may_change="at once",
+    )
+    kept_tokens: int = setting(
+        2**24,
+        'with "epochs", most tokens that the manager keeps for when their prompts come again: two '
+        "responses to each prompt, and the prompt; 4 bytes a token, and what was kept longest ago "
+        "goes first",
+        unit="tokens",
+        at_least=0,
         may_change="at once",
     )
 

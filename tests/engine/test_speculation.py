@@ -18,8 +18,10 @@ from rlboost_jax.engine.engine import Engine
 from rlboost_jax.engine.engine_rollouts import new_rollout
 from rlboost_jax.engine.layouts import DRAFT_CONTEXT
 from rlboost_jax.engine.program_plans import ProgramPlan
+from rlboost_jax.engine.requests import RequestRejected
 from rlboost_jax.engine.verify_steps import widths_of
-from rlboost_jax.messages import GenerateRequest
+from rlboost_jax.messages import GenerateRequest, pack_tokens
+from rlboost_jax.sequences.prompt_memory import PromptMemory
 from rlboost_jax.sequences.stop_table import END, pack
 from rlboost_jax.settings.speculation_config import Drafter
 from tests.engine.conftest import Rollouts
@@ -364,3 +366,107 @@ def test_nothing_follows_a_program_with_drafts(build_engine: Build, request_of: 
     assert engine.follow() == 0
     assert 4 <= len(engine.finish().tokens) <= most
     engine.release([1])
+
+
+EPOCHS = ("siblings", "prompt", "epochs")
+
+
+def test_texts_of_the_last_epoch_outlive_the_weights(
+    build_engine: Build, drain: Drain, request_of: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build_engine(slots=1, drafters=EPOCHS)
+    monkeypatch.setattr(engine.drafts, "wants", bool)
+    engine.submit([request_of(1, [7, 1, 3], temperature=0.0, stop_ids=())])
+    first = drain(engine)[1][0]
+    engine.warm_up()
+    engine.submit([request_of(2, [7, 1, 3], temperature=0.0, stop_ids=(), step=9, group=5)])
+    engine.drafts.counts = SpeculationCounts()
+    assert drain(engine)[2][0] == first
+    assert engine.drafts.counts.steps == 3, "eight tokens a step, in another batch and place"
+
+
+@pytest.mark.parametrize("kind", ["right", "random", "of another prompt", "short", "huge", "none"])
+def test_offered_texts_cannot_show(
+    build_engine: Build,
+    drain: Drain,
+    requests: list[GenerateRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    usual = build_engine()
+    usual.submit(requests)
+    expected = drain(usual)
+    engine = build_engine(slots=2, drafters=EPOCHS)
+    monkeypatch.setattr(engine.drafts, "wants", bool)
+    random = np.random.default_rng(3)
+
+    def text(place: int) -> bytes:
+        said = expected[requests[place].request_id][0]
+        match kind:
+            case "random":
+                said = random.integers(0, 37, 40).tolist()
+            case "of another prompt":
+                said = expected[requests[(place + 3) % len(requests)].request_id][0]
+            case "short":
+                said = said[1:]
+            case "huge":
+                said = random.integers(0, 37, 2**18).tolist()
+            case "none":
+                said = []
+        return pack_tokens(said)
+
+    engine.texts.offer(
+        [(r.prompt_tokens, text(place)) for place, r in enumerate(requests)], engine.limits
+    )
+    engine.drafts.counts = SpeculationCounts()
+    engine.submit(requests)
+    assert drain(engine) == expected
+    counts = engine.drafts.counts
+    if kind == "right":
+        assert counts.tokens > 1.5 * counts.sequence_steps
+    assert engine.texts._earlier.num_tokens <= drafts.MOST_EARLIER
+    engine.texts._earlier = PromptMemory(drafts.MOST_EARLIER)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"abc", r"texts: one has 3 bytes; a token is 4 bytes"),
+        (pack_tokens([1, 37]), r"texts: one has token id 37; model.vocab_size is 37"),
+        (pack_tokens([-2]), r"texts: one has token id -2"),
+    ],
+)
+def test_texts_that_are_no_tokens_of_the_model_are_refused(
+    build_engine: Build, text: bytes, why: str
+) -> None:
+    engine = build_engine(drafters=EPOCHS)
+    with pytest.raises(RequestRejected, match=why):
+        engine.texts.offer([(pack_tokens([1]), pack_tokens([2])), (b"", text)], engine.limits)
+    assert engine.texts._earlier.num_tokens == 0, "nothing of the call is taken"
+
+
+def test_earlier_texts_come_before_those_of_siblings_and_are_bounded(
+    build_engine: Build, request_of: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build_engine()
+    monkeypatch.setattr(drafts, "MOST_EARLIER", 40)
+    texts = DraftTexts(("siblings", "epochs"), DRAFT_CONTEXT + 40)
+    one, other = (
+        new_rollout(request_of(i, [1, 2, 3], [10 + i] * (4 + i)), engine.layout, i)
+        for i in range(2)
+    )
+    prompt = pack_tokens([1, 2, 3])
+    texts.offer([(prompt, pack_tokens([20, 21])), (prompt, pack_tokens([22]))], engine.limits)
+    texts.join(one)
+    texts.join(other)
+    row = texts.pack([one], 1)[0, DRAFT_CONTEXT:].tolist()
+    kept = [1, 2, 3, 22, -1, 1, 2, 3, 20, 21, -1, 1, 2, 3, *[11] * 5, -1]
+    assert row == [-1] * (40 - len(kept)) + kept
+    for rollout in (one, other):
+        texts.leave(rollout)
+    texts.forget()
+    assert texts._earlier.of(prompt) == (pack_tokens([11] * 5), pack_tokens([10] * 4))
+    for n in range(9):
+        texts.offer([(pack_tokens([n]), pack_tokens([4] * 9))], engine.limits)
+        assert texts._earlier.num_tokens <= 40
+    assert texts._earlier.of(prompt) is None, "the oldest goes first"

@@ -29,6 +29,7 @@ WINDOW: Final = m.WindowState(seconds=0.5, memory={1: 0.25, 2: 1.0}, instance_ca
 SERVER: Final[dict[str, m.ServerMessage]] = {
     "hello": hello(instance="mine", fingerprint="another"),
     "hello_nameless": hello(zone="europe-west4-a", device="NVIDIA H100 80GB HBM3"),
+    "hello_drafting": hello(instance="mine", text_tokens=2**21),
     "hello_reserved": hello(instance="reserved", reserved=True),
     "renew": m.Renew(),
     "renew_compiled": m.Renew(programs_compiled=3),

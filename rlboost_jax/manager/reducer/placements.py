@@ -6,11 +6,21 @@ has; one whose server is lost waits again at once.
 
 from collections.abc import Collection, Iterable, Sequence
 
+from rlboost_jax.manager.reducer.epoch_drafts import EpochDrafts
 from rlboost_jax.manager.settings import Settings
+from rlboost_jax.manager.state.epoch_texts import TEXTS
 from rlboost_jax.manager.state.instances import Instance
 from rlboost_jax.manager.state.owners import Owners
 from rlboost_jax.manager.state.rollouts import BatchRecord, Rollout
-from rlboost_jax.messages import GenerateRequest, Release, ResponsesWithdrawn, pack_ids, saying_once
+from rlboost_jax.messages import (
+    MAX_TEXTS,
+    GenerateRequest,
+    PromptText,
+    Release,
+    ResponsesWithdrawn,
+    pack_ids,
+    saying_once,
+)
 
 GENERATE_BYTES = 8 * 2**20  # of tokens in one frame; more is split
 
@@ -21,6 +31,13 @@ class Placements:
         self._outbox = owners.outbox
         self._ledger = owners.ledger
         self._roster = owners.roster
+        kept = settings.kept_tokens
+        self._drafts = EpochDrafts(owners.ledger, kept) if kept else None
+
+    def trained(self, batch: BatchRecord) -> None:
+        """Keep what drafts may be made from when a batch's prompts come again."""
+        if self._drafts is not None:
+            self._drafts.learn(batch)
 
     def generate(
         self, batch: BatchRecord, instance: Instance, rollouts: Sequence[Rollout], now: float
@@ -51,14 +68,18 @@ class Placements:
         if instance.activity.given_work():
             self._outbox.record("working", instance.name, count=len(rollouts))
         requests: list[GenerateRequest] = []
+        texts: list[PromptText] = []
         size = 0
         for rollout in rollouts:
+            earlier = self._drafts.texts(batch, instance, rollout) if self._drafts else []
+            texts += [PromptText(request=len(requests), tokens=text) for text in earlier]
             requests.append(rollout.request())
-            size += 4 * rollout.transcript.length
-            if size >= GENERATE_BYTES or rollout is rollouts[-1]:
+            size += 4 * rollout.transcript.length + sum(map(len, earlier))
+            full = size >= GENERATE_BYTES or len(texts) > MAX_TEXTS - TEXTS
+            if full or rollout is rollouts[-1]:
                 digest = batch.begin.params_digest
-                self._outbox.send(instance.stream, saying_once(digest, requests))
-                requests, size = [], 0
+                self._outbox.send(instance.stream, saying_once(digest, requests, texts))
+                requests, texts, size = [], [], 0
 
     def release(self, instance: Instance, rollouts: Iterable[Rollout], now: float) -> None:
         """Ask an instance to release rollouts; they wait again once it has answered."""

@@ -310,6 +310,7 @@ class Trainer:
             known = self._control.window.instance_cap if self._control.learnt else None
             self._feedback.learn(batch, message, known, now)
         self._ledger.close(batch)
+        self._placements.trained(batch)
         self._placements.release_cancelled(now)
         if whole:  # half a batch says nothing, more than one too much
             self._control.observe(
