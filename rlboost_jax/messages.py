@@ -185,6 +185,7 @@ class Hello(WireMessage, frozen=True, kw_only=True):
     peer: PeerOffer | None = None  # None: it neither serves weights nor fetches them from servers
     # Of responses to prompts of earlier epochs that it makes drafts from; 0: it wants none.
     text_tokens: Count = 0
+    bids: bool = False  # servers of other runs are on its device: it is to be told a `Bid`
 
 
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -501,6 +502,12 @@ class Release(WireMessage, frozen=True, kw_only=True):
     """Order to stop requests, send their tokens, and answer `Released`."""
 
     request_ids: bytes  # uint32
+
+
+class Bid(WireMessage, frozen=True, kw_only=True):
+    """What the device of a server that `bids` is worth to its run from now on, until the next."""
+
+    price: float  # dollars an hour for a token of the work left; 0: there is nothing to do
 
 
 class Leave(WireMessage, frozen=True, kw_only=True):
@@ -824,6 +831,7 @@ ToServer = (
     | Generate
     | ScoreTokens
     | Release
+    | Bid
     | Leave
 )
 TrainerMessage = (

@@ -67,6 +67,7 @@ class InstanceClient:
         reach: called with the port for weights in each answer to `hello`.
         log: what this server prints; its manager is sent it. None: it is not.
         peers: fetches weights from other servers; None: this one does not.
+        bid: called with what the device is worth to the run; 0 while there is no manager.
     """
 
     def __init__(
@@ -87,8 +88,9 @@ class InstanceClient:
         reach: Callable[[int], None] = lambda port: None,
         log: LogLines | None = None,
         peers: PeerExchange | None = None,
+        bid: Callable[[float], None] = lambda price: None,
     ):
-        self._log, self._peers = log, peers
+        self._log, self._peers, self._bid = log, peers, bid
         if peers is not None:
             peers.say = self._say
         self._leave_seconds, self._settled_seconds = leave_seconds, settled_seconds
@@ -259,6 +261,7 @@ class InstanceClient:
             leave_seconds=self._leave_seconds,
             log=self._log,
             sources=None if self._peers is None else self._peers.fetch_from,
+            bid=self._bid,
         )
         await self._stream.serve(session, manager, self._known)
 
@@ -285,6 +288,7 @@ class InstanceClient:
             yield
         finally:
             self._welcomed = False
+            self._bid(0.0)
             self._lost_at = loop.time()
             if self._lost_at - welcomed_at >= self._settled_seconds:
                 self._attempt = 0

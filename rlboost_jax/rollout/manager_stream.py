@@ -20,6 +20,7 @@ from rlboost_jax.messages import (
     MAX_REASON,
     MAX_SPANS,
     Announce,
+    Bid,
     FetchFrom,
     Generate,
     Goodbye,
@@ -69,6 +70,7 @@ class ManagerStream:
         leave_seconds: for the last tokens and the goodbye.
         log: what this server prints, for a manager that hears it; None: nothing is sent.
         sources: hears which servers have pieces of a version; None: nobody does.
+        bid: called with what the device is worth to the run, whenever that changes.
     """
 
     def __init__(
@@ -86,8 +88,9 @@ class ManagerStream:
         leave_seconds: float = LEAVE_SECONDS,
         log: LogLines | None = None,
         sources: Callable[[FetchFrom], None] | None = None,
+        bid: Callable[[float], None] = lambda price: None,
     ) -> None:
-        self._log, self._sources = log, sources
+        self._log, self._sources, self._bid = log, sources, bid
         self._leave_seconds = leave_seconds
         self._hello, self._worker, self._updates = hello, worker, updates
         self._teachers = teachers
@@ -272,6 +275,8 @@ class ManagerStream:
                     self._teachers.teach(manifests)
                 case ScoreTokens() if self._teachers is not None:
                     self._teachers.score(message)
+                case Bid(price=price):
+                    self._bid(price)
                 case Leave(reason=reason) if not self._hello.reserved:
                     self._leave(reason)
                     await asyncio.Event().wait()  # `_talk` sees to it and ends this

@@ -97,6 +97,13 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         default=POOL_SIZES,
         help="with it, that the page pool can have: the whole, half of it, and so on",
     )
+    parser.add_argument(
+        "--neighbour_socket",
+        type=Path,
+        metavar="PATH",
+        help="share the device with servers of other runs: the same path for each of them, which "
+        "has the device while it is worth most to its run",
+    )
     given = parser.parse_args(argv)
     given.weights = given.weights or ""  # as a default argparse would take it for an address
     return given

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -51,8 +50,9 @@ from rlboost_jax.rollout.options import ANSWER_SECONDS, arguments
 from rlboost_jax.rollout.peer_port import peer_port
 from rlboost_jax.rollout.scorer import Scorer, scorer_of
 from rlboost_jax.rollout.server_pullers import server_pullers
+from rlboost_jax.rollout.sharing.shared_device import SharedDevice, shared_engine_of
 from rlboost_jax.rollout.sharing.shared_server import SharedServer
-from rlboost_jax.rollout.sharing.socket import SocketUnusable, check_place, tenants_heard
+from rlboost_jax.rollout.sharing.socket import SocketUnusable
 from rlboost_jax.settings.config_loading import run_config_from_dict
 from rlboost_jax.settings.fleet_config import FleetConfig
 from rlboost_jax.settings.memory_estimates import server_scoring_bytes
@@ -91,9 +91,8 @@ def main(argv: list[str], *, host: Host = HERE) -> int:
         asks = args.compiled == "fetch"
         files = file_server(manager, args.weights, offer.port) if asks else None
         build: Callable[..., Engine] = Engine
-        if args.budget_socket is not None:
-            check_place(args.budget_socket)
-            build = partial(SharedEngine, num_pool_sizes=args.pool_sizes)
+        if args.budget_socket is not None or args.neighbour_socket is not None:
+            build = shared_engine_of(args)
         with health.preparing():
             teaches = build is Engine and config.distillation.on_servers
             engine = prepared_engine(
@@ -270,6 +269,8 @@ async def _serve(
         ) from None
     before = num_compiles()
     sharing = SharedServer(engine, say=log.say) if isinstance(engine, SharedEngine) else None
+    device = SharedDevice(args, sharing, log.say)
+    hello = msgspec.structs.replace(hello, bids=device.has_neighbours)
     worker = EngineWorker(engine, Recorder(config.observe.profile_step), turns=sharing)
 
     def reach(port: int) -> None:
@@ -288,6 +289,7 @@ async def _serve(
         reach=reach,
         log=log,
         peers=port.exchange,
+        bid=device.bid,
     )
     _heed_signals(args, config.fleet, client)
 
@@ -304,12 +306,8 @@ async def _serve(
     narrating = asyncio.ensure_future(narrate(client.seen, narrator))
     log.say(f"registering with {args.manager}")
     try:
-        async with stack, puller, teachers:
-            if sharing is None:
-                return await client.run()
-            sharing.serve(worker)
-            async with tenants_heard(args.budget_socket, sharing):
-                return await client.run()
+        async with stack, puller, teachers, device.shared(worker):
+            return await client.run()
     finally:
         for task in (watching, narrating):
             task.cancel()

@@ -56,6 +56,7 @@ class World:
         sleeps: the learner takes its chips back when the manager says so and not before.
         server: makes rollout servers and reserved engines.
         machines: of several kinds; None: all are the configuration's own.
+        clock: shared with other worlds; None: its own.
     """
 
     def __init__(
@@ -70,13 +71,14 @@ class World:
         sleeps: bool = False,
         server: Callable[..., SimulatedServer] = SimulatedServer,
         machines: Machines | None = None,
+        clock: VirtualClock | None = None,
     ) -> None:
         self._server = server
         self._machines = machines or Machines.of(config)
         self._kinds: dict[str, str] = {}  # of servers that there are or were
         self.config, self._seed, self._seconds = config, seed, seconds
         self.run_id = "simulated"
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         self.rates = {own: EngineRates(config, reserved=own) for own in (False, True)}
         links = config.links
         sender = links.sender_bytes_per_second * config.reserved.nodes
@@ -116,7 +118,7 @@ class World:
     def run(self) -> list[dict[str, Any]]:
         """Run to the end and return the rows of all whole steps."""
         self.clock.at(0.0, self.trainer.start)
-        self.clock.run(self._done, self._seconds)
+        self.clock.run(self.done, self._seconds)
         return self.trainer.rows
 
     def rates_of(self, name: str, *, reserved: bool) -> EngineRates:
@@ -250,7 +252,7 @@ class World:
             self._tick_at = float("inf")
             self.deliver(Tick())
 
-    def _done(self) -> bool:
+    def done(self) -> bool:
         steps = self.config.num_steps
         return bool(steps) and len(self.trainer.rows) >= steps
 

@@ -21,6 +21,7 @@ from rlboost_jax.manager.service.manager_app import manager_limits
 from rlboost_jax.manager.service.page import page_app as page
 from rlboost_jax.manager.service.peer import Unsent
 from rlboost_jax.messages import TOKEN_BATCH_BYTES
+from rlboost_jax.rollout.sharing import neighbours
 from rlboost_jax.rollout.sharing import socket as budget_socket
 from rlboost_jax.trust import gate
 from rlboost_jax.trust.credentials import read_environment_credentials
@@ -40,6 +41,7 @@ LISTENS = {
     "weights/file_server/file_server_process.py": "of the gate that its sockets are handed to",
     "cli/page.py": page.LIMITS,
     "learner/processes/leader.py": handshake.LIMITS,
+    "rollout/sharing/neighbours.py": neighbours.LIMITS,
     "rollout/sharing/socket.py": budget_socket.LIMITS,
 }
 LISTENING = frozenset(
@@ -63,6 +65,7 @@ LISTENERS = {
     "verifiers adapter": (verifiers_answers.LIMITS, "none: its path is a secret"),
     "trainer's other processes": (handshake.LIMITS, "none: the key of a start"),
     "budget socket": (budget_socket.LIMITS, "none: this user's processes"),
+    "neighbour socket": (neighbours.LIMITS, "none: this user's processes"),
 }
 
 

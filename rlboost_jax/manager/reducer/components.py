@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rlboost_jax.manager.policies.throughput import ThroughputProfile
 from rlboost_jax.manager.reducer.announcements import Announcements
 from rlboost_jax.manager.reducer.batch_reports import BatchReports
+from rlboost_jax.manager.reducer.bidding import Bidding
 from rlboost_jax.manager.reducer.peer_weights import PeerWeights
 from rlboost_jax.manager.reducer.placements import Placements
 from rlboost_jax.manager.reducer.provisioning import Provisioning
@@ -88,4 +89,5 @@ class Components:
             self.sizing,
             self.control,
         )
+        self.bidding = Bidding(settings, owners)
         self.recovery = Recovery(owners, self.control, self.reports)

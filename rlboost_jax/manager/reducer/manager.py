@@ -109,6 +109,7 @@ class Manager:
             parts.peers.settle()
             parts.servers.scores.settle(now)
             parts.tail.settle(batches, now)
+            parts.bidding.settle(batches, now)
             if not trainer.ended:
                 parts.replacements.settle(now)
                 parts.provisioning.start(parts.tail.resting, now, anew=parts.tail.returning)
@@ -201,4 +202,5 @@ class Manager:
             window,
             parts.purchases.wake_at,
             parts.tail.back_at,
+            parts.bidding.wake_at,
         )

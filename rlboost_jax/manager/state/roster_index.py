@@ -6,6 +6,7 @@ fleet is.
 """
 
 import bisect
+import math
 from collections import Counter
 from typing import TypeVar
 
@@ -78,6 +79,8 @@ class Index:
         self.crowded: dict[int, Instance] = {}  # with more than one rollout that is to stay
         self.overfull: dict[int, Instance] = {}  # with more of them than room
         self.free: dict[int, Instance] = {}  # preemptible ones that hold nothing
+        self.bidders: dict[int, Instance] = {}  # that servers of other runs are beside
+        self._elsewhere: set[int] = set()  # bidders without a slot: another run pays for these
         self.num_releasing = 0  # rollouts that are being released
         self.lent = 0  # slots that others on their devices have of preemptible ones
         self.num_frozen = 0  # of these, those that grow again with the next step only
@@ -113,6 +116,8 @@ class Index:
             self.prices.more(instance.hello.price_per_hour)
             self._priced()
             self.free[instance.stream] = instance
+            if instance.hello.bids:
+                self.bidders[stream] = instance
 
     def leave(self, instance: Instance) -> None:
         """Stop counting an instance, whatever it still holds."""
@@ -126,6 +131,8 @@ class Index:
         self.overfull.pop(instance.stream, None)
         self.free.pop(instance.stream, None)
         self.reserved.pop(instance.stream, None)
+        self.bidders.pop(instance.stream, None)
+        self._elsewhere.discard(instance.stream)
         self.names.discard(instance.name)
         self.claims.less(instance.hello.instance)
         if not instance.reserved:
@@ -178,6 +185,9 @@ class Index:
         """Update for a change of an instance's readiness, parameters or slots."""
         self.moved()
         lent = instance.hello.slots - instance.slots
+        if instance.hello.bids and (instance.slots == 0) != (instance.stream in self._elsewhere):
+            self._elsewhere ^= {instance.stream}
+            self._priced()
         self._lend(instance.stream, lent, frozen=instance.frozen)
         ready = not instance.reserved and instance.state == "ready" and instance.slots > 0
         key = (instance.parameters.version, instance.parameters.digest)
@@ -198,6 +208,8 @@ class Index:
         """Update the total price after preemptible instances have come or gone."""
         self.num_preemptible = sum(self.prices.values())
         self.hourly = sum([price * count for price, count in self.prices.items()])
+        if self._elsewhere:
+            self.hourly -= math.fsum(self._price_of[stream] for stream in self._elsewhere)
 
     def _enter(self, instance: Instance, pool: Pool | None) -> None:
         before = self._pool_of[instance.stream]

@@ -6,6 +6,7 @@
   fro. Without a step for `FREEZE_SECONDS` it grows all the same: a run that waits for
   this very server has no next step.
 - Of several tenants each takes its part: what the smallest order leaves is left.
+- What another run has (`lent`) comes back at once when that run is done with it.
 """
 
 import math
@@ -41,11 +42,18 @@ class Budget:
         granted: that the server goes by.
         wanted: that it is to have once it may grow; never less.
         frozen_at: when it shrank last in this step, in seconds; None: it may grow.
+        lent: the device is a neighbour's: a server's of another run.
     """
 
     granted: DeviceShare
     wanted: DeviceShare
     frozen_at: float | None = None
+    lent: bool = False
+
+    @property
+    def in_use(self) -> DeviceShare:
+        """Share that the server has now."""
+        return DeviceShare(slots=0, pool_bytes=0) if self.lent else self.granted
 
     @property
     def frozen(self) -> bool:
@@ -75,15 +83,15 @@ def ordered(budget: Budget, wanted: DeviceShare, now: float) -> Budget:
     """Budget after an order that leaves the server `wanted`."""
     left = budget.granted.meet(wanted)
     if left != budget.granted:
-        return Budget(granted=left, wanted=wanted, frozen_at=now)
+        return replace(budget, granted=left, wanted=wanted, frozen_at=now)
     if budget.frozen:
         return replace(budget, wanted=wanted)
-    return whole(wanted)
+    return replace(budget, granted=wanted, wanted=wanted)
 
 
 def stepped(budget: Budget) -> Budget:
     """Budget after the begin of a step."""
-    return whole(budget.wanted)
+    return replace(budget, granted=budget.wanted, frozen_at=None)
 
 
 def passed(budget: Budget, now: float) -> Budget:

@@ -101,6 +101,14 @@ class SharedServer:
         if self._worker is not None:
             self._worker.wake()
 
+    async def lend(self, lent: bool) -> None:
+        """Leave the device to another run's server, or take it back; returns once it is so.
+
+        Raises what the engine does, or that its thread has ended.
+        """
+        reason = "another run has the device" if lent else "this run has the device"
+        await self._apply(lambda budget: replace(budget, lent=lent), reason)
+
     @property
     def now(self) -> float:
         """Seconds on the clock of dues."""
@@ -163,7 +171,7 @@ class SharedServer:
             before, self._budget = self._budget, change(self._budget)
             budget = self._budget
             self._plan_thaw()
-            if budget.granted == before.granted and budget.frozen == before.frozen:
+            if budget.in_use == before.in_use and budget.frozen == before.frozen:
                 return self.state
             assert self._worker is not None
             began = self._clock()
@@ -187,8 +195,8 @@ class SharedServer:
 
         The event loop may hear of it only after the next ones.
         """
-        granted = budget.granted
-        resized = engine.resize(granted.slots, granted.pool_bytes // self._page_bytes)
+        share = budget.in_use
+        resized = engine.resize(share.slots, share.pool_bytes // self._page_bytes)
         return (resized, self.pace.dispatches), Capacity(
             slots=resized.slots,
             cache_tokens=resized.num_pages * self._page_tokens,

@@ -34,6 +34,7 @@ from rlboost_jax.rollout.sharing.tenant_protocol import (
 )
 from rlboost_jax.trust.listener_limits import ListenerLimits
 
+OPTION: Final = "--budget_socket"
 MAX_TENANTS: Final = 16
 LIMITS: Final = ListenerLimits(
     name="budget socket",
@@ -109,35 +110,41 @@ async def tenants_heard(
             path.unlink()
 
 
-def check_place(path: Path) -> None:
+def check_place(path: Path, option: str = OPTION, *, own: bool = True) -> None:
     """Make the socket's folder, private to this user, and remove an old socket.
+
+    Args:
+        option: that named the path.
+        own: False: a socket there may be another process's, and stays.
 
     Raises:
         SocketUnusable.
     """
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise SocketUnusable(
-            f"--budget_socket={path} is longer than {MAX_PATH_BYTES} bytes; choose a shorter path"
+            f"{option}={path} is longer than {MAX_PATH_BYTES} bytes; choose a shorter path"
         )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = path.parent.stat()
         if folder.st_uid != os.geteuid() or folder.st_mode & 0o077:
             raise SocketUnusable(
-                f"--budget_socket={path}: {path.parent} has mode "
+                f"{option}={path}: {path.parent} has mode "
                 f"{stat.S_IMODE(folder.st_mode):o}; other users could enter it: "
                 "choose a folder of this user's with mode 700"
             )
         if os.path.lexists(path):
             if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise SocketUnusable(f"--budget_socket={path} is there and is no socket")
+                raise SocketUnusable(f"{option}={path} is there and is no socket")
+            if not own:
+                return
             if _answers(path):
                 raise SocketUnusable(
-                    f"--budget_socket={path} is another process's; a server needs one of its own"
+                    f"{option}={path} is another process's; a server needs one of its own"
                 )
             path.unlink()
     except OSError as error:
-        raise SocketUnusable(f"--budget_socket={path}: {error.strerror or error}") from None
+        raise SocketUnusable(f"{option}={path}: {error.strerror or error}") from None
 
 
 def _answers(path: Path) -> bool:

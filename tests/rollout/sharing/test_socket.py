@@ -350,3 +350,26 @@ def test_a_socket_left_by_a_dead_server_is_taken_away_and_a_living_ones_is_not(
         assert not here.path.exists()
 
     asyncio.run(run())
+
+
+def test_what_another_run_has_comes_back_within_the_step(
+    place: Callable[..., Place], fakes: Any
+) -> None:
+    """Orders of tenants count all the while, and are frozen as ever."""
+
+    async def run() -> None:
+        async with place(steps=1, ahead=True).serving() as here:
+            here.worker.submit([fakes.request(1, tokens=10_000_000)], "d1")
+            await here.said(TokenBatch)
+            await here.sharing.lend(True)
+            said = await here.said(Capacity)
+            assert (said.slots, said.frozen) == (0, False)
+            assert messages.unpack_ids(said.request_ids).tolist() == [1]
+            tenant = await here.tenant()
+            await tenant.ask(BudgetOrder(slots=2))
+            await here.sharing.lend(False)
+            while (said := await here.said(Capacity)).slots == 0:
+                pass
+            assert said.slots == 2 and said.frozen
+
+    asyncio.run(run())
