@@ -113,6 +113,8 @@ MEANINGS: Final = MappingProxyType(
         "without drafts, as the next two",
         "drafts_accepted": "drafted tokens that were the sampled ones",
         "decode_steps_saved": "decode steps that accepted drafts saved, all engines together",
+        "weights_from_servers": "bytes of weights that servers had from each other; null where "
+        "none have had any",
         "final": "true in the row after the last step: the evaluation of the final parameters",
     }
 )
@@ -127,6 +129,7 @@ SUMMED: Final = (
     *("tokens_preemptible", "tokens_prefilled_again", "reward_failures"),
     *("tool_calls", "tool_failures", "episodes_left_out", "rollouts_handed_back"),
     *DRAFTS,
+    "weights_from_servers",
 )
 
 

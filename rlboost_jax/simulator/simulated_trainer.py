@@ -33,7 +33,7 @@ from rlboost_jax.simulator.surroundings import LearnerSurroundings
 
 STREAM = 1
 # Nothing is evaluated here, no line measured; of turns `benchmarks/turned.py` tells.
-UNKNOWN = {"tokens_measured", *LINES, *TURNS, *DRAFTS}
+UNKNOWN = {"tokens_measured", "weights_from_servers", *LINES, *TURNS, *DRAFTS}
 ENDLESS = 2**31  # batches
 
 

@@ -20,7 +20,7 @@ class BatchReports:
     def __init__(self, owners: Owners, placements: Placements) -> None:
         self._roster = owners.roster
         self._placements = placements
-        self._outbox = owners.outbox
+        self._outbox, self._peers = owners.outbox, owners.peers
         self._ready_before = 0.0  # instance-seconds when the batch began
         self._paid_before: float | None = None  # dollars then; None: another manager saw it
         self._paid: dict[Batch, float] = {}  # batch → dollars of the run when it was reported
@@ -121,6 +121,7 @@ class BatchReports:
             tokens_drafted=books.drafted or None,
             drafts_accepted=books.accepted if books.drafted else None,
             decode_steps_saved=books.steps_saved if books.drafted else None,
+            weights_from_servers=self._peers.take_exchanged(),
             **self._lines(),
             **self._turns(batch, delivered, now),
         )

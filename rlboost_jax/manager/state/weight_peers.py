@@ -62,11 +62,18 @@ class WeightPeers:
 
     def __init__(self) -> None:
         self._records: dict[str, PeerRecord] = {}
+        self._exchanged: int | None = None  # bytes since they were reported; None: nobody fetched
         self.changed = False
 
     def keep(self, names: Container[str]) -> None:
         """Forget all servers but these."""
         self._records = {name: record for name, record in self._records.items() if name in names}
+
+    def take_exchanged(self) -> int | None:
+        """Bytes that servers had from each other since the last call; None: none ever had any."""
+        exchanged = self._exchanged
+        self._exchanged = None if exchanged is None else 0
+        return exchanged
 
     def settled(self) -> None:
         """Note that all servers were handed what they should have."""
@@ -119,6 +126,7 @@ class WeightPeers:
         of_source = self._records.setdefault(source, PeerRecord())
         if outcome.fetched_bytes and outcome.seconds > 0:
             of_source.gave(outcome.fetched_bytes, outcome.seconds)
+        self._exchanged = (self._exchanged or 0) + outcome.fetched_bytes
         if outcome.fault:
             record.failed_by(source, outcome.fault)
             if outcome.fault != "slow":

@@ -130,6 +130,17 @@ def test_a_server_that_cannot_listen_only_fetches() -> None:
     assert sources(there, 6) == ["server-4"]
 
 
+def test_bytes_from_servers_are_reported_once() -> None:
+    there = desk()
+    assert there.manager.owners.peers.take_exchanged() is None
+    there.join(3, 0, peer=offer(3))
+    there.join(4, peer=offer(4))
+    outcome = m.SourceOutcome(source="server-3", fetched_bytes=100, seconds=1.0)
+    there.server(4, m.SourcesUsed(root=root_of(manifest(0, "d")), outcomes=(outcome,)))
+    taken = there.manager.owners.peers.take_exchanged
+    assert [taken(), taken()] == [100, 0]
+
+
 def test_what_has_been_exchanged_is_written_down() -> None:
     there = desk()
     there.join(3, 0, peer=offer(3))
