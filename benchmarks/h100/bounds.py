@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.h100 import chip
 from benchmarks.h100.checkpoints import run_of
 from benchmarks.h100.engine import memory_plan
-from benchmarks.h100.jobs import MESHES
+from benchmarks.h100.jobs import MESHES, verifying
 from benchmarks.h100.names import GRADIENTS, packed_size
 from benchmarks.h100.program import attention_flops
 from rlboost_jax.engine.layouts import make_layout
@@ -36,6 +36,7 @@ def bounds_of(name: str, rows: Sequence[Row]) -> dict[str, float]:
     mesh = ",".join(map(str, run.learner.mesh))
     learner = {r["program"]: r for r in rows if r["job"] == f"learner {name} {mesh}"}
     engine = {r["program"]: r for r in rows if r["job"] == f"engine {name} mosaic_gpu"}
+    verify = next((r for r in rows if r["job"] == str(verifying(name))), None)
     gradients = [row for program, row in learner.items() if program.startswith(GRADIENTS)]
     wanted = [
         *(gradients or [None]),
@@ -47,6 +48,7 @@ def bounds_of(name: str, rows: Sequence[Row]) -> dict[str, float]:
     return {
         **_sizes(run),
         **server(run, engine["decode mosaic_gpu"], engine["mixed mosaic_gpu"]),
+        **drafting(run, engine["decode mosaic_gpu"], verify),
         **training(gradients),
         "batch_seconds": learner["combine"]["seconds_serial"],
         "update_seconds": learner["apply"]["seconds_serial"],
@@ -79,6 +81,18 @@ def server(run: RunConfig, decode: Row, mixed: Row) -> dict[str, float]:
         "context_token_seconds": each,
         "prefill_token_seconds": mixed["seconds_serial"] / layout.token_rows,
     }
+
+
+def drafting(run: RunConfig, decode: Row, verify: Row | None) -> dict[str, float]:
+    """Seconds that a decode step with a draft in every free row takes more, where it was compiled.
+
+    Head and sampler run over all rows, texts are matched. A row of drafts reads what its sequence
+    does, so contexts make no difference.
+    """
+    if verify is None or verify.get("failed"):
+        return {}
+    more = verify["seconds_serial"] - decode["seconds_serial"]
+    return {"draft_seconds": more / run.engine.steps_per_dispatch}
 
 
 def training(gradients: Sequence[Row]) -> dict[str, float]:

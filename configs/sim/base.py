@@ -63,7 +63,10 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.engine.prefill_token_seconds = 0.0  # measured; 0: roofline
     config.engine.most_drafts = 0  # of a rollout in a decode step; 0: none, as in RLBoost
     config.engine.draft_acceptance = 0.65  # chance of each to be what is sampled, see
-    # experiments/speculation: once a sibling has ended in the same engine, else there are none
+    # experiments/speculation: where the text of a sibling in the same engine goes on, else none
+    config.engine.draft_acceptances = ()  # by version, the last for all later ones; (): that
+    config.engine.draft_beyond = 1.0  # share of it beyond the longest sibling that has ended
+    config.engine.draft_seconds = 0.0  # that a step with drafts takes more
     config.engine.token_rows = 256  # of a decode step; what sequences leave of them, drafts take
     config.engine.reserved_slots = 0  # of a reserved engine; 0: as many as others have
     config.engine.reserved_table = ()  # of a reserved engine; (): as others

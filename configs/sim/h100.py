@@ -122,6 +122,7 @@ def _set_engine(
     engine.dispatch_tokens = own.engine.steps_per_dispatch
     engine.token_rows = own.engine.token_rows
     engine.most_drafts = MOST_DRAFTS if own.speculation.enabled else 0
+    engine.draft_seconds = bounds.get("draft_seconds", 0.0) / reached
     engine.reserve_ratio = 0.0  # pages are taken as rollouts grow
     cached = 2 * model.num_layers * model.num_key_heads * model.head_dim * model.bytes_per_kv
     held = model.num_params * model.bytes_per_param + bounds["kv_tokens"] * cached

@@ -28,6 +28,7 @@ class Settings:
     informs: bool = True  # fleets of other sizes are predicted where nothing depends on them, too
     weights_port: int = 0  # of the file server, as announced to servers
     peers: bool = False  # servers fetch weights from each other
+    drafts: bool = False  # engines may sample several tokens of a rollout in a step
     siblings_follow: bool = False  # one response of each prompt leads: others are drafted from it
     kept_tokens: int = 0  # of responses, for drafts when their prompts come again; 0: none are
 
@@ -77,6 +78,7 @@ class Settings:
             micro_batch_prompts=run.learner.micro_batch_prompts,
             weights_port=weights_port,
             peers=run.weights.peers,
+            drafts=bool(run.speculation.used),
             siblings_follow="siblings" in run.speculation.used,
             kept_tokens=run.speculation.kept_tokens if "epochs" in run.speculation.used else 0,
         )

@@ -33,7 +33,9 @@ class EngineRates:
         self.prefill_seconds = engine.prefill_token_seconds or self._product  # of one token
         self.slowness = 1.0  # times a usual engine's seconds
         self.most_drafts = engine.most_drafts  # of a sequence, in a step
-        self._acceptance, self._token_rows = engine.draft_acceptance, engine.token_rows
+        self._acceptances = engine.draft_acceptances or (engine.draft_acceptance,)
+        self._beyond, self._token_rows = engine.draft_beyond, engine.token_rows
+        self._draft_seconds = engine.draft_seconds
         self._overhead = engine.step_overhead_seconds
         self._weights = config.weight_bytes / bandwidth
         self._per_context = kv_bytes / bandwidth
@@ -49,19 +51,21 @@ class EngineRates:
         slow.prefill_seconds = factor * self.prefill_seconds
         return slow
 
-    def step_seconds(self, batch: int, context: float, *, rows: int = 0) -> float:
+    def step_seconds(self, batch: int, context: float, *, drafts: int = 0) -> float:
         """Seconds of a decode step of `batch` sequences that hold `context` tokens together.
 
         Args:
-            rows: of products, where there are more than sequences. A table has them already: its
-                programs compute `token_rows` rows, whatever the batch.
+            drafts: that they carry. A table has the products of their rows already: its programs
+                compute `token_rows` rows, whatever the batch.
         """
+        more = self._draft_seconds if drafts else 0.0
         if self._table is not None:
-            return self.slowness * self._table.seconds(batch, context / batch)
+            return self.slowness * (self._table.seconds(batch, context / batch) + more)
         memory = self._weights + self._per_context * context
-        return self.slowness * (self._overhead + max(memory, self._product * max(batch, rows)))
+        arithmetic = self._product * (batch + drafts)
+        return self.slowness * (self._overhead + more + max(memory, arithmetic))
 
-    def drafts_each(self, batch: int, drafting: int, context: float) -> int:
+    def drafts_each(self, batch: int, drafting: int, context: float, version: int = 0) -> int:
         """Drafts of each of the sequences that carry any: rows that the others leave free.
 
         Of these as many as make most tokens per second, which is all of them but where rows cost.
@@ -71,17 +75,23 @@ class EngineRates:
         most = min(self.most_drafts, max(0, self._token_rows - batch) // drafting)
 
         def speed(width: int) -> float:
-            tokens = batch + drafting * (self.tokens_a_step(width) - 1)
-            return tokens / self.step_seconds(batch, context, rows=batch + width * drafting)
+            tokens = batch + drafting * (self.tokens_a_step(width, version) - 1)
+            return tokens / self.step_seconds(batch, context, drafts=width * drafting)
 
         return max(range(most + 1), key=speed)
 
-    def tokens_a_step(self, drafts: int) -> float:
+    def tokens_a_step(self, drafts: int, version: int = 0, *, beyond: bool = False) -> float:
         """Expected tokens of a sequence with so many drafts, each right with the same chance.
 
         1 + p + … + pᵈ (Leviathan et al. 2023, arXiv:2211.17192, equation 1).
+
+        Args:
+            version: that samples.
+            beyond: whether it is longer than all siblings that have ended.
         """
-        return math.fsum(self._acceptance**count for count in range(drafts + 1))
+        acceptance = self._acceptances[min(version, len(self._acceptances) - 1)]
+        acceptance *= self._beyond if beyond else 1.0
+        return math.fsum(acceptance**count for count in range(drafts + 1))
 
     @property
     def step_line(self) -> tuple[float, float]:
@@ -90,7 +100,8 @@ class EngineRates:
         Of a step that yields one token of each sequence: where drafts make that several, a share
         of a step.
         """
-        share = self.slowness / self.tokens_a_step(self.most_drafts)
+        best = max(range(len(self._acceptances)), key=lambda version: self._acceptances[version])
+        share = self.slowness / self.tokens_a_step(self.most_drafts, best)
         if self._table is not None:
             return share * self._line[0], share * self._line[1]
         return share * (self._overhead + self._weights), share * self._per_context

@@ -48,9 +48,11 @@ class SimEngineConfig:
     table: tuple[tuple[float, float, float], ...]  # (batch, mean context, seconds per step), a
     # whole grid; empty: the roofline
     prefill_token_seconds: float  # measured; 0: the roofline
-    most_drafts: int  # of a rollout in a decode step, once a sibling has ended in the same engine;
-    # 0: none
+    most_drafts: int  # of a rollout in a decode step, from siblings in the same engine; 0: none
     draft_acceptance: float  # chance of each to be the token that is sampled
+    draft_acceptances: tuple[float, ...]  # by version, the last for all later ones; empty: that
+    draft_beyond: float  # share of it where the rollout is longer than all siblings that ended
+    draft_seconds: float  # that a decode step with drafts takes more
     token_rows: int  # of a decode step: what sequences leave of them is free for drafts
     reserved_slots: int  # of a reserved engine; 0: as many as others have
     reserved_table: tuple[tuple[float, float, float], ...]  # of a reserved engine; empty: the same

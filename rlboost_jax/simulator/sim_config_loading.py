@@ -47,6 +47,8 @@ MAY_BE_ZERO: Final = frozenset(
         "engine.prefill_token_seconds",
         "engine.most_drafts",
         "engine.draft_acceptance",
+        "engine.draft_beyond",
+        "engine.draft_seconds",
         "engine.reserved_slots",
         "trainer.token_seconds",
         "trainer.pair_seconds",
@@ -74,6 +76,7 @@ AT_MOST: Final = {
     "engine.memory_efficiency": 1.0,
     "engine.compute_efficiency": 1.0,
     "engine.draft_acceptance": 1.0,
+    "engine.draft_beyond": 1.0,
     "trainer.compute_efficiency": 1.0,
     "workload.group_correlation": 1.0,
     "market.keep_fraction": 1.0,
@@ -180,6 +183,8 @@ def _fit(config: SimConfig) -> Iterator[str]:
                 "seconds of more than 0"
             )
             return
+    if not all(0 <= chance <= 1 for chance in engine.draft_acceptances):
+        yield f"engine.draft_acceptances is {engine.draft_acceptances}; give chances from 0 to 1"
     for own, name in ((False, "table"), (True, "reserved_table")):
         try:
             EngineRates(config, reserved=own)

@@ -1,40 +1,25 @@
 """An engine in virtual time: slots, a cache of bounded size, a queue, decode steps in stretches.
 
-Rollouts in slots advance together, a token per step, so that one number says how far they are.
-Those that carry drafts have a second number, which grows by their expected tokens per step
-(`EngineRates.tokens_a_step`): a rollout does as soon as a sibling has ended in the same engine.
+Rollouts in slots advance together, a token per step, so that one number says how far they are
+(`row_clocks.py`). Those that carry drafts advance by their expected tokens per step
+(`EngineRates.tokens_a_step`). A rollout carries drafts while the text of a sibling in the same
+engine goes on where it is, so until it has caught up; and, once a sibling has ended, beyond that
+text too, where drafts are right as often as `draft_beyond` says.
 
 A stretch is a run of steps in which nothing changes: it ends with the first response that
 ends (rounded up to whole dispatches), when tokens are to be reported, or when the cache is full.
 Whatever comes in between cuts it short at the step that is done by then.
 """
 
-import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlboost_jax.simulator.rates import EngineRates
+from rlboost_jax.simulator.row_clocks import AHEAD, BEYOND, PLAIN, Row, RowClocks
 
 FULL = 0.95  # share of the cache up to which rollouts are admitted; the rest is for growth
-
-
-@dataclass(slots=True)
-class Row:
-    """A rollout in an engine."""
-
-    request_id: int
-    group: tuple[int, int]  # (step, prompt): its members share the prompt's prefill
-    prompt_tokens: int  # and what was given since
-    length: int  # of the response when its turn is over
-    done: int  # response tokens when it last entered, or left, a slot
-    reported: int  # response tokens that have been reported
-    since: float = 0  # its clock of the engine at that time
-    end: float = 0  # its clock when it ends
-    drafts: bool = False  # whether its clock is that of rollouts with drafts
-    evicted: bool = False
-    parks: int = -1  # its sample, if it may come back for another turn; -1: it will not
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +43,11 @@ class SimulatedEngine:
         self._slots, self._dispatch, self._message = slots, dispatch_tokens, message_tokens
         self.running: dict[int, Row] = {}  # oldest first
         self._queue: deque[Row] = deque()
-        # (clock, request) of requests in slots, without and with drafts
-        self._ends: dict[bool, list[tuple[float, int]]] = {False: [], True: []}
-        self._groups: dict[tuple[int, int], int] = {}  # rollouts here, of each prompt
-        self._drafting = 0  # rollouts in slots that carry drafts
-        self._known: set[tuple[int, int]] = set()  # prompts with a response that ended here
+        self._clocks = RowClocks()
+        self._groups: dict[tuple[int, int], dict[int, Row]] = {}  # rollouts in slots, by prompt
+        self._texts: dict[tuple[int, int], int] = {}  # longest response that ended, by prompt
+        self._version = 0  # that samples
         self._steps = 0
-        self._drafted = 0.0  # the clock of rollouts with drafts
-        self._pace = 1.0  # by which it goes on in a step
         self._begun = 0  # step count when the stretch began, and a dispatch with it
         self._reported_at = 0  # step count when everything was reported last
         self._context: float = 0  # tokens held in slots
@@ -157,16 +139,14 @@ class SimulatedEngine:
         Of the others too, if everything is asked for or that was long ago: to tell every
         token as it comes would cost more than all else, and changes nothing.
         """
-        reported = []
-        for drafts in self._ends:
-            reported += [NewTokens(row, row.length - row.reported, ended=True)
-                         for row in self._ended(drafts)]  # fmt: skip
-        for each in reported:
-            self._learn(each.row.group)
+        reported = [NewTokens(row, row.length - row.reported, ended=True) for row in self._ended()]
+        if self._rates.most_drafts:
+            for each in reported:
+                self._learn(each.row)
         if everything or self._steps >= self._reported_at + self._message:
             self._reported_at = self._steps
             for row in self.running.values():
-                self._count(row)
+                self._clocks.settle(row)
             for row in (*self.running.values(), *self._queue):
                 if row.done > row.reported:
                     reported.append(NewTokens(row, row.done - row.reported, ended=False))
@@ -174,19 +154,20 @@ class SimulatedEngine:
         self._plan(now)
         return reported
 
-    def forget(self) -> None:
-        """Drop the reusable pages, which other weights make worthless, and texts of old batches."""
-        self._left.clear()
-        self._known &= {row.group for row in (*self.running.values(), *self._queue)}
+    def forget(self, version: int) -> None:
+        """Drop the reusable pages, which other weights make worthless, and texts of old batches.
 
-    def _clock(self, row: Row) -> float:
-        return self._drafted if row.drafts else self._steps
+        Args:
+            version: of the weights.
+        """
+        self._left.clear()
+        self._version = version
+        held = {row.group for row in (*self.running.values(), *self._queue)}
+        self._texts = {group: text for group, text in self._texts.items() if group in held}
 
     def _yield(self) -> float:
         """Tokens of a decode step."""
-        if not self._drafting:
-            return len(self.running)
-        return len(self.running) + self._drafting * (self._pace - 1)
+        return len(self.running) + self._clocks.spared()
 
     def _take(self, steps: int) -> None:
         """Account for decode steps, or for less of them."""
@@ -194,42 +175,51 @@ class SimulatedEngine:
         self._steps += steps
         self._context += tokens
         self._taken += max(0, tokens)
-        if self._drafting:
-            self._drafted += steps * self._pace
-            self.spared_steps += steps * self._drafting * (self._pace - 1)
+        self.spared_steps += steps * self._clocks.spared()
+        self._clocks.take(steps)
 
-    def _count(self, row: Row) -> None:
-        """Count the whole tokens of a rollout in a slot."""
-        tokens = int(self._clock(row) - row.since)
-        row.done, row.since = row.done + tokens, row.since + tokens
+    def _ended(self) -> list[Row]:
+        """Take rollouts that have ended out of their slots; others get the clock that is theirs."""
+        ended, others = [], []
+        for row in self._clocks.due(self.running):
+            if row.until < row.length and self._clocks.position(row) < row.length:
+                others.append(row)
+                continue
+            del self.running[row.request_id]
+            self._leave_slot(row)
+            self._leave_pages(row)
+            ended.append(row)
+        for row in others:
+            self._change_clock(row)
+        return ended
 
-    def _ended(self, drafts: bool) -> Iterator[Row]:
-        """Take rollouts that have ended, without or with drafts, out of their slots."""
-        ends, clock = self._ends[drafts], self._drafted if drafts else self._steps
-        while ends and (ends[0][0] <= clock or self._stale(*ends[0])):
-            end, request_id = heapq.heappop(ends)
-            if not self._stale(end, request_id):
-                row = self.running.pop(request_id)
-                self._leave_slot(row)
-                self._leave_pages(row)
-                yield row
+    def _learn(self, ended: Row) -> None:
+        """Let siblings draft from a response that has ended."""
+        group = ended.group
+        self._texts[group] = max(ended.length, self._texts.get(group, 0))
+        for row in self._groups.get(group, {}).values():
+            self._change_clock(row)
 
-    def _learn(self, group: tuple[int, int]) -> None:
-        """Let the siblings of a response that has ended carry drafts."""
-        if not self._rates.most_drafts or group in self._known:
-            return
-        self._known.add(group)
-        for row in self.running.values() if group in self._groups else ():
-            if row.group == group:
-                self._count(row)
-                row.drafts, row.since = True, self._drafted
-                self._drafting += 1
-                self._await(row)
+    def _change_clock(self, row: Row) -> None:
+        self._clocks.settle(row)
+        clock, until = self._clock_of(row)
+        if (clock, until) != (row.clock, row.until):
+            self._clocks.change(row, clock, until)
 
-    def _await(self, row: Row) -> None:
-        """Note when a rollout in a slot will end."""
-        row.end = row.since + row.length - row.done
-        heapq.heappush(self._ends[row.drafts], (row.end, row.request_id))
+    def _clock_of(self, row: Row) -> tuple[int, int]:
+        """The clock of a rollout, and up to how many tokens.
+
+        A text that is less than a dispatch ahead is no help: the engine looks once a dispatch.
+        """
+        if not self._rates.most_drafts:
+            return PLAIN, row.length
+        text = known = self._texts.get(row.group, 0)
+        for other in self._groups.get(row.group, {}).values():
+            if other is not row:
+                text = max(text, int(self._clocks.position(other)))
+        if text > row.done + self._dispatch:
+            return AHEAD, min(row.length, text)
+        return BEYOND if known else PLAIN, row.length
 
     def _leave_pages(self, row: Row) -> None:
         """Free the pages of a parked turn, whose contents may be reused."""
@@ -239,10 +229,11 @@ class SimulatedEngine:
             self._left[row.group[0], row.parks] = tokens, free, self._taken
 
     def _leave_slot(self, row: Row) -> None:
-        self._context -= row.prompt_tokens + row.done + self._clock(row) - row.since
-        self._drafting -= row.drafts
-        self._groups[row.group] -= 1
-        if not self._groups[row.group]:
+        self._context -= row.prompt_tokens + self._clocks.position(row)
+        self._clocks.leave(row)
+        siblings = self._groups[row.group]
+        del siblings[row.request_id]
+        if not siblings:
             del self._groups[row.group]
 
     def _plan(self, now: float) -> None:
@@ -263,42 +254,29 @@ class SimulatedEngine:
         if not batch:
             self._stretch, self._seconds, self._prefill = 0, 0.0, 0.0
             return
-        width = self._rates.drafts_each(batch, self._drafting, self._context)
-        self._pace = self._rates.tokens_a_step(width)
-        steps = min(self._steps_to_end(False), self._steps_to_end(True))
-        steps = math.ceil(steps / self._dispatch) * self._dispatch
+        clocks, drafting = self._clocks, self._clocks.drafting
+        width = self._rates.drafts_each(batch, drafting, self._context, self._version)
+        clocks.pace[AHEAD] = self._rates.tokens_a_step(width, self._version)
+        clocks.pace[BEYOND] = self._rates.tokens_a_step(width, self._version, beyond=True)
+        steps = math.ceil(clocks.steps_to_next(self.running) / self._dispatch) * self._dispatch
         quiet = self._reported_at + self._message - self._steps
         self._stretch = max(1, min(steps, quiet, max(self._room(), self._dispatch)))
         context = self._context + self._stretch * self._yield() / 2
-        rows = batch + width * self._drafting
-        self._seconds = self._stretch * self._rates.step_seconds(batch, context, rows=rows)
-
-    def _steps_to_end(self, drafts: bool) -> float:
-        """Decode steps until the first rollout ends, of those without or with drafts."""
-        ends = self._ends[drafts]
-        while ends and self._stale(*ends[0]):
-            heapq.heappop(ends)
-        if not ends:
-            return math.inf
-        return (ends[0][0] - self._drafted) / self._pace if drafts else ends[0][0] - self._steps
-
-    def _stale(self, end: float, request_id: int) -> bool:
-        """Whether a rollout has left its slot, or the others, since its end was noted."""
-        row = self.running.get(request_id)
-        return row is None or end != row.end
+        drafts = width * drafting
+        self._seconds = self._stretch * self._rates.step_seconds(batch, context, drafts=drafts)
 
     def _room(self) -> int:
         """Number of decode steps until the cache is full."""
         return int((self._rates.kv_tokens - self._context) // max(1, self._yield()))
 
     def _admit(self, row: Row) -> None:
-        row.drafts = row.group in self._known
-        row.since = self._clock(row)
-        self._drafting += row.drafts
-        self.running[row.request_id] = row
-        self._await(row)
-        shared = not row.done and row.group in self._groups
-        self._groups[row.group] = self._groups.get(row.group, 0) + 1
+        siblings = self._groups.setdefault(row.group, {})
+        shared = not row.done and bool(siblings)
+        siblings[row.request_id] = self.running[row.request_id] = row
+        self._clocks.join(row, *self._clock_of(row))
+        if row.done and self._rates.most_drafts:  # it may be ahead of others
+            for other in siblings.values():
+                self._change_clock(other)
         self._context += row.prompt_tokens + row.done
         tokens = row.prompt_tokens + row.done
         found, free, taken = self._left.pop((row.group[0], row.parks), (0, 0, 0))
@@ -317,6 +295,6 @@ class SimulatedEngine:
         """Put a rollout back in front of the queue; its tokens are kept."""
         self._leave_slot(row)
         # One that has just ended is reported before it could be taken up again.
-        row.done = min(row.length - 1, row.done + int(self._clock(row) - row.since))
+        row.done = min(row.length - 1, int(self._clocks.position(row)))
         row.evicted = True
         self._queue.appendleft(row)

@@ -13,7 +13,8 @@ from rlboost_jax.manager.events import FromServer, ServerGone
 from rlboost_jax.providers.base import Exited
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.simulator.pulls import Pulls
-from rlboost_jax.simulator.simulated_engine import NewTokens, Row, SimulatedEngine
+from rlboost_jax.simulator.row_clocks import Row
+from rlboost_jax.simulator.simulated_engine import NewTokens, SimulatedEngine
 from rlboost_jax.simulator.surroundings import ServerSurroundings
 
 STOP: Final = 0  # ends a response; all other tokens are 1
@@ -192,7 +193,7 @@ class SimulatedServer:
         """Return the rollouts and swap the weights."""
         if self.engine.held:
             self._release([*self.engine.running, *self.engine.queued])
-        self.engine.forget()
+        self.engine.forget(version)
         self._version, self._digest = version, digest
         seconds = self._world.clock.now - since
         self._say(

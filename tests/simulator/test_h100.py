@@ -67,6 +67,10 @@ def test_a_run_with_drafts_has_them_in_the_rows_of_its_engine():
     engine = sim_config(h100.simulation("qwen3_14b_openr1", BOUNDS, own=own)).engine
     assert (without.most_drafts, engine.most_drafts) == (0, drafts.MOST_DRAFTS)
     assert engine.token_rows == own.engine.token_rows
+    assert engine.draft_seconds == 0.0  # not compiled
+    eight = sim_config(h100.get_config("qwen3_8b_openr1")).engine
+    # 226.1 ms for eight steps in place of 210.7 (docs/how-to/speculation.md)
+    assert eight.draft_seconds * 8 * h100.REACHED == pytest.approx(0.0154, abs=1e-4)
 
 
 def test_another_share_is_named_with_the_run():

@@ -30,6 +30,19 @@ def test_tokens_of_a_step_with_drafts(make):
     assert EngineRates(make()).tokens_a_step(0) == 1.0
 
 
+def test_acceptance_by_version_and_beyond_all_texts(make):
+    rates = EngineRates(
+        make(engine__most_drafts=7, engine__draft_acceptances=(0.2, 0.6), engine__draft_beyond=0.5)
+    )
+    assert [rates.tokens_a_step(1, version) for version in (0, 1, 9)] == [1.2, 1.6, 1.6]
+    assert rates.tokens_a_step(1, 9, beyond=True) == pytest.approx(1.3)
+
+
+def test_a_step_with_drafts_takes_as_much_more_as_is_said(make):
+    rates = EngineRates(make(engine__most_drafts=7, engine__draft_seconds=0.25)).slowed(2.0)
+    assert rates.step_seconds(1, 0, drafts=7) - rates.step_seconds(1, 0) == pytest.approx(0.5)
+
+
 def test_drafts_take_the_rows_that_sequences_leave(make):
     table = tuple((batch, context, 0.01) for batch in (1, 32) for context in (0, 4000))
     rates = EngineRates(

@@ -63,6 +63,18 @@ def predicted_order(group: Indices, lengths: Floats, slots: int) -> Indices:
     return np.lexsort((np.where(wave == REST, -means[group], 0.0), wave))
 
 
+def leaders_order(group: Indices, lengths: Floats) -> Indices:
+    """Predicted starting order where one response of each group leads.
+
+    Args:
+        group: of each rollout, in ascending order.
+        lengths: of each.
+    """
+    leads = np.diff(group, prepend=-1) > 0
+    texts = lengths[leads][np.cumsum(leads) - 1]  # of each one's leader
+    return np.lexsort((np.where(leads, 0.0, -texts), ~leads))
+
+
 def leaders_first(
     samples: Iterable[int], group_size: int, texts: Mapping[int, int]
 ) -> dict[int, float]:

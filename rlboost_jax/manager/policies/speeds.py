@@ -7,7 +7,9 @@ any time in which an engine is never idle the sums are exact, however the messag
     seconds = step · N + row · Σ batch + context · Σ contexts + prefill · Σ prefilled
 
 with Σ batch the tokens sampled and Σ contexts the length before each of them, which are known
-from the tokens. The four are fitted by least squares, none of them negative, for every kind of
+from the tokens. With drafts rollouts sample several tokens a step, each as many as were accepted,
+and no step is seen any more: then N is Σ batch over the rollouts in slots, so the tokens of a mean
+rollout, and `row` says how much slower these get where many leave few rows for drafts. The four are fitted by least squares, none of them negative, for every kind of
 instance; an instance that is slower than its kind has a factor of its own.
 """
 
@@ -54,12 +56,16 @@ class Rates:
 
 
 class BusySpan:
-    """Work of an instance since a moment at which all its tokens were known."""
+    """Work of an instance since a moment at which all its tokens were known.
 
-    __slots__ = ("contexts", "prefilled", "since", "steps", "tokens")
+    Attributes:
+        rows: rollouts in slots, on average; 0: all sample a token in each step.
+    """
+
+    __slots__ = ("contexts", "prefilled", "rows", "since", "steps", "tokens")
 
     def __init__(self, since: float) -> None:
-        self.since = since
+        self.since, self.rows = since, 0.0
         self.steps: dict[int, int] = {}  # request → tokens
         self.tokens = self.contexts = self.prefilled = 0
 
@@ -79,8 +85,9 @@ class BusySpan:
             self.prefilled += before - spared
 
     def sums(self) -> tuple[float, float, float, float]:
+        most = float(max(self.steps.values(), default=0))
         return (
-            float(max(self.steps.values(), default=0)),
+            min(most, self.tokens / self.rows) if self.rows else most,
             float(self.tokens),
             float(self.contexts),
             float(self.prefilled),

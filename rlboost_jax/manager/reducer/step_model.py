@@ -28,10 +28,11 @@ class StepModel:
 
     Attributes:
         learns: a policy needs predictions.
+        drafts: rollouts may sample several tokens in a step.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.learns = settings.models
+        self.learns, self.drafts = settings.models, settings.drafts
         self._groups = settings.micro_batch_prompts
         self._fixed = settings.deterministic
         self.lengths = Lengths()

@@ -16,7 +16,12 @@ from rlboost_jax.manager.policies.forecast import (
     forecast,
 )
 from rlboost_jax.manager.policies.length_prediction import Floats, Responses, responses
-from rlboost_jax.manager.policies.order import first_wave, later_waves, predicted_order
+from rlboost_jax.manager.policies.order import (
+    first_wave,
+    later_waves,
+    leaders_order,
+    predicted_order,
+)
 from rlboost_jax.manager.policies.speeds import Rates
 from rlboost_jax.manager.reducer.step_model import StepModel, groups_of
 from rlboost_jax.manager.settings import Settings
@@ -53,7 +58,7 @@ class StepPlans:
     def __init__(self, settings: Settings) -> None:
         self.model = StepModel(settings)
         self._longest_first = settings.manager.longest_first
-        self._lag = settings.lag
+        self._leaders, self._lag = settings.siblings_follow, settings.lag
         self.by_length = self._longest_first
         self.planned_drag = 1.0
 
@@ -232,7 +237,8 @@ class StepPlans:
         first.
         """
         group, lengths, jobs, totals = self.model.asked_for()
-        plan = self._plan(engines, jobs, totals, self.model.drag.value)
+        first = [jobs[n] for n in leaders_order(group, lengths)] if self._leaders else jobs
+        plan = self._plan(engines, first, totals, self.model.drag.value)
         usual, tokens = best_window(plan), float(lengths.sum())
         slots = sum(e.slots * e.count for e in engines)
         if not self._longest_first or slots >= len(jobs):

@@ -66,7 +66,7 @@ class TokenIntake:
         if sum([t.num_tokens for t in transcripts]) > before:  # what is no use is no progress
             instance.activity.progressed(now)
         if learns:
-            span = instance.activity.measured(known, now)
+            span = instance.activity.measured(known, now, alike=not self._model.drafts)
             if span is not None and alone:
                 self._model.measured(instance, span, now)
         for rollout in ended:

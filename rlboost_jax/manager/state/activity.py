@@ -37,7 +37,8 @@ class Activity:
 
     __slots__ = ("_compiled", "_freed_at", "_usage", "batch_at", "bounced_at", "drafts",
                  "in_flight", "next_sequence", "progress_at", "running", "scores", "slot_seconds",
-                 "slowest", "span", "token_seconds", "tokens", "waiting", "worked")  # fmt: skip
+                 "slowest", "span", "token_seconds", "tokens", "waiting", "worked",
+                 "_began_with")  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self.next_sequence = 0
@@ -50,6 +51,7 @@ class Activity:
         self.progress_at = now
         self.bounced_at = math.inf
         self.span: BusySpan | None = None
+        self._began_with = 0  # rollouts in slots when the span began
         self.worked = False
         self.drafts = (0, 0)
         self.scores = ScoreWork()
@@ -60,7 +62,7 @@ class Activity:
 
     def begin(self, now: float) -> None:
         """Start a busy span: the server held nothing and holds a rollout now."""
-        self.progress_at, self.span = now, BusySpan(now)
+        self.progress_at, self.span, self._began_with = now, BusySpan(now), 0
 
     def end(self) -> None:
         """End the busy span: the server holds nothing any more."""
@@ -137,7 +139,9 @@ class Activity:
         """
         return max(least, SLOWER * min(self.slowest, least))
 
-    def measured(self, known: Iterable[Known], now: float) -> BusySpan | None:
+    def measured(
+        self, known: Iterable[Known], now: float, *, alike: bool = True
+    ) -> BusySpan | None:
         """Add the new tokens of a batch to the busy span.
 
         Returns the span if it is complete, which is when all tokens that the server has sampled are
@@ -145,6 +149,7 @@ class Activity:
 
         Args:
             known: rollouts of the batch as they were before it.
+            alike: all rollouts sample a token in each step.
         """
         span = self.span
         if span is None:
@@ -163,7 +168,10 @@ class Activity:
                 )
         if going_on < self.running:
             return None
+        if not alike:  # who begins an idle server's work has not said how many it runs
+            span.rows = max(1.0, (self._began_with or self.running) / 2 + self.running / 2)
         self.span = BusySpan(now) if self.running else None
+        self._began_with = self.running
         return span
 
     def compiled(self, programs: int) -> None:

@@ -12,6 +12,7 @@ from rlboost_jax.manager.policies.order import (
     first_wave,
     later_waves,
     leaders_first,
+    leaders_order,
     predicted_order,
 )
 
@@ -50,6 +51,13 @@ def test_after_the_first_wave_groups_by_what_their_means_will_show():
     group = np.array([0, 0, 1, 1, 2, 2])
     lengths = np.array([9.0, 9.0, 1.0, 2.0, 3.0, 4.0])
     assert predicted_order(group, lengths, 4).tolist() == [0, 1, 2, 4, 5, 3]
+
+
+def test_leaders_and_then_groups_by_what_these_say():
+    """Three groups; the second's leader says most, the third's least."""
+    group = np.array([0, 0, 0, 1, 1, 2, 2])
+    lengths = np.array([5.0, 1.0, 9.0, 7.0, 2.0, 1.0, 99.0])
+    assert leaders_order(group, lengths).tolist() == [0, 3, 5, 4, 1, 2, 6]
 
 
 def test_of_a_group_that_nothing_is_known_of_one_goes_first():

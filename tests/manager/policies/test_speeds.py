@@ -53,6 +53,29 @@ def test_what_the_messages_look_like_does_not_matter() -> None:
     assert whole.sums() == parts.sums() == (10.0, 10.0, sum(range(100, 110)), 100.0)
 
 
+def test_with_drafts_a_mean_rollouts_tokens_count_as_steps() -> None:
+    """One samples three tokens while another samples one; alone, and two at a time, it is slower.
+
+    Steps take 10 ms. Three rollouts in slots sample 2 tokens a step on average, one alone 4: the
+    seconds of a mean token are 5 ms and 2.5 ms, which step + row times 3 and times 1 both are.
+    """
+    speeds, now = Speeds(), 0.0
+    for steps in range(100, 110):
+        for rows, tokens in (((3, 2, 1), 0.01), ((4,), 0.01)):
+            span = BusySpan(now)
+            for number, each in enumerate(rows):
+                span.sampled(number, 0, steps * each, first=False)
+            span.rows = float(len(rows))
+            span.contexts = 0
+            now += steps * tokens
+            speeds.add(KIND, "a", span, now)
+    speeds.end_step(["a"])
+    found = speeds.rates(KIND)
+    assert found is not None
+    assert found.step_seconds(3, 0) == pytest.approx(0.005, rel=1e-3)
+    assert found.step_seconds(1, 0) == pytest.approx(0.0025, rel=1e-3)
+
+
 def test_an_instance_slower_than_its_kind_is_found() -> None:
     speeds = Speeds()
     measured(TRUE, "a", speeds, seed=0)

@@ -112,7 +112,9 @@ def test_what_measures_the_policy_comes_last() -> None:
 )
 def test_only_drafts_of_siblings_want_it(speculation: SpeculationConfig, expected: bool) -> None:
     run = replace(config_loading.run_config(tiny.get_config()), speculation=speculation)
-    assert Settings.of(run, "run").siblings_follow is expected
+    settings_of_run = Settings.of(run, "run")
+    assert settings_of_run.siblings_follow is expected
+    assert settings_of_run.drafts is speculation.enabled
 
 
 def test_what_drafts_came_to_is_counted_by_server_and_step() -> None:

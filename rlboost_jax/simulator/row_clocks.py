@@ -1,0 +1,118 @@
+"""How far the rollouts in the slots of a simulated engine are: one clock for all that are alike.
+
+A clock is a number of tokens that each of its rollouts has sampled since the engine began. Without
+drafts it counts decode steps. Rollouts with drafts have two others: a chance of acceptance for
+where a sibling's text goes on (`AHEAD`), and one for where all siblings' texts are over (`BEYOND`).
+"""
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+PLAIN, AHEAD, BEYOND = 0, 1, 2
+
+
+@dataclass(slots=True)
+class Row:
+    """A rollout in an engine."""
+
+    request_id: int
+    group: tuple[int, int]  # (step, prompt): its members share the prompt's prefill
+    prompt_tokens: int  # and what was given since
+    length: int  # of the response when its turn is over
+    done: int  # response tokens when it last entered, or left, a slot
+    reported: int  # response tokens that have been reported
+    since: float = 0  # its clock of the engine at that time
+    end: float = 0  # its clock at `until`
+    clock: int = PLAIN
+    until: int = 0  # response tokens up to which it keeps this clock
+    evicted: bool = False
+    parks: int = -1  # its sample, if it may come back for another turn; -1: it will not
+
+
+class RowClocks:
+    """The clocks of one engine.
+
+    Attributes:
+        at: of each clock.
+        pace: tokens of each clock in a decode step.
+        count: rollouts in slots, by clock.
+    """
+
+    def __init__(self) -> None:
+        self.at: list[float] = [0, 0.0, 0.0]
+        self.pace = [1.0, 1.0, 1.0]
+        self.count = [0, 0, 0]
+        self._ends: tuple[list[tuple[float, int]], ...] = ([], [], [])  # (clock, request)
+
+    @property
+    def drafting(self) -> int:
+        """Rollouts that carry drafts."""
+        return self.count[AHEAD] + self.count[BEYOND]
+
+    def spared(self) -> float:
+        """Tokens of a decode step over one for each rollout."""
+        return sum(self.count[k] * (self.pace[k] - 1) for k in (AHEAD, BEYOND) if self.count[k])
+
+    def take(self, steps: int) -> None:
+        self.at[PLAIN] += steps
+        for clock in (AHEAD, BEYOND):
+            if self.count[clock]:
+                self.at[clock] += steps * self.pace[clock]
+
+    def position(self, row: Row) -> float:
+        """Response tokens of a rollout in a slot."""
+        return row.done + self.at[row.clock] - row.since
+
+    def settle(self, row: Row) -> None:
+        """Count the whole tokens of a rollout in a slot."""
+        tokens = int(self.at[row.clock] - row.since)
+        row.done, row.since = row.done + tokens, row.since + tokens
+
+    def join(self, row: Row, clock: int, until: int) -> None:
+        """Put a rollout on a clock, up to so many of its tokens."""
+        row.clock, row.until, row.since = clock, until, self.at[clock]
+        self._wait(row)
+
+    def change(self, row: Row, clock: int, until: int) -> None:
+        """Put a rollout in a slot on another clock."""
+        part = self.position(row) - row.done  # of a token
+        self.count[row.clock] -= 1
+        row.clock, row.until, row.since = clock, until, self.at[clock] - part
+        self._wait(row)
+
+    def _wait(self, row: Row) -> None:
+        clock = row.clock
+        self.count[clock] += 1
+        row.end = row.since + row.until - row.done
+        heapq.heappush(self._ends[clock], (row.end, row.request_id))
+
+    def leave(self, row: Row) -> None:
+        self.count[row.clock] -= 1
+
+    def due(self, running: Mapping[int, Row]) -> Iterator[Row]:
+        """Return rollouts that are at `until` by now, each once; they must leave or join again."""
+        for clock, ends in enumerate(self._ends):
+            while ends and (ends[0][0] <= self.at[clock] or self._stale(clock, running)):
+                stale = self._stale(clock, running)
+                _, request_id = heapq.heappop(ends)
+                if not stale:
+                    yield running[request_id]
+
+    def steps_to_next(self, running: Mapping[int, Row]) -> float:
+        """Decode steps until the first rollout is due."""
+        least = math.inf
+        for clock, ends in enumerate(self._ends):
+            while ends and self._stale(clock, running):
+                heapq.heappop(ends)
+            if ends:
+                steps = ends[0][0] - self.at[clock]
+                least = min(least, steps / self.pace[clock] if clock else steps)
+        return least
+
+    def _stale(self, clock: int, running: Mapping[int, Row]) -> bool:
+        """Whether the first entry's rollout has left its slot, or that clock, since."""
+        end, request_id = self._ends[clock][0]
+        row = running.get(request_id)
+        return row is None or row.clock != clock or row.end != end
