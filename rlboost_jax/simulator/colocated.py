@@ -13,8 +13,8 @@ from typing import Any
 
 from rlboost_jax.simulator.rates import EngineRates, train_seconds
 from rlboost_jax.simulator.response_lengths import response_lengths
-from rlboost_jax.simulator.sim_config import SimConfig
 from rlboost_jax.simulator.row_clocks import Row
+from rlboost_jax.simulator.sim_config import SimConfig
 from rlboost_jax.simulator.simulated_engine import SimulatedEngine
 
 

@@ -165,6 +165,10 @@ class SimulatedEngine:
         held = {row.group for row in (*self.running.values(), *self._queue)}
         self._texts = {group: text for group, text in self._texts.items() if group in held}
 
+    def know(self, group: tuple[int, int], tokens: int) -> None:
+        """Add a text of so many tokens, to draft the responses to a prompt from."""
+        self._texts[group] = max(tokens, self._texts.get(group, 0))
+
     def _yield(self) -> float:
         """Tokens of a decode step."""
         return len(self.running) + self._clocks.spared()
@@ -195,9 +199,8 @@ class SimulatedEngine:
 
     def _learn(self, ended: Row) -> None:
         """Let siblings draft from a response that has ended."""
-        group = ended.group
-        self._texts[group] = max(ended.length, self._texts.get(group, 0))
-        for row in self._groups.get(group, {}).values():
+        self.know(ended.group, ended.length)
+        for row in self._groups.get(ended.group, {}).values():
             self._change_clock(row)
 
     def _change_clock(self, row: Row) -> None:

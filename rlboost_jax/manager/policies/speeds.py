@@ -9,8 +9,9 @@ any time in which an engine is never idle the sums are exact, however the messag
 with Σ batch the tokens sampled and Σ contexts the length before each of them, which are known
 from the tokens. With drafts rollouts sample several tokens a step, each as many as were accepted,
 and no step is seen any more: then N is Σ batch over the rollouts in slots, so the tokens of a mean
-rollout, and `row` says how much slower these get where many leave few rows for drafts. The four are fitted by least squares, none of them negative, for every kind of
-instance; an instance that is slower than its kind has a factor of its own.
+rollout, and `row` says how much slower these get where many leave few rows for drafts. The four are
+fitted by least squares, none of them negative, for every kind of instance; an instance that is
+slower than its kind has a factor of its own.
 """
 
 from collections.abc import Collection, Hashable
@@ -83,6 +84,10 @@ class BusySpan:
         self.contexts += count * before + count * (count - 1) // 2
         if first:
             self.prefilled += before - spared
+
+    def held(self, rows: float) -> None:
+        """Say how many rollouts were in slots on average, which sampled unequally many tokens."""
+        self.rows = rows
 
     def sums(self) -> tuple[float, float, float, float]:
         most = float(max(self.steps.values(), default=0))

@@ -35,10 +35,27 @@ class Activity:
         token_seconds: of a token that it samples, of late, among all that it samples; inf.
     """
 
-    __slots__ = ("_compiled", "_freed_at", "_usage", "batch_at", "bounced_at", "drafts",
-                 "in_flight", "next_sequence", "progress_at", "running", "scores", "slot_seconds",
-                 "slowest", "span", "token_seconds", "tokens", "waiting", "worked",
-                 "_began_with")  # fmt: skip
+    __slots__ = (
+        "_began_with",
+        "_compiled",
+        "_freed_at",
+        "_usage",
+        "batch_at",
+        "bounced_at",
+        "drafts",
+        "in_flight",
+        "next_sequence",
+        "progress_at",
+        "running",
+        "scores",
+        "slot_seconds",
+        "slowest",
+        "span",
+        "token_seconds",
+        "tokens",
+        "waiting",
+        "worked",
+    )  # fmt: skip
 
     def __init__(self, now: float) -> None:
         self.next_sequence = 0
@@ -169,7 +186,7 @@ class Activity:
         if going_on < self.running:
             return None
         if not alike:  # who begins an idle server's work has not said how many it runs
-            span.rows = max(1.0, (self._began_with or self.running) / 2 + self.running / 2)
+            span.held(max(1.0, (self._began_with or self.running) / 2 + self.running / 2))
         self.span = BusySpan(now) if self.running else None
         self._began_with = self.running
         return span

@@ -65,8 +65,7 @@ def test_with_drafts_a_mean_rollouts_tokens_count_as_steps() -> None:
             span = BusySpan(now)
             for number, each in enumerate(rows):
                 span.sampled(number, 0, steps * each, first=False)
-            span.rows = float(len(rows))
-            span.contexts = 0
+            span.held(float(len(rows)))
             now += steps * tokens
             speeds.add(KIND, "a", span, now)
     speeds.end_step(["a"])
