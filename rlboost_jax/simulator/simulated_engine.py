@@ -154,14 +154,14 @@ class SimulatedEngine:
         self._plan(now)
         return reported
 
-    def forget(self, version: int) -> None:
+    def forget(self, version: int | None = None) -> None:
         """Drop the reusable pages, which other weights make worthless, and texts of old batches.
 
         Args:
-            version: of the weights.
+            version: of the weights; None: as before.
         """
         self._left.clear()
-        self._version = version
+        self._version = self._version if version is None else version
         held = {row.group for row in (*self.running.values(), *self._queue)}
         self._texts = {group: text for group, text in self._texts.items() if group in held}
 
