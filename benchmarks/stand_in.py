@@ -96,6 +96,9 @@ class StandInEngine:
     def waiting(self) -> int:
         return len(self._left) - self.running
 
+    def prepare(self, params: object) -> object:
+        return params
+
     def load(self, params: object, version: int) -> None:
         self.version = version
 

@@ -22,7 +22,7 @@ import jax
 from rlboost_jax.engine.device_state import DeviceState
 from rlboost_jax.engine.devices import Devices
 from rlboost_jax.engine.dispatches import EngineDispatch, dispatch_of, own_of, sampled_of
-from rlboost_jax.engine.engine_parameters import EngineParameters
+from rlboost_jax.engine.engine_parameters import EngineParameters, PreparedLeaves
 from rlboost_jax.engine.engine_plan import plan_engine
 from rlboost_jax.engine.engine_rollouts import EngineRollout, new_rollout
 from rlboost_jax.engine.fingerprint import fingerprint
@@ -174,19 +174,21 @@ class Engine:
     @property
     def backlog(self) -> dict[int, int]:
         """Known tokens that each rollout has to run before it samples, in the order of turns."""
-        turns = [*self._scheduler.running, *self._scheduler.waiting]
+        turns = (*self._scheduler.running, *self._scheduler.waiting)
         return {rollout.request_id: rollout.known - 1 - rollout.computed for rollout in turns}
 
     def held(self) -> tuple[int, ...]:
         """Ids of all rollouts, in the order they came."""
         return tuple(self._held)
 
-    def load(self, params: Params, version: Version) -> None:
-        """Copy a tree of parameters, layers stacked, to the device.
+    def prepare(self, params: Params) -> Params | PreparedLeaves:
+        """Copy a tree to the device beside the loaded one; see `EngineParameters.prepare`."""
+        return self.parameters.prepare(params)
 
-        Raises:
-            EngineBusy: rollouts of another version are still held.
-            ValueError: a leaf is missing, unknown or of another shape.
+    def load(self, params: Params | PreparedLeaves, version: Version) -> None:
+        """Take parameters: a tree, layers stacked, which is copied to the device, or prepared ones.
+
+        Raises EngineBusy if rollouts of another version are still held, and ValueError.
         """
         self._begin_anew("load")
         self.parameters.load(params, version)
@@ -232,8 +234,7 @@ class Engine:
 
         Raises:
             RequestTooLong: prompt and longest response do not fit in a slot.
-            RequestRejected: otherwise impossible, see `requests.py`, or its id is held already.
-                Nothing of the call is taken.
+            RequestRejected: see `requests.py`, or its id is held. Nothing of the call is taken.
         """
         new = {request.request_id for request in requests}
         for request in requests:

@@ -3,9 +3,12 @@
 Adapters are merged on the way there, a layer at a time: the engine runs a model without.
 """
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +26,15 @@ from rlboost_jax.models.params import (
 )
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.settings.model_config import ModelConfig
+
+_LAYERS_AT_A_TIME: Final = max(1, min(4, os.cpu_count() or 1))  # cast and copied
+
+
+@dataclass(frozen=True)
+class PreparedLeaves:
+    """Parameters of an engine on its device, not loaded yet."""
+
+    leaves: tuple[Array, ...]
 
 
 class EngineParameters:
@@ -56,15 +68,37 @@ class EngineParameters:
         self.version: Version | None = None
         self.leaves: tuple[Array, ...] = ()
 
-    def load(self, params: Params, version: Version) -> None:
-        """Copy parameters to the device. Never aliases them: a learner donates its own.
+    def prepare(self, params: Params) -> "Params | PreparedLeaves":
+        """Copy parameters to the device beside those that are loaded, where it has room for both.
 
-        Should the device fail to take them, the old ones stay if double-buffered; otherwise
-        nothing is loaded any more and `version` is None.
+        Programs may run meanwhile: call it in any thread, once at a time. Where there is no room,
+        the parameters are returned as they are.
+
+        Raises:
+            ValueError: see `load`.
+        """
+        self._check(params)
+        return PreparedLeaves(self._copied(params)) if self._double_buffered else params
+
+    def load(self, params: "Params | PreparedLeaves", version: Version) -> None:
+        """Take parameters, which are copied to the device unless they have been prepared.
+
+        Never aliases them: a learner donates its own. Should the device fail to take them, the old
+        ones stay if double-buffered; otherwise nothing is loaded any more and `version` is None.
 
         Raises:
             ValueError: a leaf is missing, unknown or of another shape; the old ones stay.
         """
+        if isinstance(params, PreparedLeaves):
+            self.leaves, self.version = params.leaves, version
+            return
+        self._check(params)
+        if not self._double_buffered:
+            self._free()
+        self.leaves = self._copied(params)
+        self.version = version
+
+    def _check(self, params: Params) -> None:
         leaves = flatten_params(params)
         for name in self._shapes.keys() ^ leaves.keys():
             what = "unknown" if name in leaves else "missing"
@@ -75,16 +109,16 @@ class EngineParameters:
                     f"parameter {name} has shape {leaves[name].shape} and the model {shape}; "
                     "the snapshot is of another model"
                 )
-        on_devices = all(isinstance(leaf, jax.Array) for leaf in leaves.values())
+
+    def _copied(self, params: Params) -> tuple[Array, ...]:
+        """The leaves on the device, all of them there when this returns."""
+        on_devices = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
         if not on_devices:  # leaves on disk stay there until a layer of theirs is wanted
             params = jax.tree.map(
                 lambda leaf: jax.device_get(leaf) if isinstance(leaf, jax.Array) else leaf, params
             )
-        if not self._double_buffered:
-            self._free()
         put = self._put_from_devices if on_devices else self._put
-        self.leaves = jax.block_until_ready(put(params))
-        self.version = version
+        return jax.block_until_ready(put(params))
 
     def _free(self) -> None:
         """Free the device memory now, even if other references to the arrays exist."""
@@ -164,7 +198,10 @@ class EngineParameters:
         form = joined if self._join else _as_it_is
         all_places = self._places["layers"]
         distinct = all_places[:1] if equal_layers else all_places
-        layers = tuple(form(layer(i, places)) for i, places in enumerate(distinct))
+        first = form(layer(0, distinct[0]))  # alone: its programs are compiled once
+        with ThreadPoolExecutor(_LAYERS_AT_A_TIME, thread_name_prefix="layers") as threads:
+            rest_of = threads.map(lambda i: form(layer(i, distinct[i])), range(1, len(distinct)))
+            layers = (first, *rest_of)
         layers *= len(all_places) // len(layers)
         rest = {
             name: jax.tree.map(whole, part, self._places[name])

@@ -25,7 +25,7 @@ from rlboost_jax.messages import (
     pack_ids,
 )
 from rlboost_jax.observe.span_recorder import ENGINE_LANE, Recorder
-from rlboost_jax.rollout.outgoing import DispatchLike, token_batches
+from rlboost_jax.rollout.outgoing import DispatchLike, nothing_sampled, token_batches
 from rlboost_jax.rollout.sharing.turns import AGAIN_SECONDS, Turns
 from rlboost_jax.rollout.unsaid_counts import UnsaidCounts
 from rlboost_jax.sequences.identities import Version
@@ -45,6 +45,7 @@ class WorkerEngine(Protocol):
     @property
     def in_flight(self) -> int: ...
 
+    def prepare(self, params: Any) -> Any: ...
     def load(self, params: Any, version: Version) -> None: ...
     def submit(self, requests: Sequence[GenerateRequest]) -> None: ...
     def release(self, request_ids: Sequence[int]) -> list[int]: ...
@@ -128,6 +129,13 @@ class EngineWorker:
     def release(self, request_ids: Sequence[int]) -> None:
         """Stop requests, send their tokens so far, and emit `Released` with all of them."""
         self._put(lambda: self._release(request_ids))
+
+    def prepare(self, params: Any) -> Any:
+        """Bring parameters to the device during the work, for `load`; blocks the calling thread.
+
+        On a shared device, where others take turns, they stay as they are.
+        """
+        return params if self._turns is not None else self._engine.prepare(params)
 
     def load(self, params: Any, version: Version, params_digest: str) -> Future[None]:
         """Return what is held and swap the parameters; done when the engine has them."""
@@ -318,7 +326,7 @@ class EngineWorker:
         self._unsent = None
         if dispatch is None:
             version = Version(-1) if engine.version is None else engine.version
-            self._send_batch(_nothing(self._sequence, version, **state))
+            self._send_batch(nothing_sampled(self._sequence, version, **state))
             return
         for batch in token_batches(dispatch, sequence=self._sequence, **state):
             self._send_batch(batch)
@@ -326,20 +334,6 @@ class EngineWorker:
     def _send_batch(self, batch: TokenBatch) -> None:
         self._sequence += 1
         self._emit(batch)
-
-
-def _nothing(sequence: int, version: Version, **state: int) -> TokenBatch:
-    """Token batch without tokens."""
-    return TokenBatch(
-        sequence=sequence,
-        version=version,
-        request_ids=b"",
-        counts=b"",
-        tokens=b"",
-        logprobs=b"",
-        prefilled_again=0,
-        **state,
-    )
 
 
 def _promise() -> Future[Any]:

@@ -15,6 +15,7 @@ from rlboost_jax.messages import (
     pack_logprobs,
     pack_tokens,
 )
+from rlboost_jax.sequences.identities import Version
 
 _TOKEN_BYTES = 4 + 4  # token and log-probability
 
@@ -92,3 +93,17 @@ def _starts(sizes: Sequence[int], most: int) -> list[int]:
             filled = 0
         filled += size
     return starts
+
+
+def nothing_sampled(sequence: int, version: Version, **state: int) -> TokenBatch:
+    """Token batch without tokens."""
+    return TokenBatch(
+        sequence=sequence,
+        version=version,
+        request_ids=b"",
+        counts=b"",
+        tokens=b"",
+        logprobs=b"",
+        prefilled_again=0,
+        **state,
+    )

@@ -1,7 +1,8 @@
 """Loading of announced versions into the engine: of several only the last is taken.
 
-The last may be an older one than the engine has. A version that is likely to be announced next is
-pulled beside the work and waits in memory.
+The last may be an older one than the engine has. It is brought to the device during the work, where
+that has room for two, and swapped in between two dispatches. A version that is likely to be
+announced next is pulled beside the work and waits in memory.
 
 Invariants: no two are pulled or loaded at once; a version that could not be had is tried again for
 as long as no other is announced; what is said belongs to the stream on which it was announced.
@@ -15,6 +16,7 @@ from rlboost_jax.messages import MAX_REASON, Manifest, Ready, WeightsRejected
 from rlboost_jax.observe.span_recorder import Recorder
 from rlboost_jax.platform.backoff import backoff_seconds
 from rlboost_jax.rollout.engine_worker import EngineWorker, WorkerStopped
+from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter
 
@@ -119,13 +121,13 @@ class WeightUpdates:
                     )
                     attempt += 1
                     continue
+                fetched_bytes = pulled.fetched_bytes
+                prepared = await self._prepared(pulled.params, version)
+                del pulled  # the host's copy goes as soon as it may
                 self._loaded = None  # whatever happens to this coroutine, not what it was
                 with self._spans.span("load", "weights", when=near, version=version):
-                    await asyncio.wrap_future(
-                        self._worker.load(pulled.params, version, params_digest)
-                    )
+                    await asyncio.wrap_future(self._worker.load(prepared, version, params_digest))
                 self._loaded = (version, params_digest)
-                fetched_bytes = pulled.fetched_bytes
             seconds = asyncio.get_running_loop().time() - announced
             self._say(
                 Ready(
@@ -135,6 +137,16 @@ class WeightUpdates:
                     fetched_bytes=fetched_bytes,
                 )
             )
+
+    async def _prepared(self, params: Any, version: Version) -> Any:
+        """Parameters on the device where it has room; ends only when that has ended."""
+        with self._spans.span("prepare", "weights", when=self._spans.near(version)):
+            preparing = asyncio.ensure_future(asyncio.to_thread(self._worker.prepare, params))
+            try:
+                return await asyncio.shield(preparing)
+            except asyncio.CancelledError:
+                await asyncio.wait({preparing})
+                raise
 
     async def _pull(self, manifest: Manifest) -> Any:
         version = manifest.version

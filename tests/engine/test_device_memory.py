@@ -313,6 +313,23 @@ def test_the_learner_next_door_has_its_place(on_device: Callable[..., Engine]) -
     assert not one_byte_less.memory.double_buffered
 
 
+def test_what_is_prepared_during_the_work_is_what_is_loaded(
+    on_device: Callable[..., Engine], tight: Engine, params: dict[str, Any]
+) -> None:
+    """The old version samples on until the new one is swapped in; without room it is not there."""
+    roomy = on_device()
+    for engine in (roomy, tight):
+        engine.load(params, 1)
+    before, new = roomy.parameters.leaves, jax.tree.map(lambda leaf: 2 * leaf, params)
+    prepared = roomy.prepare(new)
+    assert roomy.version == 1 and roomy.parameters.leaves is before
+    assert tight.prepare(new) is new
+    roomy.load(prepared, 2)
+    tight.load(new, 2)
+    leaves = zip(roomy.parameters.leaves, tight.parameters.leaves, strict=True)
+    assert roomy.version == 2 and all(np.array_equal(a, b) for a, b in leaves)
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_old_weights_go_before_new_ones_come_if_there_is_no_room_for_both(
     on_device: Callable[..., Engine],

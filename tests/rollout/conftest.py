@@ -64,6 +64,9 @@ class FakeEngine:
     def running(self) -> int:
         return len(self._left)
 
+    def prepare(self, params: object) -> object:
+        return params
+
     def load(self, params: object, version: int) -> None:
         assert not self._left and not self._launched
         self.version = version

@@ -1,6 +1,7 @@
 """Announced versions: only the last is taken, and never two at once."""
 
 import asyncio
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,9 @@ class SlowToEnd:
 class Engine:
     def __init__(self) -> None:
         self.loaded: list[int] = []
+
+    def prepare(self, params: int) -> int:
+        return params
 
     def load(self, params: int, version: int, params_digest: str) -> Future[None]:
         self.loaded.append(version)
@@ -114,6 +118,36 @@ def test_a_mistake_of_this_side_is_reported() -> None:
         updates = WeightUpdates(Broken(), Engine(), say=print, fail=failed.put_nowait)  # type: ignore[arg-type]
         updates.announce(manifest(1))
         assert isinstance(await asyncio.wait_for(failed.get(), timeout=PATIENCE_SECONDS), KeyError)
+
+    asyncio.run(scenario())
+
+
+def test_another_announcement_waits_until_the_device_holds_what_was_prepared() -> None:
+    """Else it would hold three versions: that which is loaded, and two on their way."""
+
+    class Slow(Engine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun, self.go, self.at_once = threading.Event(), threading.Event(), 0
+
+        def prepare(self, params: int) -> int:
+            self.at_once += 1
+            assert self.at_once == 1, "two versions on their way to the device"
+            self.begun.set()
+            assert self.go.wait(PATIENCE_SECONDS)
+            self.at_once -= 1
+            return params
+
+    async def scenario() -> None:
+        engine, said = Slow(), asyncio.Queue[Any]()
+        updates = WeightUpdates(SlowToEnd(), engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.announce(manifest(1))
+        await asyncio.to_thread(engine.begun.wait, PATIENCE_SECONDS)
+        updates.announce(manifest(2))
+        await asyncio.sleep(0)
+        engine.go.set()
+        ready = await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)
+        assert ready.version == 2 and engine.loaded == [2]
 
     asyncio.run(scenario())
 
