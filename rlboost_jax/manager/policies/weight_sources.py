@@ -126,8 +126,9 @@ def shared_parts(
     """Divide the parts between the servers of a zone that fetch a version and can pass it on.
 
     Whoever has parts keeps them, while nobody has more than twice as many as another. Those of
-    servers that no longer fetch go to the ones that have the fewest. At first that is one part
-    after the other to one server after the other.
+    servers that are gone go to the ones that have the fewest. Those of a server that has the whole
+    version by now are there. At first that is one part after the other to one server after the
+    other.
 
     Returns:
         Parts by name; servers without any are missing.
@@ -137,6 +138,9 @@ def shared_parts(
         return {}
     owned: dict[str, set[int]] = {name: set() for name in names}
     free = set(ALL_PARTS)
+    for peer in members:
+        if peer.whole and peer.listens and peer.name in before:
+            free -= before[peer.name].parts
     for name in names:
         if name in before:
             owned[name] = free & before[name].parts

@@ -61,8 +61,8 @@ class PeerWeights:
             if _fetches(instance) is manifest or instance.parameters.are(manifest)
         }
         fetching = {name for name, i in members.items() if _fetches(i) is manifest}
-        before = self._peers.handed(root, fetching)
-        loads = self._peers.loads(before)
+        before = self._peers.handed(root, members.keys())
+        loads = self._peers.loads({name: before[name] for name in fetching & before.keys()})
         peers = [
             VersionPeer(
                 name=name,
@@ -78,9 +78,8 @@ class PeerWeights:
         usable = {peer.name for peer in peers if peer.listens}
         lacking = {
             name
-            for name, own in before.items()
-            if not usable.issuperset((*own.near, *own.far))
-            or not set(self._peers.refused(name)).isdisjoint((*own.near, *own.far))
+            for name in fetching & before.keys()
+            if not {*before[name].near, *before[name].far} <= usable - {*self._peers.refused(name)}
         }
         wanting = lacking | (fetching - before.keys())
         zone = next((i.hello.zone for i in self._roster if i.reserved), "")

@@ -84,7 +84,7 @@ class Index:
         self.num_releasing = 0  # rollouts that are being released
         self.lent = 0  # slots that others on their devices have of preemptible ones
         self.num_frozen = 0  # of these, those that grow again with the next step only
-        self.moves = 0  # times that anything may have changed who has or fetches which version
+        self.moves = 0  # instances that came, went, or were sent to another version
         self._pools: dict[Key, Pool] = {}
         self._empty = Pool()
         self._count = 0
@@ -140,7 +140,7 @@ class Index:
             self._priced()
 
     def moved(self) -> None:
-        """Note that an instance may have or fetch another version."""
+        """Note that an instance is to fetch another version, or that one came or went."""
         self.moves += 1
 
     def price_of(self, stream: int) -> float:
@@ -183,7 +183,6 @@ class Index:
 
     def state_changed(self, instance: Instance) -> None:
         """Update for a change of an instance's readiness, parameters or slots."""
-        self.moved()
         lent = instance.hello.slots - instance.slots
         if instance.hello.bids and (instance.slots == 0) != (instance.stream in self._elsewhere):
             self._elsewhere ^= {instance.stream}

@@ -77,6 +77,7 @@ class Versions:
         if instance.departure.leaving or (instance.reserved and not self._lag):
             return
         if instance.announce(manifest, back=manifest is not self.newest):
+            self._roster.index.moved()
             self._outbox.send(instance.stream, Announce(manifest=manifest))
 
     def prefetch(self, instance: Instance) -> None:

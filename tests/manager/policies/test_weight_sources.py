@@ -121,6 +121,17 @@ def test_parts_of_one_that_is_gone_go_to_the_others_who_keep_their_own() -> None
         raise AssertionError(f"{name} is planned for again: {own}")
 
 
+def test_parts_of_one_that_has_everything_by_now_need_nobody_to_bring_them() -> None:
+    peers = pulling(4)
+    before = plan_sources(peers)
+    first_done = [replace(peers[0], whole=True), *peers[1:]]
+    assert plan_sources(first_done, before=before, wanting=()) == {}
+    later = plan_sources([*first_done, VersionPeer(name="late")], before=before, wanting={"late"})
+    assert "0" in later["late"].near
+    gone = plan_sources(peers[1:], before=before, wanting=())
+    assert set().union(*(own.parts for own in gone.values())) >= before["0"].parts
+
+
 def test_servers_that_come_one_by_one_divide_the_pieces_too() -> None:
     peers, plan = [], {}
     messages = 0
