@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 MOST_FROM_TRAINER: Final = 4
+PATIENT: Final = 10.0  # times as patient are servers that bring no parts
 
 
 @dataclass(frozen=True, kw_only=True)

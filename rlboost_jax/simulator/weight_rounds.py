@@ -8,12 +8,12 @@ servers and their sources. Who has which sources is the manager's own policy to 
 A server fetches one piece at a time from each source, some from the trainer: such that it lacks and
 the source has, drawn at random. Its own parts come from the sources abroad, or from the trainer
 where it has none. If no source gives it a byte for `patience_seconds`, it asks the trainer for any
-piece, until one does. It asks a source no more that gives none for so long, or hardly any: less
-than `SLOW` times the rate at which one of its kind, near or far, has given it a piece.
-
-Links are shared in equal parts, what one transfer cannot use going to others. A transfer begins
-with a round and what is left of the round when it ends is unused, so a result is late by half a
-round for a piece on average, and never early.
+piece, until one does; ten times as long if all parts are others' to bring, for behind a narrow line
+hundreds would ask for what is on its way already. It asks a source no more that gives none for so
+long, or hardly any: less than `SLOW` times the rate at which one of its kind, near or far, has
+given it a piece. Links are shared in equal parts, what one transfer cannot use going to others. A
+transfer begins with a round and what is left of the round when it ends is unused, so a result is
+late by half a round for a piece on average, and never early.
 
 Invariants: no link carries more in a round than its rate allows; what was received was sent, and is
 part of a piece that is there, on its way or wasted.
@@ -38,6 +38,7 @@ from rlboost_jax.manager.policies.weight_sources import (
 from rlboost_jax.simulator.streams import stream
 from rlboost_jax.simulator.version_spread import (
     MOST_FROM_TRAINER,
+    PATIENT,
     SpreadOutcome,
     VersionSpread,
 )
@@ -237,8 +238,9 @@ class _Rounds:
 
     def _ask(self, now: float) -> None:
         """Have each server ask each idle source for a piece, sources of its own parts first."""
-        wants = self._alive & np.isnan(self.current)
-        starved = now - self._served_at > self._version.patience_seconds
+        wants = self._alive & (self._missing > 0)
+        patience = np.where(self._brings.any(axis=1), 1.0, PATIENT) * self._version.patience_seconds
+        starved = now - self._served_at > patience
         from_trainer = (self._sources[:, MOST_NEAR:_FIRST_OF_TRAINER] == _NONE).all(axis=1)
         for slot in (*range(MOST_NEAR, _SOURCES), *range(MOST_NEAR)):
             rows = np.flatnonzero(

@@ -23,6 +23,7 @@ PARTS: Final = 64  # as in `rlboost_jax.manager.policies.weight_sources`
 GROUP_BYTES: Final = 2**20  # small pieces that follow each other are fetched by one request
 ASKING_SECONDS: Final = 0.5  # for near servers to say what they have, at first
 PATIENCE_SECONDS: Final = 1.0  # without anything to fetch near, before one piece comes from outside
+PATIENT: Final = 10.0  # times as patient is a server that brings nothing: hundreds of them may be
 LEAST_PATIENCE_SECONDS: Final = 0.05  # which it is for one after the other
 TOO_SLOW: Final = 3.0  # times that a piece usually takes, before another source is asked, too
 GRACE_SECONDS: Final = 2.0  # that are added to that
@@ -263,7 +264,7 @@ class Swarm:
             return False
         self._waits_since = min(self._waits_since, now)
         others = 2 * self._outside_seconds  # what they bring takes them as long
-        factor = self._patience / PATIENCE_SECONDS
+        factor = self._patience / PATIENCE_SECONDS * (1.0 if self._own.any() else PATIENT)
         return now - self._waits_since >= factor * max(PATIENCE_SECONDS, others)
 
     def _usual_seconds(self, fetching: Fetching) -> float:

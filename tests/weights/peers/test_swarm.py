@@ -58,7 +58,8 @@ def test_what_another_zone_has_is_not_asked_of_the_trainer() -> None:
 
 def test_after_a_while_one_piece_comes_from_outside_and_sooner_from_then_on() -> None:
     plan = swarm()
-    plan.bring(0)
+    plan.bring(1)
+    plan.arrived(0)
     plan.add("a", near=True, slots=1)
     plan.holds("a", b"")
     assert asked(plan, 0.0) == [] and asked(plan, 0.9) == []
@@ -72,6 +73,16 @@ def test_after_a_while_one_piece_comes_from_outside_and_sooner_from_then_on() ->
     # A server that has something resets it.
     plan.holds("a", bits(7))
     assert asked(plan, 2.0) == [("a", [7])]
+
+
+def test_one_that_brings_nothing_waits_longer() -> None:
+    """Behind a narrow line hundreds would ask for what is on its way to their zone already."""
+    plan = swarm()
+    plan.bring(0)
+    plan.add("a", near=True, slots=1)
+    plan.holds("a", b"")
+    assert asked(plan, 0.0) == [] and asked(plan, 9.0) == []
+    assert len(asked(plan, 10.0)) == 1
 
 
 def test_it_waits_for_as_long_as_others_need_for_what_they_bring() -> None:
