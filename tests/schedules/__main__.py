@@ -1,10 +1,11 @@
 """Random schedules of faults, each a whole run in virtual time.
 
-    python -m tests.schedules --schedules=300000 --seed=0 [--jobs=2]
+    python -m tests.schedules --schedules=300000 --seed=0 [--jobs=2] [--drafts]
 
 All cores work on them unless `--jobs` says otherwise. It tells its pace as it goes, and in the end
-how long 300,000 schedules take here. A schedule that fails is printed, cut down to the faults that
-it takes, as a Python expression; `--replay='Schedule(…)'` carries it out again.
+how long 300,000 schedules take here. With `--drafts` servers draft in all schedules: from likely
+texts, stale or foreign ones, or each token twice. A schedule that fails is printed, cut down to the
+faults that it takes, as a Python expression; `--replay='Schedule(…)'` carries it out again.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from tests.schedules.faults import Fault, Schedule, fails, run, schedule_of, shrink
 
@@ -25,14 +27,14 @@ REPORT_SECONDS = 30.0
 COLLECT_AFTER = 50_000  # objects: those of some ten schedules
 
 
-def carry_out(seeds: range) -> tuple[Counter[str], int, float]:
+def carry_out(seeds: range, drafts: bool = False) -> tuple[Counter[str], int, float]:
     """Faults that came about, the first seed that fails (-1 without one), and CPU seconds."""
     seen: Counter[str] = Counter()
     since = time.process_time()
     with few_collections():
         for seed in seeds:
             try:
-                seen.update(run(schedule_of(seed)).world.seen)
+                seen.update(run(schedule_of(seed, drafts=drafts)).world.seen)
             except Exception:  # shown by `explain`
                 return seen, seed, time.process_time() - since
     return seen, -1, time.process_time() - since
@@ -51,14 +53,14 @@ def few_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def explain(seed: int) -> str:
+def explain(seed: int, drafts: bool = False) -> str:
     """The smallest schedule that fails in the way of a seed, and how."""
-    schedule = shrink(schedule_of(seed))
+    schedule = shrink(schedule_of(seed, drafts=drafts))
     error = fails(schedule)
     return f"schedule {seed} fails: {type(error).__name__}: {error}\nsmallest: {schedule!r}"
 
 
-def soak(schedules: int, seed: int, jobs: int) -> int:
+def soak(schedules: int, seed: int, jobs: int, drafts: bool) -> int:
     """Carry out many; returns the exit code."""
     size = max(1, min(CHUNK, schedules // (4 * jobs)))  # few schedules are for all cores too
     chunks = [
@@ -69,11 +71,11 @@ def soak(schedules: int, seed: int, jobs: int) -> int:
     done, cpu, since = 0, 0.0, time.monotonic()
     shown = since
     with multiprocessing.Pool(jobs) as pool:
-        for number, result in enumerate(pool.imap(carry_out, chunks)):
+        for number, result in enumerate(pool.imap(partial(carry_out, drafts=drafts), chunks)):
             kinds, failed, seconds = result
             if failed >= 0:
                 pool.terminate()
-                print(explain(failed), flush=True)
+                print(explain(failed, drafts), flush=True)
                 return 1
             seen.update(kinds)
             done, cpu = done + len(chunks[number]), cpu + seconds
@@ -97,12 +99,13 @@ def main(arguments: Iterable[str]) -> int:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--drafts", action="store_true", help="servers draft in all of them")
     parser.add_argument("--replay", default="", help="a schedule as it was printed")
     chosen = parser.parse_args(list(arguments))
     if chosen.replay:
         run(eval(chosen.replay, {"Schedule": Schedule, "Fault": Fault}))
         return 0
-    return soak(chosen.schedules, chosen.seed, chosen.jobs)
+    return soak(chosen.schedules, chosen.seed, chosen.jobs, chosen.drafts)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,9 @@ from rlboost_jax.settings.pool_config import PoolConfig
 from tests.computing import limited
 from tests.manager.fakes import ROUTING, settings
 from tests.schedules.disk import Disk, Platter
+from tests.schedules.drafts import Proposals
 from tests.schedules.environment import HABITS, Rules
-from tests.schedules.invariants import check, check_leases, check_whole
+from tests.schedules.invariants import check, check_drafts, check_leases, check_whole
 from tests.schedules.lies import Lie
 from tests.schedules.lines import line_of
 from tests.schedules.server import Server
@@ -53,6 +54,7 @@ POWER_CUTS = 2  # of a schedule with any
 LINES_SHARE, LINES, WORSE = 0.1, 8, 2  # schedules with lines; lines of one; that become others
 LINE_SECONDS = {"lease_seconds": 1.5, "longest_lease_seconds": 8.0, "renew_seconds": 0.3}
 MISSCORES = 2  # servers that say wrong scores, of a schedule with teachers
+PROPOSALS = tuple(f"{kind.value}_drafts" for kind in Proposals if kind is not Proposals.LIKELY)
 DISMISSALS = 4  # instances dismissed, of a schedule with policies other than the paper's
 
 
@@ -84,6 +86,7 @@ class Schedule:
     several: bool = False  # a sequence may be followed by another
     turn_tokens: int = 0  # of a turn; 0: no limit of its own
     scores: bool = False  # a teacher scores the responses
+    drafts: bool = False  # servers draft, and one response of each prompt leads
 
     @property
     def num_batches(self) -> int:
@@ -93,8 +96,12 @@ class Schedule:
         return replace(self, faults=tuple(f for f in self.faults if f not in left_out))
 
 
-def schedule_of(seed: int) -> Schedule:
-    """The schedule that a seed stands for."""
+def schedule_of(seed: int, *, drafts: bool = False) -> Schedule:
+    """The schedule that a seed stands for.
+
+    Args:
+        drafts: servers draft; else they do in one schedule of eight.
+    """
     rng = random.Random(seed)
     seeding = seed // 3 % 10 > 0  # with all kinds of policies
     faults: list[Fault] = []
@@ -160,6 +167,12 @@ def schedule_of(seed: int) -> Schedule:
         ]
     lines = _lines(seed)
     faults += lines
+    drafts = drafts or seed % 8 == 2
+    if drafts:
+        apart = random.Random(f"drafts {seed}")
+        for kind in PROPOSALS:
+            moment = round(apart.uniform(0.0, FAULTS_END), 3)
+            faults.append(Fault(moment, kind, apart.randrange(8), 0.0))
     return Schedule(
         seed,
         seeding,
@@ -173,6 +186,7 @@ def schedule_of(seed: int) -> Schedule:
         several,
         turn_tokens,
         scores,
+        drafts,
     )
 
 
@@ -202,9 +216,9 @@ def _lines(seed: int) -> list[Fault]:
 
 
 def policies(seed: int, num_batches: int) -> dict[str, Any]:
-    """A quarter of all schedules have routes, a quarter other policies than the paper's, and an
-    eighth the order for drafts. Of those with providers that refuse or lie a third have several
-    pools. In a third, servers fetch weights from each other."""
+    """A quarter of all schedules have routes, and a quarter other policies than the paper's. Of
+    those with providers that refuse or lie a third have several pools. In a third, servers fetch
+    weights from each other."""
     found = {**_policies(seed, num_batches), "peers": seed // 4 % 3 == 0}
     if seed % 5 in (2, 4) and seed % 3 == 0:
         found["fleet__pools"] = POOLS[: 2 + seed // 15 % 2]
@@ -223,7 +237,7 @@ def _policies(seed: int, num_batches: int) -> dict[str, Any]:
             "fleet__merge_tail": seed // 4 % 4 > 0,
             "num_steps": num_batches * (seed // 16 % 2),  # 0: which step is the last is not known
         }
-    return {"siblings_follow": seed % 8 == 2}
+    return {}
 
 
 POOLS = (
@@ -264,8 +278,11 @@ class Run:
             others["slot_tokens"] = settings_of(schedule.seeding).slot_tokens + GIVEN_TOKENS
         if schedule.lines:
             others |= {f"manager__{name}": value for name, value in LINE_SECONDS.items()}
+        if schedule.drafts:
+            others["siblings_follow"] = True
         chosen = settings_of(schedule.seeding, **others)
         self.world = world = World(chosen, schedule.seed, check, check_leases, disk)
+        world.drafts = schedule.drafts
         world.tamper = self._tamper
         world.lines = {f.target: f.amount for f in schedule.faults if _from_the_start(f)}
         Trainer(
@@ -306,6 +323,7 @@ class Run:
             assert self.world.exit is not None and self.world.exit.code == 0
             batches = [report.batch for report in self.world.trainer.reports]
             assert set(batches) == set(range(self.schedule.num_batches))
+            check_drafts(self.world)
             met = self.world.trainer.environments.seen
             self.world.seen |= {f"{habit}_environment" for habit in met}
         finally:
@@ -525,6 +543,15 @@ class Run:
             server.misscores = server.ever_lied = True
         return server is not None
 
+    def propose(self, fault: Fault) -> bool:
+        """It drafts from texts of the version before, from those of other prompts, or each token
+        twice; that harms nobody."""
+        living = self._servers()
+        if living and self.world.drafts:
+            kind = Proposals(fault.kind.removesuffix("_drafts"))
+            living[fault.target % len(living)].proposals = kind
+        return bool(living) and self.world.drafts
+
     def neighbour(self, fault: Fault) -> bool:
         """For a dispatch or two it samples from the version before or after its own, and says
         so."""
@@ -702,6 +729,7 @@ KINDS: dict[str, tuple[Callable[[Run, Fault], bool], int]] = {
     "bounce": (Run.bounce, 0),
     "misscore": (Run.misscore, 0),
     "line": (Run.line, 0),
+    **{kind: (Run.propose, 0) for kind in PROPOSALS},
     "die_environment": (Run.die_environment, 0),
     **{f"{habit}_environment": (Run._next_question, 0) for habit in HABITS},
 }

@@ -64,6 +64,19 @@ def check_whole(world: World) -> None:
         check(world)
 
 
+def check_drafts(world: World) -> None:
+    """Reports count drafts that servers have told of, each once, and none where nobody drafts."""
+    reports = {report.batch: report for report in world.trainer.reports}.values()
+    for report in reports:
+        counts = report.tokens_drafted, report.drafts_accepted, report.decode_steps_saved
+        if counts == (None, None, None):
+            continue
+        drafted, accepted, saved = counts
+        assert world.drafts and 0 <= saved <= accepted <= drafted
+    drafted = sum(report.tokens_drafted or 0 for report in reports)
+    assert drafted <= world.drafted, f"{drafted} drafts reported, {world.drafted} told of"
+
+
 def _instances(world: World, known: Balanced) -> None:
     """Rollouts are held by one instance each, which knows what it holds."""
     manager = world.manager

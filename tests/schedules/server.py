@@ -4,6 +4,7 @@ Its tokens are those of `fakes.token`, so that any that are mixed up show.
 """
 
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from tests.manager.fakes import (
     teacher_scores,
     token,
 )
+from tests.schedules.drafts import MOST, DraftSums, Proposals, Verified, verified
 from tests.schedules.environment import episode, in_turn
 from tests.schedules.lies import Lie, chosen, other
 from tests.schedules.lines import line_of
@@ -59,6 +61,10 @@ class Held:
         self._key = self.digest, work.batch, in_turn(work.sample, self.turn, work.sequence)
         self._most = min(left, self.request.sampling.turn_tokens or left)
         self._due = min(self._most, length(*self._key))
+
+    def verify(self, steps: int, kind: Proposals, chance: random.Random) -> Verified:
+        """How many tokens come next in so many decode steps with drafts."""
+        return verified(kind, self._key, self.position, self.whole, steps, chance)
 
     def sample(self, count: int, lie: Lie | None) -> list[int]:
         """The next tokens, at most `count`."""
@@ -134,6 +140,8 @@ class Server:
         self.stays = False  # even when asked to leave
         self.lie: Lie | None = None
         self.ever_lied = False
+        self.proposals = Proposals.LIKELY  # if servers draft
+        self._drafts = DraftSums()
         self.misscores = False  # says other scores of teachers than it finds
         self.teaches = len(world.servers) % 4 > 0  # it has room for a teacher
         self.streams: list[int] = []  # all that it has had
@@ -430,7 +438,7 @@ class Server:
             trip = self._renewals.take_longest()
             self._renewals.asked(self.world.now)
             self._turn += 1
-        self.say(m.Renew(echo=self._echo, round_trip=trip))
+        self.say(m.Renew(echo=self._echo, round_trip=trip, drafts=self._drafts.take()))
         seconds, turn = self.world.settings.manager.renew_seconds, self._turn
         self.world.later(seconds, lambda: self._renew(stream, turn))
 
@@ -454,6 +462,8 @@ class Server:
     def _go_on(self) -> None:
         stream = self.stream
         plan = [(r, h, self.world.random.randint(1, 4)) for r, h in self._running()]
+        if self.world.drafts:
+            plan = [(r, h, self._verify(h, steps)) for r, h, steps in plan]
 
         def done() -> None:
             if self._absent(stream, done):
@@ -491,6 +501,12 @@ class Server:
 
         self.world.later(self.seconds * self.slow * self.world.random.uniform(0.7, 1.3), done)
 
+    def _verify(self, held: Held, steps: int) -> int:
+        """Tokens that a rollout yields in so many steps with drafts."""
+        found = held.verify(steps, self.proposals, self.world.random)
+        self._drafts.add(found)
+        return found.tokens
+
     def _release(self) -> None:
         ids, self._asked = self._asked, []
         for request_id in ids:
@@ -507,7 +523,7 @@ class Server:
             self._sequence,
             self.version if version is None else version,
             rows,
-            in_flight=4 * running,
+            in_flight=4 * running * (1 + MOST * self.world.drafts),
             running=running,
             waiting=len(self.held) - running if self._busy else 0,
             leads=leads if self.world.settings.routing else None,

@@ -9,6 +9,7 @@ import pytest
 
 from rlboost_jax import messages as m
 from rlboost_jax.manager import journal_entries, outbox
+from rlboost_jax.manager.accounts import Books
 from rlboost_jax.manager.journal_entries import (
     Answered,
     BatchOpened,
@@ -288,6 +289,17 @@ def asked_on_each_stream(plant: Plant) -> None:
     plant(score_items.ScoreItem, "may_ask", lambda self, server: server not in self.said)
 
 
+def drafts_twice(plant: Plant) -> None:
+    """What drafts came to is counted again with each renewal."""
+    real = Books.draft
+
+    def draft(self: Books, drafts: m.DraftCounts) -> None:
+        real(self, drafts)
+        real(self, drafts)
+
+    plant(Books, "draft", draft)
+
+
 def old_scores(plant: Plant) -> None:
     """What was asked by a trainer before goes on under the numbers of this one."""
     plant(ScoreItems, "attached", lambda self: None)
@@ -319,6 +331,7 @@ PLANTED = {
     sent_home_and_forgotten: "sent home, and waited for by nobody",
     one_score_is_enough: "a wrong score is believed",
     asked_on_each_stream: "an item waits",
+    drafts_twice: "told of",
     old_scores: "scores that were not asked for",
 }
 

@@ -71,6 +71,8 @@ class World:
         self.exit: Exit | None = None
         self.forgetful = False  # the journal has lost something that was in it
         self.lied = False  # some server has made tokens up
+        self.drafts = False  # servers draft
+        self.drafted = 0  # tokens, by what managers were told
         self.ready: dict[int, tuple[int, str]] = {}  # stream → what it last said to hold
         self.heard: dict[int, float] = {}  # stream → when its last frame came in
         self.tamper: Callable[[Server, Event], Sequence[tuple[float, Event]]] | None = None
@@ -287,6 +289,8 @@ class World:
                 self.heard[event.stream] = self.now
                 if isinstance(event.message, m.Ready):
                     self.ready[event.stream] = event.message.version, event.message.params_digest
+                elif isinstance(event.message, m.Renew) and event.message.drafts is not None:
+                    self.drafted += event.message.drafts.drafted
             case Stalled():
                 extended = {s: min(self.now, at + event.seconds) for s, at in self.heard.items()}
                 self.heard.update(extended)

@@ -254,6 +254,7 @@ class Run:
         *,
         servers: bool = True,
         then: int | None = None,
+        drafts: bool = False,
     ) -> Iterator[Standstill]:
         """While all engines wait in the middle of a step, servers hold work, and the manager has
         tokens of it.
@@ -267,8 +268,9 @@ class Run:
                 be past one that is near: then `hold` comes before `start`.
             servers: preemptible ones hold work; else the trainer's engine may be the only one.
             then: version of the next standstill. Engines go on to that one and no further.
+            drafts: the dispatch that each waits after had some.
         """
-        self.hold(dispatches, version)
+        self.hold(dispatches, version, drafts=drafts)
         try:
             yield self.wait_until(
                 lambda: self._standstill(dispatches, version, servers), "a standstill"
@@ -277,25 +279,32 @@ class Run:
             if then is None:
                 self.let_go()
             else:
-                self.hold(dispatches, then)
+                self.hold(dispatches, then, drafts=drafts)
 
     def kill_servers_at_work(
-        self, *versions: int, dispatches: int = 3, then: int | None = None
+        self,
+        *versions: int,
+        dispatches: int = 3,
+        then: int | None = None,
+        drafts: bool = False,
     ) -> None:
         """Kill all that hold work of these versions, in the middle of it."""
         for version, following in itertools.pairwise((*versions, then)):
             assert version is not None
-            with self.at_a_standstill(dispatches, version, then=following) as still:
+            still_at = self.at_a_standstill(dispatches, version, then=following, drafts=drafts)
+            with still_at as still:
                 for pid in still.at_work.values():
                     os.kill(pid, signal.SIGKILL)
-                gone = functools.partial(self._lost_at_work, set(still.at_work))
+                gone = functools.partial(self.lost_at_work, set(still.at_work))
                 self.wait_until(gone, "their losses")
 
-    def _lost_at_work(self, names: set[str]) -> bool:
+    def lost_at_work(self, names: set[str]) -> bool:
         """No name is given twice."""
         return names <= {e["instance"] for e in self.events("lost") if e["detail"].get("count")}
 
-    def hold(self, dispatches: int = 3, version: int | None = None) -> "Run":
+    def hold(
+        self, dispatches: int = 3, version: int | None = None, *, drafts: bool = False
+    ) -> "Run":
         """Have all engines wait from a version on, or else from the step after the next: the next
         may be half over as this is read. See `at_a_standstill`."""
         newest = max((e["detail"]["version"] for e in self.events("published")), default=-1)
@@ -304,6 +313,7 @@ class Run:
             number=self._hold,
             version=newest + 2 if version is None else version,
             dispatches=dispatches,
+            drafts=drafts,
         )
         return self
 

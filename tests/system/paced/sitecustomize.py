@@ -2,12 +2,13 @@
 
 `RLBOOST_TEST_PACE` names a folder. Its file `pace.json` is read after every dispatch:
 
-    {"stretch": s, "hold": {"number": k, "version": v, "dispatches": n}}
+    {"stretch": s, "hold": {"number": k, "version": v, "dispatches": n, "drafts": b}}
 
 stretch   a dispatch, and a micro-batch of the learner, takes s times as long as it does (s >= 1)
 hold      an engine that has finished n dispatches of version v or a later one waits until the
           hold is taken back; without `hold` it never waits. What it is asked meanwhile, such as
-          to release responses or to load others, it does at once.
+          to release responses or to load others, it does at once. With `drafts` it waits after a
+          dispatch that had drafts.
 
 Servers that leave have 4 s for their last words, and a lease may be as long as a test likes: this
 machine may stand still for longer than a product has to wait for.
@@ -55,6 +56,7 @@ class PacedEngine:
         """
         self._engine, self._asked = engine, asked
         self._dispatches = 0  # since the last load
+        self._drafts = False  # whether the last dispatch had any
         self._began = 0.0
 
     def __getattr__(self, name: str) -> Any:
@@ -72,6 +74,7 @@ class PacedEngine:
         dispatch = self._engine.finish()
         stretch(self._began)
         self._dispatches += 1
+        self._drafts = dispatch.drafts is not None
         self._wait()
         self._began = time.monotonic()
         return dispatch
@@ -95,6 +98,7 @@ class PacedEngine:
         if not hold or version is None:
             return None
         held = version >= hold["version"] and self._dispatches >= hold["dispatches"]
+        held &= self._drafts or not hold.get("drafts")
         return hold["number"] if held else None
 
 
@@ -163,6 +167,10 @@ class PacedModules(MetaPathFinder):
         return spec
 
 
+if "RLBOOST_TEST_DRAFTER" in os.environ:
+    import drafting
+
+    PACED |= drafting.CHANGED
 if "RLBOOST_TEST_PACE" in os.environ:
     sys.meta_path.insert(0, PacedModules())
 if "RLBOOST_TEST_KILLS" in os.environ:
