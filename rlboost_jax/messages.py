@@ -765,6 +765,7 @@ class BatchReport(WireMessage, frozen=True, kw_only=True):
     tokens_drafted: int | None = None
     drafts_accepted: int | None = None
     decode_steps_saved: int | None = None
+    dollars_saved: float | None = None  # None also where nothing is billed
     # Bytes of weights that servers had from each other; None: none have had any.
     weights_from_servers: int | None = None
 

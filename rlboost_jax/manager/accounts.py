@@ -53,6 +53,7 @@ class Books(msgspec.Struct, kw_only=True):
     drafted: int = 0  # tokens that engines verified
     accepted: int = 0  # of these
     steps_saved: int = 0  # decode steps, by these
+    dollars_saved: float = 0.0  # by these, about: see `observe.metrics`
 
     @property
     def generated(self) -> int:
@@ -92,16 +93,21 @@ class Books(msgspec.Struct, kw_only=True):
         """Count rollouts that a server returned because it lost slots or memory."""
         self.victims += rollouts
 
-    def draft(self, drafts: DraftCounts) -> None:
-        """Count what the drafts of an engine came to."""
+    def draft(self, drafts: DraftCounts, dollars: float) -> None:
+        """Count what the drafts of an engine came to.
+
+        Args:
+            dollars: that they saved, about.
+        """
         self.drafted += drafts.drafted
         self.accepted += drafts.accepted
         self.steps_saved += drafts.steps_saved
+        self.dollars_saved += dollars
 
     def copy(self) -> "Books":
         return msgspec.structs.replace(self)
 
-    def values(self) -> tuple[int, ...]:
+    def values(self) -> tuple[float, ...]:
         return msgspec.structs.astuple(self)
 
     def settle(self, kept: int) -> None:

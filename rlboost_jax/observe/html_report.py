@@ -185,6 +185,8 @@ def _tiles(config: RunConfig, summary: Summary) -> Iterator[tuple[str, str, str]
         yield "tool calls", f"{summary.tool_calls:,}", f"{summary.tool_failures:,} failed"
     if summary.tokens_drafted:
         note = f"of {summary.tokens_drafted:,}; {summary.decode_steps_saved:,} decode steps saved"
+        if summary.dollars_saved:
+            note += f", about ${summary.dollars_saved:.4f}"
         yield "drafts accepted", f"{summary.drafts_accepted:,}", note
     if summary.episodes_left_out:
         note = "whose reward nobody knows: not trained on"

@@ -110,16 +110,21 @@ MEANINGS: Final = MappingProxyType(
         "copied_step": "newest copy of a checkpoint in `checkpoint.copy_to`",
         "instances_left": "lost instances that handed over all their work",
         "tokens_drafted": "tokens that engines drafted, by renewals that came in the step; null "
-        "without drafts, as the next two",
+        "without drafts, as the next three",
         "drafts_accepted": "drafted tokens that were the sampled ones",
         "decode_steps_saved": "decode steps that accepted drafts saved, all engines together",
+        "dollars_saved": "estimate of what these steps would have cost: each engine's steps saved, "
+        "at its price and its mean seconds of a decode step since it joined, prefill included; "
+        "assumes that a step without drafts takes as long, and that shorter steps are paid for "
+        "less long; null where nothing is billed",
         "weights_from_servers": "bytes of weights that servers had from each other; null where "
         "none have had any",
         "final": "true in the row after the last step: the evaluation of the final parameters",
     }
 )
 KEYS: Final = tuple(MEANINGS)
-DRAFTS: Final = ("tokens_drafted", "drafts_accepted", "decode_steps_saved")  # null without any
+# Null without any.
+DRAFTS: Final = ("tokens_drafted", "drafts_accepted", "decode_steps_saved", "dollars_saved")
 DISTILLED: Final = "distillation/reverse_kl"
 # Whose sum over the steps says something of the run.
 SUMMED: Final = (

@@ -46,6 +46,7 @@ class Summary:
     tokens_drafted: int = 0
     drafts_accepted: int = 0  # of these
     decode_steps_saved: int = 0  # by these
+    dollars_saved: float = 0.0  # with these, about
     instances_left: int = 0  # of the lost, with notice
     params_digest: str = ""  # after the last step; "" where there is none
 
@@ -86,6 +87,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], *, reserved_price_per_hour: flo
         tokens_drafted=int(total(rows, "tokens_drafted")),
         drafts_accepted=int(total(rows, "drafts_accepted")),
         decode_steps_saved=int(total(rows, "decode_steps_saved")),
+        dollars_saved=total(rows, "dollars_saved"),
         instances_left=int(total(rows, "instances_left")),
         params_digest=digests[-1] if digests else "",
     )

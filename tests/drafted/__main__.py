@@ -35,7 +35,13 @@ from tests.system.harness import PATIENT, REPOSITORY, TINY, Run, complete, prepa
 from tests.system.tenant import Tenant
 
 COMMON = (
-    *("seed=11", "warmup.max_updates=6", "warmup.habit_updates=2", "evaluation.every_steps=0"),
+    *(
+        "seed=11",
+        "sampling.temperature=0.3",
+        "warmup.max_updates=6",
+        "warmup.habit_updates=2",
+        "evaluation.every_steps=0",
+    ),
     *("learner.prompts_per_step=8", "learner.micro_batch_prompts=4", "algorithm.group_size=8"),
     *("algorithm.advantage=return", "algorithm.overlong_penalty=1.0"),
     *("algorithm.overlong_band=0.9", "engine.max_prompt_tokens=16"),
@@ -160,10 +166,13 @@ def disturb(row: Row, run: Run, number: int, folder: Path) -> list[Tenant]:
 def share(run: Run, folder: Path, name: str) -> Path:
     """Start a server on a device that somebody else uses as well, and wait for its work."""
     path = folder / f"{name}.sock"
-    run.serve(f"--name={name}", f"--budget_socket={path}")
-    run.wait_until(
-        lambda: [e for e in run.events("working") if e["instance"] == name], f"work for {name}"
-    )
+    server = run.serve(f"--name={name}", f"--budget_socket={path}")
+
+    def works() -> bool:
+        assert server.lives, server.errors
+        return any(event["instance"] == name for event in run.events("working"))
+
+    run.wait_until(works, f"work for {name}")
     return path
 
 
@@ -199,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
         row = rows[number]
         if (settings := settings_of(row)) not in expected:
             expected[settings] = _compared(row, folder / f"without-{number}")
-        (folder / str(number)).mkdir()
+        (folder / str(number)).mkdir(mode=0o700)
         found = train(row, number, folder / str(number), expected[settings])
         faults += bool(found.fault)
         print(

@@ -32,7 +32,8 @@ lease_seconds_worst, parked_share, turns_mean, sequences_mean, returned_share, t
 tool_failures, environment_seconds, tokens_retokenised, episodes_left_out, groups_filled_up,
 slots_lent_mean, instances_frozen_mean, rollouts_handed_back, learner_devices, max_choice_gap,
 max_mean_choice_gap, rounded_choices, durable_step, copied_step,
-instances_left, tokens_drafted, drafts_accepted, decode_steps_saved, weights_from_servers, final"""
+instances_left, tokens_drafted, drafts_accepted, decode_steps_saved,
+dollars_saved, weights_from_servers, final"""
 
 
 def test_the_keys_are_stable() -> None:

@@ -76,6 +76,12 @@ def test_headline_and_tiles(run: Path) -> None:
     assert shown["requests migrated"][0] == f"{added(rows, 'requests_migrated'):,}"
     paid = added(rows, "cost_dollars")
     assert shown["cost"][0] == (f"${paid:.4f}" if paid else "nothing")
+    if drafted := added(rows, "tokens_drafted"):
+        saved, dollars = (added(rows, f"{what}_saved") for what in ("decode_steps", "dollars"))
+        about = f", about ${dollars:.4f}" if paid else ""
+        note = f"of {drafted:,}; {saved:,} decode steps saved{about}"
+        assert shown["drafts accepted"] == (f"{added(rows, 'drafts_accepted'):,}", note)
+    assert ("drafts accepted" in shown) == (run.name != "forked")
     gap = max(row["max_logprob_gap"] for row in steps)
     assert shown["log-prob gap"][0] == f"{gap:.1e}"
     assert shown["final weights"][0] == steps[-1]["params_digest"][:8]

@@ -121,6 +121,8 @@ class BatchReports:
             tokens_drafted=books.drafted or None,
             drafts_accepted=books.accepted if books.drafted else None,
             decode_steps_saved=books.steps_saved if books.drafted else None,
+            # Where nothing is billed nothing is saved either.
+            dollars_saved=books.dollars_saved if books.drafted and cost else None,
             weights_from_servers=self._peers.take_exchanged(),
             **self._lines(),
             **self._turns(batch, delivered, now),

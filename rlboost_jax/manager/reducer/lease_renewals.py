@@ -21,8 +21,9 @@ class LeaseRenewals:
         if message.discarded:
             self._ledger.books.wasted(message.discarded, reserved=instance.reserved)
         if message.drafts is not None:
-            self._ledger.books.draft(message.drafts)
-            instance.activity.drafted(message.drafts)
+            seconds = instance.activity.drafted(message.drafts)
+            dollars = seconds * self._roster.price_of(instance) / 3600
+            self._ledger.books.draft(message.drafts, dollars)
         if reason := self._roster.why_unreachable(instance, message, now):
             return reason
         lease = self._roster.lease(instance)

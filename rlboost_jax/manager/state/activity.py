@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from rlboost_jax.manager.policies.returning import newer
 from rlboost_jax.manager.policies.speeds import BusySpan
-from rlboost_jax.manager.state.engine_usage import Usage
+from rlboost_jax.manager.state.engine_usage import StepSeconds, Usage
 from rlboost_jax.manager.state.rollouts import Rollout
 from rlboost_jax.manager.state.score_work import ScoreWork
 from rlboost_jax.messages import DraftCounts, TokenBatch
@@ -39,6 +39,7 @@ class Activity:
         "_began_with",
         "_compiled",
         "_freed_at",
+        "_steps",
         "_usage",
         "batch_at",
         "bounced_at",
@@ -74,7 +75,7 @@ class Activity:
         self.scores = ScoreWork()
         self.slot_seconds = self.token_seconds = math.inf
         self._freed_at = now
-        self._usage = Usage()  # since it was taken last
+        self._usage, self._steps = Usage(), StepSeconds()  # since it was taken last; of all time
         self._compiled = 0  # programs
 
     def begin(self, now: float) -> None:
@@ -104,6 +105,7 @@ class Activity:
         """
         seconds = now - self.batch_at
         self._usage.dispatched(counts, seconds=seconds, context=context)
+        self._steps.dispatched(max(counts, default=0), seconds)
         if tokens := sum(counts):
             self.slowest = max(self.slowest, seconds)
             self.token_seconds = newer(self.token_seconds, seconds / tokens)
@@ -125,11 +127,13 @@ class Activity:
         self.batch_at = now
         return self.charge(batch.in_flight)
 
-    def drafted(self, drafts: DraftCounts) -> None:
-        """Count what its drafts came to."""
+    def drafted(self, drafts: DraftCounts) -> float:
+        """Count what its drafts came to; returns about how many seconds they saved."""
         drafted, accepted = self.drafts
         self.drafts = drafted + drafts.drafted, accepted + drafts.accepted
         self._usage.draft(drafts)
+        self._steps.saved += drafts.steps_saved
+        return drafts.steps_saved * self._steps.each
 
     def charge(self, tokens: int) -> int:
         """Set the most tokens the dispatch in flight can yield; returns the difference."""

@@ -2,9 +2,36 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from rlboost_jax.messages import DraftCounts
+
+_MOST_A_STEP: Final = 8  # tokens of a rollout in one decode step, with drafts
+
+
+class StepSeconds:
+    """Seconds of an engine's decode steps since it joined, its prefill included.
+
+    A dispatch takes as many steps as the most tokens that any rollout got, less those that drafts
+    saved.
+    """
+
+    __slots__ = ("_seconds", "_tokens", "saved")
+
+    def __init__(self) -> None:
+        self.saved = 0  # steps
+        self._seconds, self._tokens = 0.0, 0
+
+    def dispatched(self, most: int, seconds: float) -> None:
+        """Add a dispatch in which no rollout got more tokens than `most`."""
+        if most:
+            self._seconds, self._tokens = self._seconds + seconds, self._tokens + most
+
+    @property
+    def each(self) -> float:
+        """Seconds of one step; 0 before the first."""
+        steps = max(self._tokens - self.saved, self._tokens / _MOST_A_STEP)
+        return self._seconds / steps if steps else 0.0
 
 
 @dataclass(slots=True)

@@ -153,7 +153,8 @@ def _drafts() -> Panel:
         id="drafts",
         title="Drafts",
         caption="Tokens that engines drafted and verified in free rows of decode steps, those of "
-        "them that were right, and the decode steps that these saved, all engines together.",
+        "them that were right, and the decode steps that these saved, all engines together, with "
+        "about what these would have cost.",
         fields=(
             _field(
                 "tokens",
@@ -161,6 +162,7 @@ def _drafts() -> Panel:
                 ("drafts_accepted", "accepted", BLUE),
             ),
             _field("decode steps", ("decode_steps_saved", "saved", TEAL)),
+            _field("dollars", ("dollars_saved", "saved", TEAL), format="dollars"),
         ),
     )
 

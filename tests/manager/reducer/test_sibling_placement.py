@@ -18,9 +18,14 @@ A, B = 10, 11
 GROUP = 4
 
 
-def at_work(*, follow: bool = True, servers: tuple[int, ...] = (A, B), **changes: Any) -> Desk:
+def at_work(
+    *, follow: bool = True, servers: tuple[int, ...] = (A, B), billed: bool = True, **changes: Any
+) -> Desk:
     """Batch 0 of four prompts, of which servers with two slots each take what they can."""
-    desk = Desk(settings(deterministic=False, siblings_follow=follow, manager__max_pending=0))
+    chosen = settings(deterministic=False, siblings_follow=follow, manager__max_pending=0)
+    if not billed:
+        chosen = replace(chosen, fleet=replace(chosen.fleet, reserved_price_per_hour=0.0))
+    desk = Desk(chosen)
     desk.open_run(reserved=False)
     desk.publish(0)
     for stream in servers:
@@ -133,6 +138,27 @@ def test_what_drafts_came_to_is_counted_by_server_and_step() -> None:
     assert counted == (20, 12, 4)
     (worked,) = desk.records("worked")
     assert (worked.detail["drafted"], worked.detail["steps_saved"]) == (20, 4)
+
+
+@pytest.mark.parametrize("price", [0.0, 3600.0])
+def test_dollars_saved_are_steps_saved_at_the_seconds_and_the_price_of_their_engine(
+    price: float,
+) -> None:
+    desk = at_work(servers=(A,), slots=16, billed=price > 0, price_per_hour=price)
+    requests = desk.requests(A)
+    desk.tokens(A, [], in_flight=99)
+    desk.now += 3.0
+    desk.tokens(A, requests, 1, in_flight=99)  # one step of three seconds
+    desk.now += 5.0
+    desk.tokens(A, requests, 1, in_flight=99)  # and one of five
+    for saved in (0, 1):
+        drafts = m.DraftCounts(drafted=10, accepted=6, steps_saved=saved)
+        desk.server(A, m.Renew(drafts=drafts))
+    desk.tokens(A, requests)
+    desk.trainer(trained(0))
+    (report,) = desk.sent(m.BatchReport)
+    # As the drafts saved one step, two tokens of the longest response took one step of 8 s.
+    assert report.dollars_saved == (pytest.approx(8.0 * price / 3600) if price else None)
 
 
 def test_without_drafts_there_are_no_numbers_of_them() -> None:
