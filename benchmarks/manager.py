@@ -1,11 +1,13 @@
 """What the manager's core costs by itself: no sockets, no journal on disk, one core.
 
     python -m benchmarks.manager [--out=benchmarks/results/manager.json]
+    python -m benchmarks.manager --drafts
 
 Four questions: how many tokens a second go through the ledger; how long it takes to dispatch
 1,024 requests to 1,000 instances; what it costs to take in the end of a response, with all that
 it sets in motion; and whether a token or an end costs more in a larger fleet. Times are
-CPU seconds of this process, the least of some repetitions.
+CPU seconds of this process, the least of some repetitions. With `--drafts` the same of a run that
+drafts, in turns with one that does not: its order of siblings, and counts in servers' renewals.
 """
 
 import argparse
@@ -32,11 +34,12 @@ TRAINER = 1
 class Core:
     """A manager with instances that are ready for step 0."""
 
-    def __init__(self, instances: int, *, slots: int = 128) -> None:
+    def __init__(self, instances: int, *, slots: int = 128, drafts: bool = False) -> None:
         from configs.sim import base
 
         config = base.get_config("14b")
         config.engine.slots = slots
+        config.policy.siblings_follow = drafts
         self.manager = Manager(settings(sim_config(config)), 0.0)
         self.now = 0.0
         self.requests: dict[int, list[m.GenerateRequest]] = {}
@@ -97,11 +100,11 @@ class Core:
                 self.requests.setdefault(action.stream, []).extend(action.message.requests)
 
 
-def dispatch_seconds(instances: int) -> float:
+def dispatch_seconds(instances: int, *, drafts: bool = False) -> float:
     """Seconds from a step's beginning until all its requests are on their way."""
 
     def once() -> float:
-        core = Core(instances)
+        core = Core(instances, drafts=drafts)
         since = time.process_time()
         core.begin()
         seconds = time.process_time() - since
@@ -111,11 +114,15 @@ def dispatch_seconds(instances: int) -> float:
     return min(once() for _ in range(REPETITIONS))
 
 
-def tokens_per_second(instances: int, *, working: int = 8) -> float:
-    """Through the ledger, from `working` servers that hold all rollouts; the others are idle."""
+def tokens_per_second(instances: int, *, working: int = 8, drafts: bool = False) -> float:
+    """Through the ledger, from `working` servers that hold all rollouts; the others are idle.
+
+    With drafts each token batch comes with a renewal, which is more often than engines renew.
+    """
+    renewal = m.Renew(drafts=m.DraftCounts(drafted=900, accepted=600, steps_saved=5))
 
     def once() -> float:
-        core = Core(working)
+        core = Core(working, drafts=drafts)
         core.begin()
         for stream in range(1000, 1000 + instances - working):
             core.server(stream, _hello(stream, 128))
@@ -128,6 +135,8 @@ def tokens_per_second(instances: int, *, working: int = 8) -> float:
         for stream, batch in batches:
             core.now += 0.05
             core.server(stream, batch)
+            if drafts:
+                core.server(stream, renewal)
             core.manager.handle(Tick(), core.now)
             core.manager.next_deadline()
         return tokens / (time.process_time() - since)
@@ -138,8 +147,8 @@ def tokens_per_second(instances: int, *, working: int = 8) -> float:
 class Ends:
     """The ends of all responses of a step that all instances work on, one by one."""
 
-    def __init__(self, instances: int) -> None:
-        self.core = Core(instances)
+    def __init__(self, instances: int, *, drafts: bool = False) -> None:
+        self.core = Core(instances, drafts=drafts)
         self.core.begin()
         self.batches = [
             (stream, self.core.last(stream, request))
@@ -157,9 +166,9 @@ class Ends:
         assert step is not None and step.finished
 
 
-def seconds_per_end(instances: int) -> float:
+def seconds_per_end(instances: int, *, drafts: bool = False) -> float:
     def once() -> float:
-        ends = Ends(instances)
+        ends = Ends(instances, drafts=drafts)
         since = time.process_time()
         ends.play()
         seconds = time.process_time() - since
@@ -200,6 +209,19 @@ def measure() -> dict[str, Any]:
     }
 
 
+def measure_drafts(instances: int = max(FLEETS)) -> dict[str, Any]:
+    """Of a run without drafts and of one with them."""
+    both = (False, True)
+    return {
+        "instances": instances,
+        "tokens_per_second": [round(tokens_per_second(instances, drafts=on)) for on in both],
+        "dispatch_seconds": [round(dispatch_seconds(instances, drafts=on), 5) for on in both],
+        "microseconds_per_end": [
+            round(1e6 * seconds_per_end(instances, drafts=on), 1) for on in both
+        ],
+    }
+
+
 def _hello(stream: int, slots: int) -> m.Hello:
     return m.Hello(
         instance=f"i{stream}", reserved=False, slots=slots, slot_tokens=14_536, price_per_hour=5.32,
@@ -210,8 +232,9 @@ def _hello(stream: int, slots: int) -> m.Hello:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="a file for the numbers")
+    parser.add_argument("--drafts", action="store_true", help="without and with drafts, alone")
     chosen = parser.parse_args()
-    found = measure()
+    found = measure_drafts() if chosen.drafts else measure()
     print(json.dumps(found, indent=2))
     if chosen.out:
         chosen.out.write_text(json.dumps(found, indent=2) + "\n")

@@ -9,11 +9,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rlboost_jax.observe.events_file import FILE, read_events
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.simulator.market.simulated_market import MachineChange
+
+MOST_DRAFTS: Final = 7  # of a sequence in one decode step, see `engine.drafts`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,14 @@ class EngineUsage:
     tokens: float
     context: float
     prefilled: float
+    drafted: float = 0.0  # this and the next two are recorded only where there were drafts
+    drafts_accepted: float = 0.0
+    steps_saved: float = 0.0
+
+    @property
+    def decode_steps(self) -> float:
+        """Decode steps that were run: less than tokens of the longest rollout, with drafts."""
+        return max(self.steps - self.steps_saved, self.steps / (MOST_DRAFTS + 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Fit the settings of a simulation to a recorded run, and test the fit.
 
-Each model is as simple as what a run can tell: an engine's time is linear in its steps, tokens,
-tokens of context and prefilled tokens; a learner's in micro-batches and tokens; everything else
-is a mean. Of lengths nothing is assumed: whole groups are drawn from those seen.
+Each model is as simple as what a run can tell: an engine's time is linear in its decode steps,
+tokens, tokens of context and prefilled tokens; a learner's in micro-batches and tokens; everything
+else is a mean. Of lengths nothing is assumed: whole groups are drawn from those seen.
 """
 
 import json
@@ -16,8 +16,9 @@ import numpy as np
 from rlboost_jax.platform import durable
 from rlboost_jax.platform.mistakes import ConfigError
 from rlboost_jax.settings.run_config import RunConfig
+from rlboost_jax.simulator.calibration.acceptance import Drafting, by_position, drafting
 from rlboost_jax.simulator.calibration.fits import non_negative, resampled, weighted
-from rlboost_jax.simulator.calibration.observed import Observed, ObservedStep, observed
+from rlboost_jax.simulator.calibration.observed import MOST_DRAFTS, Observed, ObservedStep, observed
 from rlboost_jax.simulator.intervals import half_width
 from rlboost_jax.simulator.sim_config_loading import sim_config_from_dict
 from rlboost_jax.simulator.systems import FOREVER
@@ -42,8 +43,8 @@ def calibrate(
 
     Returns:
         what was written: `settings` of a simulation by section, `parameters` with values and
-        half widths of 95 % intervals, and `check`: models fitted to the even steps against the
-        odd ones.
+        half widths of 95 % intervals, `acceptance` of drafts with the steps from which on it
+        holds, and `check`: models fitted to the even steps against the odd ones.
 
     Raises ConfigError where the run has too few steps.
     """
@@ -56,6 +57,7 @@ def calibrate(
             name: {"value": value, "half_width": widths[name]} for name, value in values.items()
         },
         "settings": settings(run, seen, seen.steps, values),
+        "acceptance": by_position(seen.steps),
         "check": check(run, seen, base),
     }
     durable.write(Path(workdir) / FILE, (json.dumps(found, allow_nan=False) + "\n").encode())
@@ -85,7 +87,7 @@ def parameters(steps: Sequence[ObservedStep], seen: Observed) -> dict[str, float
 def _engine(steps: Sequence[ObservedStep], name: str, *, reserved: bool) -> dict[str, float]:
     """Fit seconds = a · steps + b · tokens + c · tokens of context + d · prefilled tokens."""
     work = [w for step in steps for w in step.work if w.reserved == reserved]
-    rows = np.array([(w.steps, w.tokens, w.context, w.prefilled) for w in work], np.float64)
+    rows = np.array([(w.decode_steps, w.tokens, w.context, w.prefilled) for w in work], np.float64)
     seconds = np.array([w.seconds for w in work])
     found = weighted(rows, seconds) if len(work) else np.zeros(4)
     terms = ("per_step", "per_token", "per_context_token", "per_prefilled_token")
@@ -108,6 +110,7 @@ def settings(
     micro_batches = -(-learner.prompts_per_step // learner.micro_batch_prompts)
     weight_bytes = 4.0  # of a model of one parameter: only times were seen, not sizes
     groups = [group for step in steps for group in step.groups][-MAX_GROUPS:]
+    drafts = drafting(w for step in steps for w in step.work)
     own = "instance" if values["instance.per_step"] + values["instance.per_token"] else "reserved"
     return {
         "chip": {"memory_bytes": 1e3 * slots * longest * model.num_layers * model.head_dim},
@@ -130,6 +133,7 @@ def settings(
             "table": _table(values, own, seen.slots, longest),
             "reserved_table": _table(values, "reserved", seen.reserved_slots, longest),
             "prefill_token_seconds": max(LEAST, values[f"{own}.per_prefilled_token"]),
+            **_drafts(drafts, slots),
         },
         "reserved": {
             "nodes": 1,
@@ -174,7 +178,19 @@ def settings(
             "window_initial_seconds": manager.window_initial_seconds,
             "window_eta": manager.window_eta,
             "window_memory": manager.window_memory,
+            "siblings_follow": "siblings" in run.speculation.used,
         },
+    }
+
+
+def _drafts(found: Drafting | None, slots: int) -> dict[str, Any]:
+    """Return what engines draft, as settings of an engine. There are none in a run without."""
+    if found is None:
+        return {"most_drafts": 0}
+    return {
+        "most_drafts": MOST_DRAFTS,
+        "draft_acceptance": found.acceptance,
+        "token_rows": max(slots, found.rows),
     }
 
 
