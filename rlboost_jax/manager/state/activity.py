@@ -132,8 +132,7 @@ class Activity:
         drafted, accepted = self.drafts
         self.drafts = drafted + drafts.drafted, accepted + drafts.accepted
         self._usage.draft(drafts)
-        self._steps.saved += drafts.steps_saved
-        return drafts.steps_saved * self._steps.each
+        return self._steps.save(drafts.steps_saved)
 
     def charge(self, tokens: int) -> int:
         """Set the most tokens the dispatch in flight can yield; returns the difference."""

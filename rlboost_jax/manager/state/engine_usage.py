@@ -16,22 +16,21 @@ class StepSeconds:
     saved.
     """
 
-    __slots__ = ("_seconds", "_tokens", "saved")
+    __slots__ = ("_saved", "_seconds", "_tokens")
 
     def __init__(self) -> None:
-        self.saved = 0  # steps
-        self._seconds, self._tokens = 0.0, 0
+        self._seconds, self._tokens, self._saved = 0.0, 0, 0
 
     def dispatched(self, most: int, seconds: float) -> None:
         """Add a dispatch in which no rollout got more tokens than `most`."""
         if most:
             self._seconds, self._tokens = self._seconds + seconds, self._tokens + most
 
-    @property
-    def each(self) -> float:
-        """Seconds of one step; 0 before the first."""
-        steps = max(self._tokens - self.saved, self._tokens / _MOST_A_STEP)
-        return self._seconds / steps if steps else 0.0
+    def save(self, steps: int) -> float:
+        """Add steps that drafts saved; returns about how many seconds these would have taken."""
+        self._saved += steps
+        run = max(self._tokens - self._saved, self._tokens / _MOST_A_STEP)
+        return steps * self._seconds / run if run else 0.0
 
 
 @dataclass(slots=True)
