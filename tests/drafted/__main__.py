@@ -63,7 +63,14 @@ SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("turns", "several"): ("warmup.max_updates=0", "warmup.habit_updates=0"),
     ("noise", "tree"): ("sampling.noise=tree",),
 }
-DRAFTERS: Mapping[str, str] = {"siblings": "('siblings',)", "prompt": "('prompt',)"}
+ALL = "('siblings','prompt','recent','epochs')"
+DRAFTERS: Mapping[str, str] = {
+    "siblings": "('siblings',)",
+    "prompt": "('prompt',)",
+    "recent": "('recent',)",
+    "epochs": "('prompt','epochs')",  # a prompt seldom comes again in so few steps
+    "all": ALL,
+}
 WRONG = ("random", "another", "short")
 CALCULATING = REPOSITORY / "tests" / "system" / "calculating.py"
 FIRST, SECOND = 1, 2  # versions in whose steps something happens
@@ -102,7 +109,7 @@ def train(row: Row, number: int, folder: Path, expected: Run) -> Outcome:
     options = options_of(row)
     own = "own" if row["drafter"] not in WRONG else row["drafter"]
     environment = {**options["environment"], "RLBOOST_TEST_DRAFTER": own}  # type: ignore[dict-item]
-    drafters = DRAFTERS.get(row["drafter"], "('siblings','prompt')")
+    drafters = DRAFTERS.get(row["drafter"], ALL)
     flags = (
         *flags_of(row),
         *PATIENT,

@@ -8,7 +8,7 @@ Pair = tuple[tuple[str, str], ...]  # two, in the order of the factors
 
 FACTORS: Mapping[str, tuple[str, ...]] = {
     # Whose drafts: those that the product has, and three that are wrong (`system/paced/drafting`).
-    "drafter": ("siblings", "prompt", "both", "random", "another", "short"),
+    "drafter": ("siblings", "prompt", "recent", "epochs", "all", "random", "another", "short"),
     "fleet": ("calm", "chaos", "migration"),
     "devices": ("own", "shared"),
     "lag": ("0", "1"),

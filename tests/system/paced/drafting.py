@@ -26,10 +26,12 @@ def always(module: Any) -> None:
 
 
 def of_other_prompts(module: Any) -> None:
-    def texts(self: Any, rollout: Any) -> Iterator[tuple[Any, int]]:
+    def texts(self: Any, rollout: Any, most: int) -> Iterator[Any]:
         for key, group in self._groups.items():
             if key != rollout.prompt_key:
-                yield from ((other, 0) for other in group)
+                yield from (
+                    other.tokens(max(0, other.known - most), other.known) for other in group
+                )
 
     module.DraftTexts._texts = texts
 
