@@ -33,6 +33,8 @@ MOST_LEFT: Final = 2**21  # tokens of rollouts whose prompt has none held any mo
 MOST_EARLIER: Final = 2**21  # tokens of earlier epochs, prompts included
 MOST_OF_PROMPT: Final = 8  # responses of earlier epochs
 NO_TOKEN: Final = -1  # ends a text, and fills up
+_PARTS: Final = 4  # long siblings that have their texts in a row
+_LEAST_PART: Final = 64  # tokens, of which half lie ahead: more than most dispatches yield
 _NO_CONTEXT: Final = -2  # equal to nothing in a text
 
 
@@ -150,12 +152,17 @@ class DraftTexts:
         return packed
 
     def _texts(self, rollout: EngineRollout, most: int) -> Iterator[NDArray[np.int32]]:
-        """Yield the texts that serve a rollout, the last `most` tokens of each; the best first."""
+        """Yield the texts that serve a rollout, the last `most` tokens of each; the best first.
+
+        Of a long sibling it is what lies around the place where the rollout is.
+        """
         start = max(0, rollout.prompt_length - DRAFT_CONTEXT)
         if self._of_siblings:
             others = [r for r in self._groups[rollout.prompt_key] if r is not rollout]
+            part = max(_LEAST_PART, self._row_tokens // _PARTS)
             for other in _longest_first(others):
-                yield other.tokens(max(start, other.known - most), other.known)
+                end = min(other.known, max(rollout.known + part // 2, start + part))
+                yield other.tokens(max(start, end - part), end)
         if self.most_earlier:
             before = rollout.transcript.between(start, rollout.prompt_length)
             for text in self._earlier.of(rollout.prompt_key[-1]) or ():

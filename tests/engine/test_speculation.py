@@ -272,6 +272,27 @@ def test_texts_hold_the_longest_sibling_last_and_what_is_older_goes(
     assert set(lone.pack(rollouts[:1], 1)[0, DRAFT_CONTEXT:].tolist()) == {NO_TOKEN}
 
 
+def test_of_long_siblings_texts_hold_what_lies_ahead(
+    build_engine: Build, request_of: Requests
+) -> None:
+    """Every token says where it is."""
+    layout = build_engine().layout
+    prompt, sizes = list(range(10)), (150, 900, 20, 500)
+    rollouts = [
+        new_rollout(request_of(i, prompt, range(10, 10 + size)), layout, i)
+        for i, size in enumerate(sizes)
+    ]
+    texts = DraftTexts(("siblings",), DRAFT_CONTEXT + 392)
+    for rollout in rollouts:
+        texts.join(rollout)
+    row = texts.pack(rollouts[:1], 1)[0, DRAFT_CONTEXT:].tolist()
+    around = [*range(160 + 50 - 100, 160 + 50), NO_TOKEN]  # the row's quarter
+    whole = [*range(2, 30), NO_TOKEN]  # what is known of the shortest, from before its response on
+    assert row == [NO_TOKEN] * (392 - 231) + whole + around + around
+    row = texts.pack(rollouts[2:3], 1)[0, DRAFT_CONTEXT:].tolist()
+    assert row[-101:] == [*range(2, 102), NO_TOKEN], "at the beginning all of it lies ahead"
+
+
 def test_texts_of_other_prompts_are_those_that_left_last(
     build_engine: Build, request_of: Requests
 ) -> None:
