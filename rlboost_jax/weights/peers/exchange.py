@@ -41,6 +41,7 @@ LOOK_SECONDS: Final = 0.1  # between two looks at what is slow
 DIAL_SECONDS: Final = 3.0
 WATCH_SECONDS: Final = 0.1  # between two questions for what a source has
 BUSY_SECONDS: Final = 0.2  # until a source is asked again that had enough to do
+PATIENT: Final = 50  # times as many failures of the trainer while servers may have the pieces
 FAILURES: Final = 3  # in a row, after which a source counts as unreachable
 
 
@@ -124,7 +125,6 @@ class _Bringing:
         self._swarm = Swarm(sizes, missing, start=start, outside_slots=ALONE_SLOTS)
         self._incoming = IncomingPieces(version.files, version.folder)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self._tokens: dict[str, str] = {}
         self._near: set[str] = set()
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._tasks: dict[Fetching, asyncio.Task[None]] = {}
@@ -317,10 +317,10 @@ class _Bringing:
             self._swarm.pause(name, loop.time() + self._retries.first_backoff_seconds)
             if name == OUTSIDE:
                 self._failures[name] += 1
-                if self._failures[name] >= self._retries.attempts:
+                attempts = self._retries.attempts * (PATIENT if self._swarm.sources else 1)
+                if self._failures[name] >= attempts:
                     raise WeightsError(
-                        f"{self._retries.attempts} attempts failed; last: "
-                        f"{type(error).__name__}: {error}"
+                        f"{attempts} attempts failed; last: {type(error).__name__}: {error}"
                     ) from None
             else:
                 self._failed(name)
