@@ -14,6 +14,7 @@ from rlboost_jax.engine.draft_policy import SpeculationCounts
 from rlboost_jax.messages import (
     Announce,
     Generate,
+    PromptText,
     Ready,
     Release,
     Released,
@@ -281,5 +282,29 @@ def test_the_trainers_own_engine_is_offered_its_weights(fakes):
             await manager.drop(stream)
             again, _ = await manager.accept()
             assert await again.next() == Ready(version=5, params_digest="d5")
+
+    asyncio.run(scenario())
+
+
+def test_texts_of_earlier_epochs_reach_the_engine_before_their_requests(fakes):
+    class Texts:
+        def __init__(self, engine):
+            self.engine, self.found = engine, []
+
+        def offer(self, texts, limits):
+            assert limits == "its limits" and not self.engine.held()
+            self.found += texts
+
+    async def scenario():
+        engine = fakes.Engine(steps=4)
+        engine.texts, engine.limits = Texts(engine), "its limits"
+        async with fakes.serving(engine, fakes.Weights()) as (manager, _, _):
+            stream = await fakes.ready(manager)
+            requests = (fakes.request(1, tokens=8), fakes.request(2, tokens=8))
+            texts = (PromptText(request=1, tokens=b"four"), PromptText(request=1, tokens=b""))
+            await stream.send(Generate(params_digest="d1", requests=requests, texts=texts))
+            await fakes.finished(stream, 16)
+            prompt = requests[1].prompt_tokens
+            assert engine.texts.found == [(prompt, b"four"), (prompt, b"")]
 
     asyncio.run(scenario())
