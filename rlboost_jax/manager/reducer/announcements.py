@@ -55,7 +55,7 @@ class Announcements:
         It tries again, or goes on; returns whether it may need other sources.
         """
         if isinstance(message, SourcesUsed):
-            self._peers.used(instance, message)
+            self._peers.used(instance, message, now)
             return True
         instance.parameters.rejected(now)
         self._outbox.record(

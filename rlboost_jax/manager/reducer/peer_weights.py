@@ -41,8 +41,10 @@ class PeerWeights:
         for manifest in wanted.values():
             self._plan(manifest, there)
 
-    def used(self, instance: Instance, message: SourcesUsed) -> None:
-        """Record what a server says of its sources."""
+    def used(self, instance: Instance, message: SourcesUsed, now: float) -> None:
+        """Record what a server says of its sources; what it says too often is passed over."""
+        if not self._peers.may_say(instance.name, now):
+            return
         known = [o for o in message.outcomes if self._peers.used(instance.name, message.root, o)]
         self._outbox.record(
             "exchanged",

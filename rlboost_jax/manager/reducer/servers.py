@@ -111,9 +111,7 @@ class Servers:
             case Hint():
                 self._drains.hint(instance, message)
                 return False
-            case Teaches() | Ready() | WeightsRejected() | SourcesUsed() if not instance.may_remark(
-                now
-            ):
+            case Teaches() | Ready() | WeightsRejected() if not instance.may_remark(now):
                 kind = type(message).__name__
                 self.lose(instance, f"over {REMARKS_PER_SECOND:g} {kind} per second", now)
             case Ready():

@@ -11,6 +11,7 @@ from typing import Final
 
 from rlboost_jax.manager.policies.weight_sources import PeerSources
 from rlboost_jax.messages import SourceFault, SourceOutcome
+from rlboost_jax.trust.peer_limits import REMARK_BURST, REMARKS_PER_SECOND, Bucket
 
 ACCUSERS: Final = 2  # servers that a source must have failed before no others are sent to it
 NEWEST_RATE: Final = 0.3  # weight of the last rate
@@ -26,6 +27,7 @@ class PeerRecord:
         faults: by source, of those that failed it.
         accusers: servers that had wrong pieces from it, or did not reach it.
         rate: bytes per second that it gave lately; 0: not known.
+        remarks: that it may still make on its sources: each is a line of events.
     """
 
     root: str = ""
@@ -33,6 +35,7 @@ class PeerRecord:
     faults: dict[str, SourceFault] = field(default_factory=dict)
     accusers: dict[str, SourceFault] = field(default_factory=dict)
     rate: float = 0.0
+    remarks: Bucket = field(default_factory=lambda: Bucket(REMARKS_PER_SECOND, REMARK_BURST))
 
     def hand(self, root: str, sources: PeerSources) -> None:
         """Record what it is handed; what was merely slow may be handed to it for another one."""
@@ -68,6 +71,11 @@ class WeightPeers:
     def keep(self, names: Container[str]) -> None:
         """Forget all servers but these."""
         self._records = {name: record for name, record in self._records.items() if name in names}
+
+    def may_say(self, name: str, now: float) -> bool:
+        """Whether what a server says of its sources is still worth a line."""
+        record = self._records.get(name)
+        return record is not None and record.remarks.take(1, now)
 
     def take_exchanged(self) -> int | None:
         """Bytes that servers had from each other since the last call; None: none ever had any."""

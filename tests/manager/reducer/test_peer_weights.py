@@ -130,6 +130,17 @@ def test_a_server_that_cannot_listen_only_fetches() -> None:
     assert sources(there, 6) == ["server-4"]
 
 
+def test_floods_of_remarks_are_passed_over_and_cost_no_server() -> None:
+    there = desk()
+    there.join(3, 0, peer=offer(3))
+    there.join(4, peer=offer(4))
+    lines = 0
+    for _ in range(200):
+        used(there, 4, "", "server-3")
+        lines += len(there.records("exchanged"))
+    assert lines == 60 and 4 in there.manager.owners.roster.streams
+
+
 def test_bytes_from_servers_are_reported_once() -> None:
     there = desk()
     assert there.manager.owners.peers.take_exchanged() is None

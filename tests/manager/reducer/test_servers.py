@@ -197,7 +197,9 @@ def test_impossible_numbers_are_refused(changes: dict[str, object], words: str) 
 def test_a_server_of_a_release_before_is_sent_away_in_one_line() -> None:
     """It could not read an announcement, and would dial for ever."""
     desk = Desk()
-    old = m.decode_server(msgspec.msgpack.encode(msgspec.msgpack.decode(m.encode(hello()))[:-2]))
+    known = 1 + m.Hello.__struct_fields__.index("fetches_lists")  # the first is its name
+    said = msgspec.msgpack.decode(m.encode(hello()))[:known]
+    old = m.decode_server(msgspec.msgpack.encode(said))
     assert isinstance(old, m.Hello) and hello().fetches_lists
     desk.server(A, old)
     (leave,) = desk.sent(m.Leave, A)
