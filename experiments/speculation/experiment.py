@@ -5,19 +5,24 @@ python -m experiments.speculation.experiment > experiments/speculation/results.j
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
+from configs.sim import h100
 from experiments.simulated import TINY, gains, outcome
-from rlboost_jax.configs.sim import h100
+from experiments.speculation import texts
 from rlboost_jax.simulator.market.simulated_market import Market, markets
+from rlboost_jax.simulator.outcome import Outcome
+from rlboost_jax.simulator.rates import EngineRates
 from rlboost_jax.simulator.sim_config import HazardConfig, SimConfig
 from rlboost_jax.simulator.sim_config_loading import sim_config
 from rlboost_jax.simulator.systems import PUBLISHED
 
 PRESETS: Final = ("qwen3_8b_openr1", "qwen3_14b_openr1")
-ACCEPTANCES: Final = (0.3, 0.5, 0.65, 0.8, 0.9)
+ACCEPTANCES: Final = (0.3, 0.5, 0.65, 0.9)
 USUAL: Final = 0.65  # of the cases that have no sweep
+SWEPT: Final = 4  # instances of the fleets that meet all cases
 HOURS: Final = 1.0
 HAZARD: Final = HazardConfig(
     machines=4.0,
@@ -26,46 +31,84 @@ HAZARD: Final = HazardConfig(
     drought_hours=0.1,
     drought_gap_hours=0.5,
 )
-MARKET_SEEDS: Final = (101, 102)
+MARKET_SEEDS: Final = (101,)
 
 
-def config_of(
-    preset: str, acceptance: float = 0.0, *, ordered: bool = True, small: bool = False
-) -> SimConfig:
-    """A preset on H100s.
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is compared with RLBoost as published, on the same fleet.
 
     Args:
-        acceptance: of each draft; 0: there are none.
+        engine: settings of its engines.
         ordered: whether one response of each prompt goes first where there are drafts.
+        texts: that there are before a batch begins, see `texts`; "": none.
+        everywhere: on all fleets and markets.
     """
-    values = h100.get_config(preset)
-    values.num_steps, values.settling_steps = (2, 1) if small else (14, 6)
-    if small:
-        values.update_from_flattened_dict({**TINY, "engine.table": ()})
-    if acceptance:
-        values.engine.most_drafts = h100.MOST_DRAFTS
-        values.engine.draft_acceptance = acceptance
-    config = sim_config(values)
-    ordered = ordered and acceptance > 0
-    return replace(config, policy=replace(config.policy, siblings_follow=ordered))
+
+    name: str
+    acceptance: float | None = None  # None: there are no drafts
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    ordered: bool = True
+    system: str = "model_window"
+    texts: str = ""
+    everywhere: bool = False
+
+    def config(self, preset: str, *, small: bool = False) -> SimConfig:
+        values = h100.get_config(preset)
+        values.num_steps, values.settling_steps = (2, 1) if small else (10, 4)
+        if small:
+            values.update_from_flattened_dict({**TINY, "engine.table": ()})
+        if drafts := self.acceptance is not None:
+            values.engine.most_drafts = h100.MOST_DRAFTS
+            values.engine.draft_acceptance = self.acceptance
+        values.engine.update(self.engine)
+        values.policy.siblings_follow = drafts and self.ordered
+        return sim_config(values)
+
+    def outcome(self, preset: str, fleet: int | Market, *, seed: int, small: bool) -> Outcome:
+        config = self.config(preset, small=small)
+        if self.texts:
+            assert isinstance(fleet, int)
+            return texts.outcome(self.texts, config, fleet, seed=seed)
+        return outcome(self.system, config, fleet, seed=seed)
 
 
-def cases() -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Name, arguments of `config_of`, and system of each case besides what was published."""
-    yield "no drafts", {}, "model_window"
-    for acceptance in ACCEPTANCES:
-        yield f"drafts {acceptance}", {"acceptance": acceptance}, "model_window"
-    yield f"in order of prompts {USUAL}", {"acceptance": USUAL, "ordered": False}, "model_window"
-    yield "lag 1", {}, "lag_1"
-    yield f"lag 1, drafts {USUAL}", {"acceptance": USUAL}, "lag_1"
+PUBLISHED_CASE: Final = Case(name="as published", system=PUBLISHED)
+CASES: Final = (
+    *(Case(name=f"drafts {p}", acceptance=p, everywhere=p == USUAL) for p in ACCEPTANCES),
+    Case(name=f"{USUAL}, half beyond siblings", acceptance=USUAL, engine={"draft_beyond": 0.5}),
+    Case(name=f"{USUAL}, in order of prompts", acceptance=USUAL, ordered=False, everywhere=True),
+    Case(name=f"{USUAL}, siblings together", acceptance=USUAL, texts=texts.TOGETHER),
+    Case(name=f"{USUAL}, sized by price, tail merged", acceptance=USUAL, system="merged"),
+    Case(name=f"{USUAL}, pre-drafts", acceptance=USUAL, texts=texts.OWN),
+    Case(name=f"{USUAL}, pre-drafts that are followed", acceptance=USUAL, texts=texts.FOLLOWED),
+    Case(name=f"{USUAL}, a text of every prompt everywhere", acceptance=USUAL, texts=texts.ALL),
+    Case(name=f"{USUAL}, lag 1", acceptance=USUAL, system="lag_1"),
+)
+
+
+def by_table(preset: str, acceptance: float, *, busy: float = 1.0) -> float:
+    """Tokens per second with drafts over those without, by the H100's table, of one engine.
+
+    Args:
+        busy: share of its slots with a rollout in them, all of which have drafts.
+    """
+    config = Case(name="", acceptance=acceptance).config(preset)
+    engine, rates = config.engine, EngineRates(config)
+    batch = round(busy * engine.slots)
+    context = batch * 5800.0  # of the table's row
+    width = min(engine.most_drafts, (engine.token_rows - batch) // batch)
+    seconds = [rates.step_seconds(batch, context, drafts=width * each) for each in (0, batch)]
+    return rates.tokens_a_step(width) * seconds[0] / seconds[1]
 
 
 def measure(
     *,
     presets: Sequence[str] = PRESETS,
-    instances: Sequence[int] = (2, 4),
+    instances: Sequence[int] = (SWEPT,),
     market_seeds: Sequence[int] = MARKET_SEEDS,
-    seeds: Sequence[int] = (0, 1),
+    seeds: Sequence[int] = (0,),
+    swept: int = SWEPT,
     small: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """A row for each preset, fleet or market, and case: gains over RLBoost as published."""
@@ -74,12 +117,18 @@ def measure(
         if preset == PRESETS[0]:  # an hour has few steps of the other
             fleets += [(f"market {seed}", _market(seed, small)) for seed in market_seeds]
         for name, fleet in fleets:
-            plain = config_of(preset, small=small)
-            published = [outcome(PUBLISHED, plain, fleet, seed=seed) for seed in seeds]
-            for case, arguments, system in cases():
-                config = config_of(preset, **arguments, small=small)
-                own = [outcome(system, config, fleet, seed=seed) for seed in seeds]
-                yield {"preset": preset, "fleet": name, "case": case, **gains(own, published)}
+            of = partial(_outcomes, preset, fleet, seeds, small)
+            published = of(PUBLISHED_CASE)
+            for case in CASES:
+                if case.everywhere or fleet == swept:
+                    found = gains(of(case), published)
+                    yield {"preset": preset, "fleet": name, "case": case.name, **found}
+
+
+def _outcomes(
+    preset: str, fleet: int | Market, seeds: Sequence[int], small: bool, case: Case
+) -> list[Outcome]:
+    return [case.outcome(preset, fleet, seed=seed, small=small) for seed in seeds]
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -92,7 +141,19 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for case in dict.fromkeys(row["case"] for row in own):
             found = {row["fleet"]: row["cost_efficiency"]["mean"] for row in own
                      if row["case"] == case}  # fmt: skip
-            yield f"| {case} | {' | '.join(f'{found[fleet]:.2f}' for fleet in fleets)} |"
+            shown = (f"{found[fleet]:.2f}" if fleet in found else "" for fleet in fleets)
+            yield f"| {case} | {' | '.join(shown)} |"
+
+
+def lines_by_table() -> Iterator[str]:
+    """The README's table of what drafts bring to one engine, by acceptance and share of slots."""
+    shares = (1.0, 0.75, 0.5)
+    heads = [f"{preset.split('_')[1]}, {share:.0%} busy" for preset in PRESETS for share in shares]
+    yield f"| acceptance | {' | '.join(heads)} |"
+    yield "|--:" + "|--:" * len(heads) + "|"
+    for acceptance in (0.0, 0.1, 0.3, 0.5, 0.55, 0.65, 0.8, 0.9):
+        found = (by_table(preset, acceptance, busy=b) for preset in PRESETS for b in shares)
+        yield f"| {acceptance} | {' | '.join(f'{ratio:.2f}' for ratio in found)} |"
 
 
 def _shown(fleet: str) -> str:
