@@ -969,6 +969,9 @@ EXEMPT: dict[str, str] = {
             *("qualification/child_process.py:_listen", "qualification/trial.py:main"),
             "rollout/sharing/tenant_protocol.py:",
         ),
+        "lines of this user's servers: tests/rollout/sharing/test_neighbours.py": (
+            "rollout/sharing/neighbour_protocol.py:",
+        ),
         "what this process has encoded just now": (
             *("settings/changes.py:recorded", "platform/at_rest.py:_digest_of"),
             *("environments/hosted.py:_messages", "environments/adapters/verifiers.py:_config"),
