@@ -57,6 +57,7 @@ def test_most_drafts_are_the_engines() -> None:
     assert MOST_DRAFTS == drafts.MOST_DRAFTS
 
 
+@pytest.mark.soak  # a minute of a core
 def test_a_run_is_simulated_with_its_drafts(tmp_path: Path) -> None:
     """Its acceptance rises in the course of the training."""
     simulated_run(tmp_path)
