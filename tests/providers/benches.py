@@ -63,11 +63,13 @@ def run(args):
     name = next(a for a in args if a.startswith("--name=")).removeprefix("--name=")
     if name == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # kept until it is waited for
+    asked = []  # a handler, since a server has threads in which no signal is blocked
+    signal.signal(signal.SIGUSR1, lambda *_: asked.append(True))
     pipe = Path(sys.argv[1]) / name
     if pipe.exists():
         pipe.write_text(os.environ["RLBOOST_NONCE"])
-    signal.sigwait([signal.SIGUSR1])
+    while not asked:
+        time.sleep(0.01)
     os._exit({CODE})
 
 fork_servers(run)
