@@ -21,9 +21,8 @@ class Row:
     group: tuple[int, int]  # (step, prompt): its members share the prompt's prefill
     prompt_tokens: int  # and what was given since
     length: int  # of the response when its turn is over
-    done: int  # response tokens when it last entered, or left, a slot
+    done: int  # response tokens when they were counted last
     reported: int  # response tokens that have been reported
-    since: float = 0  # its clock of the engine at that time
     end: float = 0  # its clock at `until`
     clock: int = PLAIN
     until: int = 0  # response tokens up to which it keeps this clock
@@ -63,30 +62,35 @@ class RowClocks:
 
     def position(self, row: Row) -> float:
         """Response tokens of a rollout in a slot."""
-        return row.done + self.at[row.clock] - row.since
+        return row.until - (row.end - self.at[row.clock])
 
     def settle(self, row: Row) -> None:
-        """Count the whole tokens of a rollout in a slot."""
-        tokens = int(self.at[row.clock] - row.since)
-        row.done, row.since = row.done + tokens, row.since + tokens
+        """Count the whole tokens of a rollout in a slot: less than `until` of one that is not due.
 
-    def join(self, row: Row, clock: int, until: int) -> None:
-        """Put a rollout on a clock, up to so many of its tokens."""
-        row.clock, row.until, row.since = clock, until, self.at[clock]
-        self._wait(row)
+        They follow from `end`, as being due does: a sum of their own would be rounded differently,
+        and the last token could be counted, and reported, before the rollout is due.
+        """
+        tokens = row.until - math.ceil(row.end - self.at[row.clock])
+        row.done = max(row.done, tokens)  # what was taken back may be rounded to a bit more
+
+    def join(self, row: Row, clock: int, until: int, *, part: float = 0) -> None:
+        """Put a rollout on a clock, up to so many of its tokens.
+
+        Args:
+            part: of its next token, that it has already. Rounded it may be all of it; there is
+                something left all the same.
+        """
+        at = self.at[clock]
+        row.clock, row.until = clock, until
+        row.end = max(at + (until - row.done - part), math.nextafter(at, math.inf))
+        self.count[clock] += 1
+        heapq.heappush(self._ends[clock], (row.end, row.request_id))
 
     def change(self, row: Row, clock: int, until: int) -> None:
         """Put a rollout in a slot on another clock."""
-        part = self.position(row) - row.done  # of a token
-        self.count[row.clock] -= 1
-        row.clock, row.until, row.since = clock, until, self.at[clock] - part
-        self._wait(row)
-
-    def _wait(self, row: Row) -> None:
-        clock = row.clock
-        self.count[clock] += 1
-        row.end = row.since + row.until - row.done
-        heapq.heappush(self._ends[clock], (row.end, row.request_id))
+        part = self.position(row) - row.done
+        self.leave(row)
+        self.join(row, clock, until, part=part)
 
     def leave(self, row: Row) -> None:
         self.count[row.clock] -= 1

@@ -115,11 +115,12 @@ class SimulatedEngine:
             self._at = now
             return
         elapsed = now - self._at
-        if elapsed < self._prefill:
+        due = now >= self.due_at  # time may be too coarse to tell from what has elapsed
+        if elapsed < self._prefill and not due:
             self._prefill -= elapsed
             self._at = now
             return
-        share = (elapsed - self._prefill) / self._seconds if self._seconds else 1.0
+        share = (elapsed - self._prefill) / self._seconds if self._seconds and not due else 1.0
         steps = min(self._stretch, int(self._stretch * share + 1e-6))
         seconds = self._seconds * steps / self._stretch if self._stretch else 0.0
         self._at += self._prefill + seconds

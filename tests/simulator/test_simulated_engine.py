@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlboost_jax.simulator.rates import EngineRates
@@ -100,8 +100,8 @@ def test_a_small_cache_is_never_overfull_and_all_end(lengths):
     while machine.held:
         now = machine.due_at
         machine.advance(now)
-        holds = sum(r.prompt_tokens + r.done + machine._steps - r.since
-                    for r in machine.running.values())  # fmt: skip
+        rows = machine.running.values()
+        holds = sum(r.prompt_tokens + machine._clocks.position(r) for r in rows)
         assert holds <= small.kv_tokens or len(machine.running) == 1
         reported += sum(part.tokens for part in machine.report(now))
     assert reported == sum(lengths)
@@ -202,6 +202,73 @@ def test_with_drafts_every_token_is_reported_once(lengths, slots, dispatch, acce
         assert end <= before * (1 + 1e-4)  # of a stretch the mean context counts
         if acceptance == 0.0:
             assert end == pytest.approx(before)
+
+
+GROUPS = (  # of four responses, which made 144 tokens out of 144 - 3e-14
+    (926, 351, 241, 258), (119, 50, 267, 168), (291, 283, 108, 196), (155, 145, 144, 136),
+    (291, 283, 108, 196), (49, 129, 80, 34), (361, 584, 354, 373), (155, 145, 144, 136),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    groups=st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=4), min_size=1, max_size=8),
+    slots=st.integers(1, 32),
+    dispatch=st.sampled_from([1, 4, 8]),
+    message=st.sampled_from([1, 8, 32]),
+    most=st.integers(1, 7),
+    rows=st.integers(1, 64),
+    acceptance=st.floats(0.0, 1.0),
+    beyond=st.floats(0.0, 1.0),
+    begun=st.floats(0.0, 1e6),
+    cuts=st.lists(st.floats(0.0, 10.0), max_size=6),
+)
+@example(
+    groups=GROUPS, slots=32, dispatch=8, message=8, most=7, rows=32,
+    acceptance=0.6031230164102541, beyond=1.0, begun=0.0, cuts=[],
+)  # fmt: skip
+def test_with_drafts_all_end_in_time_and_the_last_token_comes_with_the_end(
+    groups, slots, dispatch, message, most, rows, acceptance, beyond, begun, cuts
+):
+    """The last token tells that a response is over: without one the manager waits for ever."""
+    rates = EngineRates(make_config(
+        engine__most_drafts=most, engine__draft_acceptance=acceptance,
+        engine__draft_beyond=beyond, engine__token_rows=rows,
+    ))  # fmt: skip
+    machine = engine(rates, slots=slots, dispatch=dispatch, message=message)
+    lengths = [(prompt, length) for prompt, group in enumerate(groups) for length in group]
+    machine.add(
+        [Row(n, (0, prompt), 200, length, 0, 0) for n, (prompt, length) in enumerate(lengths)],
+        begun,
+    )
+    total = sum(length for _, length in lengths)
+    context = total + 200 * len(lengths)
+    step = rates.step_seconds(len(lengths), context, drafts=most * len(lengths))
+    longest = begun + context * rates.prefill_seconds + (total + 16 * len(lengths)) * step
+    now, left, later = begun, set(range(len(lengths))), sorted(begun + cut for cut in cuts)
+    while machine.held:
+        cut = bool(later) and later[0] < machine.due_at
+        now = max(now, later.pop(0) if cut else machine.due_at)
+        machine.advance(now)
+        for part in machine.report(now, everything=cut):
+            assert part.tokens > 0
+            left -= {part.row.request_id} if part.ended else set()
+        for each in machine.running.values():
+            assert each.reported <= each.done < each.length
+        assert now < longest * (1 + 1e-9)
+    assert not left
+
+
+def test_steps_that_are_due_are_done_however_coarse_time_is():
+    """A nanosecond, the least that a fit gives, is no whole number of a day's last places."""
+    quick = EngineRates(make_config(engine__table=((1.0, 0.0, 1e-9), (1.0, 4000.0, 1e-9))))
+    machine = engine(quick, dispatch=8, message=8)
+    machine.add([row(1, 500)], 86_400.0)
+    for _ in range(500 // 8 + 1):
+        now = machine.due_at
+        machine.advance(now)
+        machine.report(now)
+    assert not machine.held
 
 
 def test_what_is_taken_away_says_no_more():
