@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.stand_in import FINGERPRINT, Dispatch, StandIn, StandInEngine
+from rlboost_jax.engine.drafts import DraftTexts
 from rlboost_jax.settings.run_config import RunConfig
 
 RATE = 4_000.0  # tokens per second
@@ -29,6 +30,7 @@ class NotedEngine(StandInEngine):
     def __init__(self, settings: StandIn, slot_tokens: int, note: Callable[[str], None]) -> None:
         super().__init__(settings)
         self.slots, self.slot_tokens = settings.slots, slot_tokens
+        self.texts = DraftTexts((), 0)  # it makes no drafts
         self._note, self._noted = note, False
 
     def load(self, params: Any, version: int) -> None:
