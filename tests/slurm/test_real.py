@@ -108,7 +108,8 @@ def test_what_a_dead_run_has_left_is_found_and_reaped(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:
     """Trainer and manager are killed at once, as with a host: nobody is left to end the jobs."""
-    with running(tmp_path / "run", *SETTINGS, "fleet.max_instances=2", environment=slurm) as run:
+    settings = (*SETTINGS, "fleet.max_instances=2", "num_steps=6000")  # it is killed long before
+    with running(tmp_path / "run", *settings, environment=slurm) as run:
         run.wait_until(lambda: len(jobs(slurm)) == 2, "two jobs")
         run.wait_until(lambda: "ready" in {e["kind"] for e in run.events()}, "a start")
         pid = run.manager()["pid"]
