@@ -83,7 +83,7 @@ def record(arguments: list[str]) -> None:
 
 
 def responses_of(run: Path) -> Path:
-    """Where the responses of a run are kept: beside its folder."""
+    """Return the file of a run's recorded responses, beside its folder."""
     return run.with_name(f"{run.name}.responses")
 
 
@@ -102,7 +102,7 @@ def recorded(folder: Path) -> tuple[dict[Key, Ints], list[m.BeginBatch]]:
 
 
 class Tape:
-    """In the place of an engine's device: yields recorded tokens, in as few steps as drafts let."""
+    """Stand-in for an engine's device: recorded tokens, in as few steps as drafts let."""
 
     def __init__(self, responses: dict[Key, Ints], layout: StepLayout, max_steps: int) -> None:
         self._responses, self._layout, self._max_steps = responses, layout, max_steps

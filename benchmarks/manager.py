@@ -210,7 +210,7 @@ def measure() -> dict[str, Any]:
 
 
 def measure_drafts(instances: int = max(FLEETS)) -> dict[str, Any]:
-    """Of a run without drafts and of one with them."""
+    """Measure the manager without drafts and with them."""
     both = (False, True)
     return {
         "instances": instances,

@@ -1,4 +1,4 @@
-"""Where the files of a version are had from: its folder, an object store, or a server.
+"""Sources of a version's files: its folder, an object store, or a server.
 
 File systems may hang: they are touched in threads only, never in the event loop that renews the
 lease.

@@ -53,7 +53,7 @@ class VersionPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSources:
-    """Where a server has its pieces from.
+    """Sources of a server's pieces.
 
     Attributes:
         near: servers of its zone.

@@ -1,4 +1,4 @@
-"""Where pieces come from that no other server gives: the trainer's file server, or the store."""
+"""Sources of pieces that no other server gives: the trainer's file server, or the store."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
