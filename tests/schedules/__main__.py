@@ -1,11 +1,12 @@
 """Random schedules of faults, each a whole run in virtual time.
 
-    python -m tests.schedules --schedules=300000 --seed=0 [--jobs=2] [--drafts]
+    python -m tests.schedules --schedules=300000 --seed=0 [--jobs=2] [--drafts] [--peers]
 
 All cores work on them unless `--jobs` says otherwise. It tells its pace as it goes, and in the end
 how long 300,000 schedules take here. With `--drafts` servers draft in all schedules: from likely
-texts, stale or foreign ones, or each token twice. A schedule that fails is printed, cut down to the
-faults that it takes, as a Python expression; `--replay='Schedule(…)'` carries it out again.
+texts, stale or foreign ones, or each token twice. With `--peers` servers fetch weights from each
+other in all of them. A schedule that fails is printed, cut down to the faults that it takes, as a
+Python expression; `--replay='Schedule(…)'` carries it out again.
 """
 
 import argparse
@@ -27,14 +28,16 @@ REPORT_SECONDS = 30.0
 COLLECT_AFTER = 50_000  # objects: those of some ten schedules
 
 
-def carry_out(seeds: range, drafts: bool = False) -> tuple[Counter[str], int, float]:
+def carry_out(
+    seeds: range, drafts: bool = False, peers: bool = False
+) -> tuple[Counter[str], int, float]:
     """Faults that came about, the first seed that fails (-1 without one), and CPU seconds."""
     seen: Counter[str] = Counter()
     since = time.process_time()
     with few_collections():
         for seed in seeds:
             try:
-                seen.update(run(schedule_of(seed, drafts=drafts)).world.seen)
+                seen.update(run(schedule_of(seed, drafts=drafts, peers=peers)).world.seen)
             except Exception:  # shown by `explain`
                 return seen, seed, time.process_time() - since
     return seen, -1, time.process_time() - since
@@ -53,14 +56,14 @@ def few_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def explain(seed: int, drafts: bool = False) -> str:
+def explain(seed: int, drafts: bool = False, peers: bool = False) -> str:
     """The smallest schedule that fails in the way of a seed, and how."""
-    schedule = shrink(schedule_of(seed, drafts=drafts))
+    schedule = shrink(schedule_of(seed, drafts=drafts, peers=peers))
     error = fails(schedule)
     return f"schedule {seed} fails: {type(error).__name__}: {error}\nsmallest: {schedule!r}"
 
 
-def soak(schedules: int, seed: int, jobs: int, drafts: bool) -> int:
+def soak(schedules: int, seed: int, jobs: int, drafts: bool, peers: bool) -> int:
     """Carry out many; returns the exit code."""
     size = max(1, min(CHUNK, schedules // (4 * jobs)))  # few schedules are for all cores too
     chunks = [
@@ -70,12 +73,13 @@ def soak(schedules: int, seed: int, jobs: int, drafts: bool) -> int:
     seen: Counter[str] = Counter()
     done, cpu, since = 0, 0.0, time.monotonic()
     shown = since
+    each = partial(carry_out, drafts=drafts, peers=peers)
     with multiprocessing.Pool(jobs) as pool:
-        for number, result in enumerate(pool.imap(partial(carry_out, drafts=drafts), chunks)):
+        for number, result in enumerate(pool.imap(each, chunks)):
             kinds, failed, seconds = result
             if failed >= 0:
                 pool.terminate()
-                print(explain(failed, drafts), flush=True)
+                print(explain(failed, drafts, peers), flush=True)
                 return 1
             seen.update(kinds)
             done, cpu = done + len(chunks[number]), cpu + seconds
@@ -100,12 +104,13 @@ def main(arguments: Iterable[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--drafts", action="store_true", help="servers draft in all of them")
+    parser.add_argument("--peers", action="store_true", help="they fetch weights from each other")
     parser.add_argument("--replay", default="", help="a schedule as it was printed")
     chosen = parser.parse_args(list(arguments))
     if chosen.replay:
         run(eval(chosen.replay, {"Schedule": Schedule, "Fault": Fault}))
         return 0
-    return soak(chosen.schedules, chosen.seed, chosen.jobs, chosen.drafts)
+    return soak(chosen.schedules, chosen.seed, chosen.jobs, chosen.drafts, chosen.peers)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ class Schedule:
     turn_tokens: int = 0  # of a turn; 0: no limit of its own
     scores: bool = False  # a teacher scores the responses
     drafts: bool = False  # servers draft, and one response of each prompt leads
+    peers: bool = False  # servers fetch weights from each other
 
     @property
     def num_batches(self) -> int:
@@ -96,11 +97,12 @@ class Schedule:
         return replace(self, faults=tuple(f for f in self.faults if f not in left_out))
 
 
-def schedule_of(seed: int, *, drafts: bool = False) -> Schedule:
+def schedule_of(seed: int, *, drafts: bool = False, peers: bool = False) -> Schedule:
     """The schedule that a seed stands for.
 
     Args:
         drafts: servers draft; else they do in one schedule of eight.
+        peers: servers fetch weights from each other; else they do in one schedule of three.
     """
     rng = random.Random(seed)
     seeding = seed // 3 % 10 > 0  # with all kinds of policies
@@ -187,6 +189,7 @@ def schedule_of(seed: int, *, drafts: bool = False) -> Schedule:
         turn_tokens,
         scores,
         drafts,
+        peers or seed // 4 % 3 == 0,
     )
 
 
@@ -217,9 +220,8 @@ def _lines(seed: int) -> list[Fault]:
 
 def policies(seed: int, num_batches: int) -> dict[str, Any]:
     """A quarter of all schedules have routes, and a quarter other policies than the paper's. Of
-    those with providers that refuse or lie a third have several pools. In a third, servers fetch
-    weights from each other."""
-    found = {**_policies(seed, num_batches), "peers": seed // 4 % 3 == 0}
+    those with providers that refuse or lie a third have several pools."""
+    found = _policies(seed, num_batches)
     if seed % 5 in (2, 4) and seed % 3 == 0:
         found["fleet__pools"] = POOLS[: 2 + seed // 15 % 2]
     return found
@@ -273,7 +275,8 @@ class Run:
     ) -> None:
         self.schedule = schedule
         self._next: dict[str, float] = {}  # what happens to the next frame of a server: amount
-        others = {**policies(schedule.seed, schedule.num_batches), "lag": schedule.lag}
+        others = policies(schedule.seed, schedule.num_batches)
+        others |= {"lag": schedule.lag, "peers": schedule.peers}
         if schedule.turns > 1:
             others["slot_tokens"] = settings_of(schedule.seeding).slot_tokens + GIVEN_TOKENS
         if schedule.lines:
