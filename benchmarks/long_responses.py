@@ -1,12 +1,13 @@
 """Decode steps that drafts save where responses have 1,500 tokens and more.
 
-    python -m benchmarks.long_responses [--slots=8] [--rows=32] [--updates=300]
+    python -m benchmarks.long_responses [--prompts=8] [--slots=8] [--rows=32] [--updates=300]
 
 The task is the quickstart's clock with a long way: a digit is added again and again, and each time
 the response says how many times are left, in two tokens, and where the hand points, in one. A model
 of the quickstart's size, but with windows of 64 tokens, is trained for half a minute on the first
-lines of worked answers, and then samples 3 prompts with 8 responses each as in
-`benchmarks.speculation`, three for each slot. It makes mistakes, which its siblings do not make.
+lines of worked answers, and then samples 8 responses to each prompt as in `benchmarks.speculation`.
+It makes mistakes, which its siblings do not make: from there on few drafts are right. The first
+responses have none at all, so it matters how many responses come to a slot.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from rlboost_jax.settings.speculation_config import SpeculationConfig
 UNITS = 96  # as many as the vocabulary has counters
 LINES = (500, 560)  # of three tokens
 TAUGHT = 40  # of these in a lesson
-PROMPTS = 3
+MOST_PROMPTS = 64  # beyond these come lessons
 
 
 class LongClock:
@@ -57,7 +58,7 @@ class LongClock:
         return question, answer()
 
     def lesson(self, index: int, rng: np.random.Generator, *, worked: bool) -> Sequence:
-        question, answer = self.prompt(PROMPTS + index, 1)
+        question, answer = self.prompt(MOST_PROMPTS + index, 1)
         first = [*itertools.islice(answer, 3 * TAUGHT)]
         return taught([np.array(question, np.int32), np.array(first, np.int32)])
 
@@ -66,7 +67,7 @@ def _number(value: int) -> tuple[int, int]:
     return digit(int(value) // UNITS), counter(int(value) % UNITS)
 
 
-def config_for(updates: int) -> RunConfig:
+def config_for(updates: int, prompts: int) -> RunConfig:
     config = quickstart.get_config()
     config.model.sliding_window, config.model.attention_pattern = 64, "L"
     config.warmup.max_updates = updates
@@ -75,19 +76,20 @@ def config_for(updates: int) -> RunConfig:
     config.warmup.habit_updates = 0
     config.sampling.max_response_tokens = 3 * LINES[1] + 3
     config.sampling.noise = "tree"
-    config.learner.prompts_per_step = PROMPTS
+    config.learner.prompts_per_step = prompts
     config.learner.micro_batch_prompts = 1
     return run_config(config)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=8, choices=range(1, MOST_PROMPTS))
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--rows", type=int, default=32, help="of each step; 0: as the CPU's engine")
     parser.add_argument("--updates", type=int, default=300, help="of the training, at most")
     parser.add_argument("--drafters", default=",".join(SpeculationConfig().drafters))
     options = parser.parse_args()
-    run, clock = config_for(options.updates), LongClock()
+    run, clock = config_for(options.updates, options.prompts), LongClock()
     short = replace(run, learner=replace(run.learner, row_tokens=3 * TAUGHT + 6))
 
     def report(update: int, loss: float) -> None:
@@ -99,7 +101,7 @@ def main() -> None:
     )
     prompts = tuple(
         PromptRequest(prompt=place, tokens=pack_tokens(clock.prompt(place)[0]))
-        for place in range(PROMPTS)
+        for place in range(options.prompts)
     )
     begin = msgspec.structs.replace(begin_of(run, 1), prompts=prompts)
     runs, fleets = both(run, options.drafters.split(","), options.slots, options.rows, 1)

@@ -231,8 +231,10 @@ class Ledger:
         """
         match entry:
             case BatchOpened(begin=begin, at=at, still_open=still_open):
-                # Nothing was known of it then: that it had been forgotten was lost on a full disk.
-                self.batches.pop(begin.batch, None)
+                known = self.batches.get(begin.batch)
+                if known is not None and known.same_work(begin):
+                    # Nothing was known of it: that it had been forgotten was lost on a full disk.
+                    del self.batches[begin.batch]
                 self.begin(begin, min(at, now), still_open)
             case BatchResumed(batch=number, at=at, still_open=still_open) if number in self.batches:
                 before, batch = self.active, self.batches[number]

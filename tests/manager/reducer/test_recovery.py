@@ -65,6 +65,23 @@ def test_a_batch_that_is_opened_anew_has_nothing_of_before() -> None:
     assert set(kept(desk)) == set(range(6)) and not any(kept(desk).values())
 
 
+def test_batches_that_were_cancelled_stay_so() -> None:
+    """A trainer went back a step, to other work (found by a random schedule)."""
+    desk = seeded()
+    while not desk.manager.view.batch.finished:  # type: ignore[union-attr]
+        desk.tokens(RESERVED, desk.requests(RESERVED))
+    desk.trainer(trained(0))
+    desk.publish(1)
+    desk.begin(1)
+    desk.publish(0, "other")
+    desk.begin(0, "other")
+    before = desk.manager.view.batches
+    assert set(before) == {0}
+    desk.crash(at=3.0)
+    after = desk.manager.view.batches
+    assert set(after) == {0} and after[0].books == before[0].books
+
+
 def test_the_fleet_works_on_before_the_trainer_is_back() -> None:
     desk = half_done()
     desk.crash(at=1.0)
