@@ -167,17 +167,20 @@ class Tape:
 def proposed(newest: Ints, texts: Ints) -> Ints:
     """`drafts.proposals` in NumPy."""
     D = texts.shape[1]
-    equal, length = np.ones(texts.shape, bool), np.zeros(texts.shape, int)
+    unequal, exact, near = (np.zeros(texts.shape, int) for _ in range(3))
     for back in range(DRAFT_CONTEXT):
         earlier = np.pad(texts, ((0, 0), (back, 0)), constant_values=NO_TOKEN)[:, :D]
-        equal &= earlier == newest[:, DRAFT_CONTEXT - 1 - back, None]
-        length += equal
+        equal = earlier == newest[:, DRAFT_CONTEXT - 1 - back, None]
+        unequal += ~equal
+        exact += unequal == 0
+        near += equal & (unequal <= 1)
     following = np.pad(texts, ((0, 0), (0, MOST_DRAFTS)), constant_values=NO_TOKEN)
-    usable = (length >= LEAST_MATCH) & (following[:, 1 : D + 1] != NO_TOKEN)
-    best = np.where(usable, length * D + np.arange(D), -1).argmax(1)
+    usable = (near >= LEAST_MATCH) & (following[:, 1 : D + 1] != NO_TOKEN)
+    rank = (near * (DRAFT_CONTEXT + 1) + exact) * D + np.arange(D)
+    best = np.where(usable, rank, -1).argmax(1)
     drafts = np.take_along_axis(following, best[:, None] + 1 + np.arange(MOST_DRAFTS), 1)
     on = usable.any(1)[:, None] & (np.cumprod(drafts != NO_TOKEN, 1) > 0)
-    on &= np.arange(MOST_DRAFTS) < np.take_along_axis(length, best[:, None], 1)
+    on &= np.arange(MOST_DRAFTS) < np.take_along_axis(near, best[:, None], 1)
     return np.where(on, drafts, NO_TOKEN)
 
 

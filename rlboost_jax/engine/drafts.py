@@ -178,6 +178,10 @@ def _longest_first(rollouts: Iterable[EngineRollout]) -> list[EngineRollout]:
 def proposals(newest: Int[Array, "R C"], texts: Int[Array, "R D"]) -> Int[Array, "R W"]:
     """Traced: for each row what follows the place that its newest tokens match best.
 
+    Tokens match up to the second that is unequal, so that a name or a number that is another one
+    here does not end the drafts. Of places where as many match, that with the most before the first
+    unequal one is best.
+
     Args:
         newest: the oldest first.
 
@@ -186,18 +190,21 @@ def proposals(newest: Int[Array, "R C"], texts: Int[Array, "R D"]) -> Int[Array,
         LEAST_MATCH do. A short match is often wrong, and the rows are wanted by others.
     """
     D = texts.shape[1]
-    equal = jnp.ones(texts.shape, bool)
-    length = jnp.zeros(texts.shape, jnp.int32)
+    unequal = jnp.zeros(texts.shape, jnp.int32)
+    exact, near = unequal, unequal
     for back in range(DRAFT_CONTEXT):
         earlier = jnp.pad(texts, ((0, 0), (back, 0)), constant_values=NO_TOKEN)[:, :D]
-        equal &= earlier == newest[:, DRAFT_CONTEXT - 1 - back, None]
-        length += equal
+        equal = earlier == newest[:, DRAFT_CONTEXT - 1 - back, None]
+        unequal += ~equal
+        exact += unequal == 0
+        near += equal & (unequal <= 1)
     following = jnp.pad(texts, ((0, 0), (0, MOST_DRAFTS)), constant_values=NO_TOKEN)
-    usable = (length >= LEAST_MATCH) & (following[:, 1 : D + 1] != NO_TOKEN)
+    usable = (near >= LEAST_MATCH) & (following[:, 1 : D + 1] != NO_TOKEN)
     place = jnp.arange(D)[None, :]
-    best = jnp.where(usable, length * D + place, -1).argmax(axis=1)
+    rank = (near * (DRAFT_CONTEXT + 1) + exact) * D + place
+    best = jnp.where(usable, rank, -1).argmax(axis=1)
     columns = best[:, None] + 1 + jnp.arange(MOST_DRAFTS)[None, :]
     drafts = jnp.take_along_axis(following, columns, axis=1)
     on = usable.any(axis=1)[:, None] & (jnp.cumprod(drafts != NO_TOKEN, axis=1) > 0)
-    on &= jnp.arange(MOST_DRAFTS)[None, :] < jnp.take_along_axis(length, best[:, None], axis=1)
+    on &= jnp.arange(MOST_DRAFTS)[None, :] < jnp.take_along_axis(near, best[:, None], axis=1)
     return jnp.where(on, drafts, NO_TOKEN)

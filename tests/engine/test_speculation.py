@@ -211,25 +211,30 @@ def test_rows_are_shared_evenly_and_used_up(wanted: list[int], spare: int) -> No
         assert max(widths) <= min(short) + 1
 
 
+def matches(newest: list[int], before: list[int]) -> tuple[int, int]:
+    """Equal tokens up to the second unequal pair, and up to the first."""
+    pairs = zip(reversed(newest), reversed(before[-DRAFT_CONTEXT:]), strict=False)
+    equal = [a == b for a, b in pairs]
+    until = [n for n, each in enumerate(equal) if not each] + 2 * [len(equal)]
+    return sum(equal[: until[1]]), until[0]
+
+
 def proposed(newest: list[int], text: list[int]) -> list[int]:
-    """What follows the longest match, the last of equally long ones, and no more of it."""
-    best, drafts = LEAST_MATCH - 1, []
-    for place in range(len(text) - 1):
-        length = 0
-        while (
-            length < min(DRAFT_CONTEXT, place + 1) and text[place - length] == newest[-1 - length]
-        ):
-            length += 1
-        if length > best or (length == best and drafts):
-            following = text[place + 1 : place + 1 + MOST_DRAFTS]
-            if following[0] != NO_TOKEN:
-                following = following[: [*following[:length], NO_TOKEN].index(NO_TOKEN)]
-                best, drafts = length, following
-    return drafts
+    """What follows the best match, the last of equally good ones, and no more than matches."""
+    usable = [
+        (*matches(newest, text[: place + 1]), place)
+        for place in range(len(text) - 1)
+        if text[place + 1] != NO_TOKEN
+    ]
+    most, _, place = max(usable, default=(0, 0, 0))
+    if most < LEAST_MATCH:
+        return []
+    following = text[place + 1 : place + 1 + min(most, MOST_DRAFTS)]
+    return following[: [*following, NO_TOKEN].index(NO_TOKEN)]
 
 
 @given(seed=st.integers(0, 2**32 - 1), alphabet=st.integers(2, 6), length=st.integers(2, 60))
-def test_drafts_follow_the_longest_match(seed: int, alphabet: int, length: int) -> None:
+def test_drafts_follow_the_best_match(seed: int, alphabet: int, length: int) -> None:
     random = np.random.default_rng(seed)
     newest = random.integers(0, alphabet, (3, DRAFT_CONTEXT))
     newest[1, : random.integers(DRAFT_CONTEXT)] = -2  # a short prompt
