@@ -6,14 +6,18 @@ first: of all orders that has the least sum of waits, each times its worth (Smit
 optimizers for single-stage production"). What the tail of a step leaves free another run has.
 
 Until a run has as many devices as it can fill it bids for all: which of them another run holds
-dearer is not known to it. For those beyond it bids a little: better its own than nobody's.
+dearer is not known to it. For those beyond it bids a little: better its own than nobody's. All runs
+bid the same little. So a device that neither needs stays where it is: to change hands its rollouts
+would be prefilled again, and no run would end its step sooner.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-SPARE: Final = 1e-3  # of the price, for a device beyond those that the work fills
+# Dollars an hour for a token, of a device beyond those that the work fills: less than any that they
+# fill is worth, and no matter how much the run is worth or has left.
+SPARE: Final = 1e-15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ def bids(bidders: Sequence[Bidder], *, left: int, row_tokens: float, worth: floa
     ranked = sorted(ready, key=lambda n: (not bidders[n].has_device, -bidders[n].held, n))
     without = left  # responses that no device so far has room for
     for n in ranked:
-        prices[n] = price if without > 0 else SPARE * price
+        prices[n] = price if without > 0 else SPARE
         if bidders[n].has_device:
             without -= bidders[n].room
     return prices
