@@ -152,21 +152,23 @@ class DraftTexts:
         return packed
 
     def _texts(self, rollout: EngineRollout, most: int) -> Iterator[NDArray[np.int32]]:
-        """Yield the texts that serve a rollout, the last `most` tokens of each; the best first.
+        """Yield the texts that serve a rollout; the best first.
 
-        Of a long sibling it is what lies around the place where the rollout is.
+        Of a long response to its prompt it is what lies around the place where the rollout is, of
+        its own text the last `most` tokens.
         """
         start = max(0, rollout.prompt_length - DRAFT_CONTEXT)
+        part = max(_LEAST_PART, self._row_tokens // _PARTS)
+        until = max(rollout.known + part // 2, start + part)
         if self._of_siblings:
             others = [r for r in self._groups[rollout.prompt_key] if r is not rollout]
-            part = max(_LEAST_PART, self._row_tokens // _PARTS)
             for other in _longest_first(others):
-                end = min(other.known, max(rollout.known + part // 2, start + part))
+                end = min(other.known, until)
                 yield other.tokens(max(start, end - part), end)
         if self.most_earlier:
             before = rollout.transcript.between(start, rollout.prompt_length)
             for text in self._earlier.of(rollout.prompt_key[-1]) or ():
-                yield unpack_tokens((before + text)[-4 * most :])
+                yield unpack_tokens((before + text)[: 4 * (until - start)][-4 * part :])
         if self._own:
             yield rollout.tokens(max(0, rollout.known - most), rollout.known)
 

@@ -496,3 +496,18 @@ def test_earlier_texts_come_before_those_of_siblings_and_are_bounded(
         texts.offer([(pack_tokens([n]), pack_tokens([4] * 9))], engine.limits)
         assert texts._earlier.num_tokens <= 40
     assert texts._earlier.of(prompt) is None, "the oldest goes first"
+
+
+def test_of_a_long_earlier_response_the_row_has_what_lies_around_the_place(
+    build_engine: Build, request_of: Requests
+) -> None:
+    """Of 1,003 tokens 203 are known: a quarter of 400 numbers, half of it ahead, ends at 253."""
+    engine = build_engine()
+    texts = DraftTexts(("epochs",), 400)
+    said = (np.arange(1000) % 37).tolist()
+    rollout = new_rollout(request_of(1, [1, 2, 3], said[:200]), engine.layout, 0)
+    texts.offer([(pack_tokens([1, 2, 3]), pack_tokens(said))], engine.limits)
+    texts.join(rollout)
+    row = texts.pack([rollout], 1)[0].tolist()
+    assert row[-101:] == [*said[150:250], -1]
+    assert set(row[DRAFT_CONTEXT:-101]) == {-1}
