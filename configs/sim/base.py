@@ -65,7 +65,10 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.engine.draft_acceptance = 0.65  # chance of each to be what is sampled, see
     # experiments/speculation: where the text of a sibling in the same engine goes on, else none
     config.engine.draft_acceptances = ()  # by version, the last for all later ones; (): that
-    config.engine.draft_beyond = 1.0  # share of it beyond the longest sibling that has ended
+    config.engine.draft_beyond = 1.0  # share of it beyond all texts of the prompt
+    config.engine.draft_earlier = 1.0  # share of it where a text of an earlier epoch alone goes on
+    config.engine.draft_recent = 0.0  # share of it from responses to other prompts, drafter recent
+    config.engine.earlier_tokens = 0  # of earlier epochs that are kept; 0: no drafter epochs
     config.engine.draft_seconds = 0.0  # that a step with drafts takes more
     config.engine.token_rows = 256  # of a decode step; what sequences leave of them, drafts take
     config.engine.reserved_slots = 0  # of a reserved engine; 0: as many as others have
@@ -92,6 +95,7 @@ def get_config(model: str = "14b") -> ConfigDict:
 
     config.workload = ConfigDict()
     config.workload.prompts_per_step = 128
+    config.workload.epoch_prompts = 0  # after which they come again; 0: never
     config.workload.group_size = 8
     config.workload.prompt_tokens = 200
     config.workload.max_response_tokens = 14_336
@@ -158,4 +162,5 @@ def get_config(model: str = "14b") -> ConfigDict:
     config.policy.max_dollars_per_hour = 0.0  # of all instances together; 0: no limit
     config.policy.max_instances = 100_000
     config.policy.siblings_follow = False  # the order for drafts, without what they save
+    config.policy.kept_tokens = 0  # of responses, that the manager keeps for the next epoch
     return config

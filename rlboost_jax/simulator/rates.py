@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 
+from rlboost_jax.simulator.row_clocks import PLAIN
 from rlboost_jax.simulator.sim_config import SimConfig
 
 
@@ -34,7 +35,9 @@ class EngineRates:
         self.slowness = 1.0  # times a usual engine's seconds
         self.most_drafts = engine.most_drafts  # of a sequence, in a step
         self._acceptances = engine.draft_acceptances or (engine.draft_acceptance,)
-        self._beyond, self._token_rows = engine.draft_beyond, engine.token_rows
+        # Shares of the acceptance, by clock of `row_clocks`.
+        self.shares = engine.draft_recent, 1.0, engine.draft_beyond, engine.draft_earlier
+        self._token_rows = engine.token_rows
         self._draft_seconds = engine.draft_seconds
         self._overhead = engine.step_overhead_seconds
         self._weights = config.weight_bytes / bandwidth
@@ -65,32 +68,50 @@ class EngineRates:
         arithmetic = self._product * (batch + drafts)
         return self.slowness * (self._overhead + more + max(memory, arithmetic))
 
-    def drafts_each(self, batch: int, drafting: int, context: float, version: int = 0) -> int:
-        """Drafts of each of the sequences that carry any: rows that the others leave free.
+    def paces(
+        self, counts: Sequence[int], context: float, version: int = 0, *, recent: bool = False
+    ) -> tuple[int, list[float]]:
+        """Drafts of a decode step, and the tokens that a rollout of each clock samples in it.
 
-        Of these as many as make most tokens per second, which is all of them but where rows cost.
+        Those with drafts have equally many: rows that all others leave free, and as many of them as
+        make most tokens per second, which is all but where rows cost. Rollouts without a text of
+        their prompt have drafts where that is faster than to leave their rows to the others.
+
+        Args:
+            counts: rollouts, by clock of `row_clocks`.
+            version: that samples.
+            recent: whether there are responses to other prompts.
         """
-        if not drafting:
-            return 0
-        most = min(self.most_drafts, max(0, self._token_rows - batch) // drafting)
+        batch, plain = sum(counts), counts[PLAIN]
+        best, fastest = (0, [1.0] * len(counts)), batch / self.step_seconds(batch, context)
+        usable = plain if recent and self.shares[PLAIN] else 0
+        for others in {0, usable}:
+            drafting = batch - plain + others
+            free = max(0, self._token_rows - batch)
+            for width in range(1, min(self.most_drafts, free // max(1, drafting)) + 1):
+                if not drafting:
+                    break
+                paces = [
+                    self.tokens_a_step(width, version, share=share) if n else 1.0
+                    for n, share in zip(counts, self.shares, strict=True)
+                ]
+                paces[PLAIN] = paces[PLAIN] if others else 1.0
+                tokens = sum([n * pace for n, pace in zip(counts, paces, strict=True)])
+                speed = tokens / self.step_seconds(batch, context, drafts=width * drafting)
+                if speed > fastest:
+                    best, fastest = (width * drafting, paces), speed
+        return best
 
-        def speed(width: int) -> float:
-            tokens = batch + drafting * (self.tokens_a_step(width, version) - 1)
-            return tokens / self.step_seconds(batch, context, drafts=width * drafting)
-
-        return max(range(most + 1), key=speed)
-
-    def tokens_a_step(self, drafts: int, version: int = 0, *, beyond: bool = False) -> float:
+    def tokens_a_step(self, drafts: int, version: int = 0, *, share: float = 1.0) -> float:
         """Expected tokens of a sequence with so many drafts, each right with the same chance.
 
         1 + p + … + pᵈ (Leviathan et al. 2023, arXiv:2211.17192, equation 1).
 
         Args:
             version: that samples.
-            beyond: whether it is longer than all siblings that have ended.
+            share: of the acceptance.
         """
-        acceptance = self._acceptances[min(version, len(self._acceptances) - 1)]
-        acceptance *= self._beyond if beyond else 1.0
+        acceptance = share * self._acceptances[min(version, len(self._acceptances) - 1)]
         return math.fsum(acceptance**count for count in range(drafts + 1))
 
     @property

@@ -19,16 +19,32 @@ def response_lengths(workload: WorkloadConfig, *, seed: int, step: int) -> NDArr
     random = stream("lengths", seed, step)
     prompts, size = workload.prompts_per_step, workload.group_size
     growth = (1 + workload.growth_per_step) ** step
+    # A prompt that comes again is as hard as it was.
+    alike, drawn_for = random, prompts
+    if workload.epoch_prompts:
+        alike, drawn_for = stream("prompts", seed), workload.epoch_prompts
+    place = prompts_of(workload, seed=seed, step=step) % drawn_for
     if workload.groups:
-        drawn = random.integers(len(workload.groups), size=prompts)
+        drawn = alike.integers(len(workload.groups), size=drawn_for)[place]
         lengths = growth * np.array([workload.groups[i] for i in drawn], np.float64).ravel()
         return _cut(workload, lengths)
-    shared = np.repeat(random.standard_normal(prompts), size)
+    shared = np.repeat(alike.standard_normal(drawn_for)[place], size)
     own = random.standard_normal(prompts * size)
     rho = workload.group_correlation
     noise = math.sqrt(rho) * shared + math.sqrt(1 - rho) * own
     median = workload.mean_tokens * growth / math.exp(workload.sigma**2 / 2)
     return _cut(workload, median * np.exp(workload.sigma * noise))
+
+
+def prompts_of(workload: WorkloadConfig, *, seed: int, step: int) -> NDArray[np.int64]:
+    """Return each prompt's number in the data set, which every epoch shuffles anew."""
+    first, count = step * workload.prompts_per_step, workload.prompts_per_step
+    if not workload.epoch_prompts:
+        return np.arange(first, first + count)
+    epochs = range(first // workload.epoch_prompts, -(-(first + count) // workload.epoch_prompts))
+    orders = [stream("epochs", seed, e).permutation(workload.epoch_prompts) for e in epochs]
+    begin = first - epochs[0] * workload.epoch_prompts
+    return np.concatenate(orders)[begin : begin + count]
 
 
 def _cut(workload: WorkloadConfig, lengths: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -1,8 +1,10 @@
 """How far the rollouts in the slots of a simulated engine are: one clock for all that are alike.
 
 A clock is a number of tokens that each of its rollouts has sampled since the engine began. Without
-drafts it counts decode steps. Rollouts with drafts have two others: a chance of acceptance for
-where a sibling's text goes on (`AHEAD`), and one for where all siblings' texts are over (`BEYOND`).
+drafts it counts decode steps. With drafts each has a chance of acceptance of its own: where a
+sibling's text goes on (`AHEAD`), where one of an earlier epoch does (`EARLIER`), where all texts of
+the prompt are over (`BEYOND`), and where there is none (`PLAIN`), which drafts of other prompts'
+responses or not at all.
 """
 
 import heapq
@@ -10,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-PLAIN, AHEAD, BEYOND = 0, 1, 2
+PLAIN, AHEAD, BEYOND, EARLIER = range(4)
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class Row:
     until: int = 0  # response tokens up to which it keeps this clock
     evicted: bool = False
     parks: int = -1  # its sample, if it may come back for another turn; -1: it will not
+    prompt: bytes = b""  # its tokens, by which it is known in later epochs
 
 
 class RowClocks:
@@ -40,24 +43,23 @@ class RowClocks:
     """
 
     def __init__(self) -> None:
-        self.at: list[float] = [0, 0.0, 0.0]
-        self.pace = [1.0, 1.0, 1.0]
-        self.count = [0, 0, 0]
-        self._ends: tuple[list[tuple[float, int]], ...] = ([], [], [])  # (clock, request)
+        self.at = [0.0, 0.0, 0.0, 0.0]
+        self.pace = [1.0, 1.0, 1.0, 1.0]
+        self.count = [0, 0, 0, 0]
+        self._ends: tuple[list[tuple[float, int]], ...] = ([], [], [], [])  # (clock, request)
 
     @property
     def drafting(self) -> int:
-        """Rollouts that carry drafts."""
-        return self.count[AHEAD] + self.count[BEYOND]
+        """Rollouts with a text of their own prompt to draft from."""
+        return sum(self.count) - self.count[PLAIN]
 
     def spared(self) -> float:
         """Tokens of a decode step over one for each rollout."""
-        return sum(self.count[k] * (self.pace[k] - 1) for k in (AHEAD, BEYOND) if self.count[k])
+        return sum([n * (pace - 1) for n, pace in zip(self.count, self.pace, strict=True) if n])
 
     def take(self, steps: int) -> None:
-        self.at[PLAIN] += steps
-        for clock in (AHEAD, BEYOND):
-            if self.count[clock]:
+        for clock, count in enumerate(self.count):
+            if count or clock == PLAIN:
                 self.at[clock] += steps * self.pace[clock]
 
     def position(self, row: Row) -> float:
@@ -112,7 +114,7 @@ class RowClocks:
                 heapq.heappop(ends)
             if ends:
                 steps = ends[0][0] - self.at[clock]
-                least = min(least, steps / self.pace[clock] if clock else steps)
+                least = min(least, steps / self.pace[clock])
         return least
 
     def _stale(self, clock: int, running: Mapping[int, Row]) -> bool:

@@ -48,10 +48,13 @@ class SimEngineConfig:
     table: tuple[tuple[float, float, float], ...]  # (batch, mean context, seconds per step), a
     # whole grid; empty: the roofline
     prefill_token_seconds: float  # measured; 0: the roofline
-    most_drafts: int  # of a rollout in a decode step, from siblings in the same engine; 0: none
+    most_drafts: int  # of a rollout in a decode step; 0: none
     draft_acceptance: float  # chance of each to be the token that is sampled
     draft_acceptances: tuple[float, ...]  # by version, the last for all later ones; empty: that
-    draft_beyond: float  # share of it where the rollout is longer than all siblings that ended
+    draft_beyond: float  # share of it where the rollout is longer than all texts of its prompt
+    draft_earlier: float  # share of it where a text of an earlier epoch alone goes on
+    draft_recent: float  # share of it where there are responses to other prompts only
+    earlier_tokens: int  # of earlier epochs that are kept; 0: none, nor does the manager send any
     draft_seconds: float  # that a decode step with drafts takes more
     token_rows: int  # of a decode step: what sequences leave of them is free for drafts
     reserved_slots: int  # of a reserved engine; 0: as many as others have
@@ -85,6 +88,7 @@ class WorkloadConfig:
     """Generated responses: log-normal lengths, cut off at the longest allowed."""
 
     prompts_per_step: int
+    epoch_prompts: int  # after which they come again, in another order; 0: never
     group_size: int
     prompt_tokens: int
     max_response_tokens: int
@@ -183,6 +187,7 @@ class PolicyConfig:
     max_dollars: float = 0.0  # that a run may cost, as `fleet.max_dollars`; 0: no limit
     max_dollars_per_hour: float = 0.0  # for all instances together; 0: no limit
     siblings_follow: bool = False  # in the order of a run that drafts; steps are not made shorter
+    kept_tokens: int = 0  # of responses, for when prompts come again, as `speculation.kept_tokens`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,9 @@ MAY_BE_ZERO: Final = frozenset(
         "engine.most_drafts",
         "engine.draft_acceptance",
         "engine.draft_beyond",
+        "engine.draft_earlier",
+        "engine.draft_recent",
+        "engine.earlier_tokens",
         "engine.draft_seconds",
         "engine.reserved_slots",
         "trainer.token_seconds",
@@ -56,6 +59,7 @@ MAY_BE_ZERO: Final = frozenset(
         "trainer.micro_batch_seconds",
         "trainer.apply_seconds",
         "trainer.switch_seconds",
+        "workload.epoch_prompts",
         "workload.sigma",
         "workload.group_correlation",
         "workload.turn_tokens",
@@ -66,6 +70,7 @@ MAY_BE_ZERO: Final = frozenset(
         "instance.start_seconds",
         "instance.detect_seconds",
         "market.keep_seed",
+        "policy.kept_tokens",
         "market.hazard.drought_hours",
         "market.hazard.drought_gap_hours",
     }
@@ -77,6 +82,8 @@ AT_MOST: Final = {
     "engine.compute_efficiency": 1.0,
     "engine.draft_acceptance": 1.0,
     "engine.draft_beyond": 1.0,
+    "engine.draft_earlier": 1.0,
+    "engine.draft_recent": 1.0,
     "trainer.compute_efficiency": 1.0,
     "workload.group_correlation": 1.0,
     "market.keep_fraction": 1.0,
@@ -208,6 +215,11 @@ def _fit(config: SimConfig) -> Iterator[str]:
         yield (
             f"trainer.micro_batch_prompts is {config.trainer.micro_batch_prompts}; a step has "
             f"only {work.prompts_per_step}"
+        )
+    if 0 < work.epoch_prompts < work.prompts_per_step:
+        yield (
+            f"workload.epoch_prompts is {work.epoch_prompts}; a step alone has "
+            f"{work.prompts_per_step}"
         )
     if 0 < config.num_steps <= config.settling_steps:
         yield f"settling_steps is {config.settling_steps} of {config.num_steps} steps; lower it"

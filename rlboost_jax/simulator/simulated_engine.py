@@ -2,9 +2,10 @@
 
 Rollouts in slots advance together, a token per step, so that one number says how far they are
 (`row_clocks.py`). Those that carry drafts advance by their expected tokens per step
-(`EngineRates.tokens_a_step`). A rollout carries drafts while the text of a sibling in the same
-engine goes on where it is, so until it has caught up; and, once a sibling has ended, beyond that
-text too, where drafts are right as often as `draft_beyond` says.
+(`EngineRates.paces`). A rollout carries drafts while the text of a sibling in the same engine goes
+on where it is, so until it has caught up, or one of an earlier epoch, which the engine sampled or
+was sent; beyond all of these, where drafts are right as often as `draft_beyond` says; and without
+any text of its prompt, as often as `draft_recent` says, once any response has ended here.
 
 A stretch is a run of steps in which nothing changes: it ends with the first response that
 ends (rounded up to whole dispatches), when tokens are to be reported, or when the cache is full.
@@ -16,9 +17,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rlboost_jax.sequences.prompt_memory import PromptMemory
 from rlboost_jax.simulator.rates import EngineRates
-from rlboost_jax.simulator.row_clocks import AHEAD, BEYOND, PLAIN, Row, RowClocks
+from rlboost_jax.simulator.row_clocks import AHEAD, BEYOND, EARLIER, PLAIN, Row, RowClocks
 
+MOST_OF_PROMPT = 8  # texts of earlier epochs, as in `rlboost_jax/engine/drafts.py`
 FULL = 0.95  # share of the cache up to which rollouts are admitted; the rest is for growth
 
 
@@ -34,10 +37,17 @@ class SimulatedEngine:
 
     Args:
         message_tokens: steps after which everything is reported at the latest.
+        earlier_tokens: of earlier epochs that are kept, prompts included.
     """
 
     def __init__(
-        self, rates: EngineRates, *, slots: int, dispatch_tokens: int, message_tokens: int
+        self,
+        rates: EngineRates,
+        *,
+        slots: int,
+        dispatch_tokens: int,
+        message_tokens: int,
+        earlier_tokens: int = 0,
     ) -> None:
         self._rates = rates
         self._slots, self._dispatch, self._message = slots, dispatch_tokens, message_tokens
@@ -45,7 +55,10 @@ class SimulatedEngine:
         self._queue: deque[Row] = deque()
         self._clocks = RowClocks()
         self._groups: dict[tuple[int, int], dict[int, Row]] = {}  # rollouts in slots, by prompt
-        self._texts: dict[tuple[int, int], int] = {}  # longest response that ended, by prompt
+        self._texts: dict[tuple[int, int], list[int]] = {}  # responses that ended, by prompt
+        self._prompts: dict[tuple[int, int], bytes] = {}  # … and its tokens
+        self._earlier: PromptMemory[tuple[int, ...]] = PromptMemory(earlier_tokens)
+        self._recent = False  # whether any response has ended here
         self._version = 0  # that samples
         self._steps = 0
         self._begun = 0  # step count when the stretch began, and a dispatch with it
@@ -164,11 +177,20 @@ class SimulatedEngine:
         self._left.clear()
         self._version = self._version if version is None else version
         held = {row.group for row in (*self.running.values(), *self._queue)}
-        self._texts = {group: text for group, text in self._texts.items() if group in held}
+        for group in [group for group in self._texts if group not in held]:
+            texts = sorted(self._texts.pop(group), reverse=True)[:MOST_OF_PROMPT]
+            if prompt := self._prompts.pop(group, b""):
+                self._earlier.keep(prompt, tuple(texts), sum(texts))
 
     def know(self, group: tuple[int, int], tokens: int) -> None:
         """Add a text of so many tokens, to draft the responses to a prompt from."""
-        self._texts[group] = max(tokens, self._texts.get(group, 0))
+        self._texts.setdefault(group, []).append(tokens)
+
+    def offer(self, prompt: bytes, tokens: int) -> None:
+        """Keep a response to a prompt, of so many tokens, that was sampled elsewhere before."""
+        both = dict.fromkeys((tokens, *(self._earlier.of(prompt) or ())))
+        texts = tuple(both)[:MOST_OF_PROMPT]
+        self._earlier.keep(prompt, texts, sum(texts))
 
     def _yield(self) -> float:
         """Tokens of a decode step."""
@@ -201,6 +223,8 @@ class SimulatedEngine:
     def _learn(self, ended: Row) -> None:
         """Let siblings draft from a response that has ended."""
         self.know(ended.group, ended.length)
+        self._prompts[ended.group] = ended.prompt
+        self._recent = True
         for row in self._groups.get(ended.group, {}).values():
             self._change_clock(row)
 
@@ -217,13 +241,16 @@ class SimulatedEngine:
         """
         if not self._rates.most_drafts:
             return PLAIN, row.length
-        text = known = self._texts.get(row.group, 0)
+        text = known = max(self._texts.get(row.group, ()), default=0)
         for other in self._groups.get(row.group, {}).values():
             if other is not row:
                 text = max(text, int(self._clocks.position(other)))
         if text > row.done + self._dispatch:
             return AHEAD, min(row.length, text)
-        return BEYOND if known else PLAIN, row.length
+        earlier = max(self._earlier.of(row.prompt) or (), default=0)
+        if earlier > row.done + self._dispatch:
+            return EARLIER, min(row.length, earlier)
+        return BEYOND if known or earlier else PLAIN, row.length
 
     def _leave_pages(self, row: Row) -> None:
         """Free the pages of a parked turn, whose contents may be reused."""
@@ -258,15 +285,14 @@ class SimulatedEngine:
         if not batch:
             self._stretch, self._seconds, self._prefill = 0, 0.0, 0.0
             return
-        clocks, drafting = self._clocks, self._clocks.drafting
-        width = self._rates.drafts_each(batch, drafting, self._context, self._version)
-        clocks.pace[AHEAD] = self._rates.tokens_a_step(width, self._version)
-        clocks.pace[BEYOND] = self._rates.tokens_a_step(width, self._version, beyond=True)
+        clocks = self._clocks
+        drafts, clocks.pace = self._rates.paces(
+            clocks.count, self._context, self._version, recent=self._recent
+        )
         steps = math.ceil(clocks.steps_to_next(self.running) / self._dispatch) * self._dispatch
         quiet = self._reported_at + self._message - self._steps
         self._stretch = max(1, min(steps, quiet, max(self._room(), self._dispatch)))
         context = self._context + self._stretch * self._yield() / 2
-        drafts = width * drafting
         self._seconds = self._stretch * self._rates.step_seconds(batch, context, drafts=drafts)
 
     def _room(self) -> int:

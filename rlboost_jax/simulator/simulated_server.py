@@ -42,6 +42,7 @@ class SimulatedServer:
             slots=rates.slots,
             dispatch_tokens=engine.dispatch_tokens,
             message_tokens=engine.message_tokens,
+            earlier_tokens=engine.earlier_tokens,
         )
         self._version, self._digest = Version(-1), ""
         self._sequence = 0
@@ -70,6 +71,7 @@ class SimulatedServer:
                 nonce=self.nonce,
                 cache_tokens=self._cache_tokens,
                 fetches_lists=True,
+                text_tokens=self._world.config.engine.earlier_tokens,
             )
         )
 
@@ -77,7 +79,9 @@ class SimulatedServer:
         if not self.alive:
             return
         match message:
-            case m.Generate(requests=requests, params_digest=digest):
+            case m.Generate(requests=requests, params_digest=digest) as work:
+                for prompt, text in work.offered:
+                    self.engine.offer(prompt, len(text) // 4)
                 self._take(requests, digest)
             case m.Release(request_ids=ids):
                 self._release(m.unpack_ids(ids).tolist())
@@ -163,6 +167,7 @@ class SimulatedServer:
             done=done,
             reported=done,
             parks=work.sample if turn_tokens else -1,
+            prompt=request.prompt_tokens,
         )
 
     def _release(self, ids: list[int]) -> None:

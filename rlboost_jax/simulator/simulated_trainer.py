@@ -145,7 +145,8 @@ class SimulatedTrainer:
 
     def _ask(self, batch: Batch) -> None:
         work, version = self._config.workload, self._lag.version_of(batch)
-        prompt_tokens = m.pack_tokens([1] * work.prompt_tokens)
+        numbers = self._world.prompts(batch)
+        text = [1] * (work.prompt_tokens - 1)
         self._say(
             m.BeginBatch(
                 batch=batch,
@@ -162,7 +163,7 @@ class SimulatedTrainer:
                     turn_tokens=work.turn_tokens,
                 ),
                 prompts=tuple(
-                    m.PromptRequest(prompt=prompt, tokens=prompt_tokens)
+                    m.PromptRequest(prompt=prompt, tokens=m.pack_tokens([*text, numbers[prompt]]))
                     for prompt in self._open[batch].stream.begin()
                 ),
                 turns=work.turns,

@@ -12,7 +12,7 @@ import numpy as np
 
 NAMES: Final = (
     *("lengths", "kept machines", "arrivals", "losses", "droughts", "bootstrap", "answers"),
-    *("machines", "trace begins", "risk", "pieces"),
+    *("machines", "trace begins", "risk", "pieces", "epochs", "prompts"),
 )
 
 

@@ -84,6 +84,9 @@ class LearnerSurroundings(Surroundings, Protocol):
     def length(self, step: int, sample: int) -> int:
         """Length of a whole response, in sampled tokens."""
 
+    def prompts(self, step: int) -> Sequence[int]:
+        """Return the number of each prompt of a step in the data set."""
+
     @property
     def sleeps(self) -> bool:
         """Whether the learner takes its chips back when the manager says so and not before."""

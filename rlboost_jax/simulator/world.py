@@ -35,7 +35,7 @@ from rlboost_jax.simulator.links import Link
 from rlboost_jax.simulator.market.kinds import MachineKind, Machines, kind_name
 from rlboost_jax.simulator.market.simulated_market import MachineChange
 from rlboost_jax.simulator.rates import EngineRates
-from rlboost_jax.simulator.response_lengths import response_lengths
+from rlboost_jax.simulator.response_lengths import prompts_of, response_lengths
 from rlboost_jax.simulator.sim_config import PolicyConfig, SimConfig
 from rlboost_jax.simulator.simulated_server import SimulatedServer
 from rlboost_jax.simulator.simulated_trainer import STREAM, SimulatedTrainer
@@ -147,6 +147,11 @@ class World:
             work = self.config.workload
             self._lengths[step] = response_lengths(work, seed=self._seed, step=step)
         return int(self._lengths[step][sample])
+
+    def prompts(self, step: int) -> Sequence[int]:
+        """Return the number of each prompt of a step in the data set."""
+        found: list[int] = prompts_of(self.config.workload, seed=self._seed, step=step).tolist()
+        return found
 
     def forget(self, step: int) -> None:
         self._lengths.pop(step, None)
@@ -291,6 +296,7 @@ def settings(config: SimConfig, machines: Machines | None = None) -> Settings:
         num_steps=config.num_steps,
         lag=config.trainer.lag,
         drafts=config.engine.most_drafts > 0,
+        kept_tokens=policy.kept_tokens,
         siblings_follow=policy.siblings_follow,
         status_seconds=PATIENT,  # nobody looks at the live view
         informs=False,  # … or at what other fleets would bring: that takes as long as all else

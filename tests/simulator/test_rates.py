@@ -3,6 +3,7 @@
 import pytest
 
 from rlboost_jax.simulator.rates import EngineRates, StepTable, train_seconds
+from rlboost_jax.simulator.row_clocks import BEYOND
 
 
 def test_a_decode_step_by_hand(make):
@@ -35,7 +36,8 @@ def test_acceptance_by_version_and_beyond_all_texts(make):
         make(engine__most_drafts=7, engine__draft_acceptances=(0.2, 0.6), engine__draft_beyond=0.5)
     )
     assert [rates.tokens_a_step(1, version) for version in (0, 1, 9)] == [1.2, 1.6, 1.6]
-    assert rates.tokens_a_step(1, 9, beyond=True) == pytest.approx(1.3)
+    assert rates.tokens_a_step(1, 9, share=0.5) == pytest.approx(1.3)
+    assert rates.shares[BEYOND] == 0.5
 
 
 def test_a_step_with_drafts_takes_as_much_more_as_is_said(make):
@@ -48,18 +50,29 @@ def test_drafts_take_the_rows_that_sequences_leave(make):
     rates = EngineRates(
         make(engine__most_drafts=7, engine__token_rows=128, engine__table=table, engine__slots=32)
     )
-    assert [rates.drafts_each(batch, batch, 0) for batch in (1, 16, 32)] == [7, 7, 3]
-    assert rates.drafts_each(32, 8, 0) == 7 and rates.drafts_each(32, 0, 0) == 0
-    assert rates.drafts_each(128, 128, 0) == 0
+    assert [rates.paces((0, n, 0, 0), 0)[0] for n in (1, 16, 32)] == [7, 7 * 16, 3 * 32]
+    assert rates.paces((24, 8, 0, 0), 0)[0] == 7 * 8 and rates.paces((32, 0, 0, 0), 0)[0] == 0
+    assert rates.paces((0, 64, 32, 32), 0)[0] == 0
+
+
+def test_rollouts_without_a_text_draft_where_that_is_faster(make):
+    """Of 16 rows 8 are free: four rollouts with texts want two each, or all eight one each."""
+    table = tuple((batch, context, 0.01) for batch in (1, 32) for context in (0, 4000))
+    rows = {"engine__most_drafts": 7, "engine__token_rows": 16, "engine__table": table}
+    for recent, expected in ((0.25, (8, 1.0, 1.75)), (1.0, (8, 1.5, 1.5))):
+        rates = EngineRates(make(**rows, engine__draft_acceptance=0.5, engine__draft_recent=recent))
+        drafts, paces = rates.paces((4, 4, 0, 0), 0, recent=True)
+        assert (drafts, *paces[:2]) == expected
+        assert rates.paces((4, 4, 0, 0), 0)[1][0] == 1.0, "nothing has ended here yet"
 
 
 def test_drafts_whose_rows_cost_more_than_they_bring_are_left_out(make):
     # Beyond some 230 rows a step of 14B takes as long as its products.
     some = {"engine__most_drafts": 7, "engine__token_rows": 4096, "engine__draft_acceptance": 0.5}
     rates = EngineRates(make(**some, engine__step_overhead_seconds=0.0))
-    assert rates.drafts_each(8, 8, 0) == 7
-    assert rates.drafts_each(100, 100, 0) < 3
-    assert rates.drafts_each(1000, 1000, 0) == 0
+    assert rates.paces((0, 8, 0, 0), 0)[0] == 7 * 8
+    assert rates.paces((0, 100, 0, 0), 0)[0] < 3 * 100
+    assert rates.paces((0, 1000, 0, 0), 0)[0] == 0
 
 
 def test_the_cache_takes_what_the_weights_leave(make):

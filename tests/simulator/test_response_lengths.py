@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlboost_jax.simulator.response_lengths import response_lengths
+from rlboost_jax.simulator.response_lengths import prompts_of, response_lengths
 
 
 @pytest.fixture
@@ -51,3 +51,23 @@ def test_seed_and_step_decide(work):
     assert (same[0] == same[1]).all()
     assert (same[0] != response_lengths(work, seed=2, step=8)).any()
     assert (same[0] != response_lengths(work, seed=3, step=7)).any()
+
+
+def test_each_epoch_has_every_prompt_once_in_an_order_of_its_own(work):
+    """Steps of 5,000 prompts of a set of 7,500: two epochs are three steps."""
+    some = replace(work, epoch_prompts=7500)
+    numbers = np.concatenate([prompts_of(some, seed=1, step=step) for step in range(3)])
+    first, second = numbers[:7500], numbers[7500:]
+    assert sorted(first) == sorted(second) == list(range(7500))
+    assert (first != second).any()
+
+
+def test_a_prompt_that_comes_again_is_as_hard_as_before(work):
+    """Means of four logarithms each: shared variance 0.3 of 0.3 + 0.7 / 4."""
+    some = replace(work, epoch_prompts=5000, group_size=4)
+    means = []
+    for step in (0, 1):
+        logs = np.log(response_lengths(some, seed=1, step=step)).reshape(-1, 4).mean(axis=1)
+        means.append(logs[np.argsort(prompts_of(some, seed=1, step=step))])
+    expected = 0.3 / (0.3 + 0.7 / 4)
+    assert np.corrcoef(*means)[0, 1] == pytest.approx(expected, abs=0.04)

@@ -170,6 +170,57 @@ def test_beyond_all_texts_drafts_are_right_less_often():
     assert ends["same"][0] < ends["less"][0]
 
 
+def drafting_engine(*, earlier=0, **changes):
+    return SimulatedEngine(
+        EngineRates(make_config(**DRAFTS, **changes)), slots=8, dispatch_tokens=1,
+        message_tokens=10_000, earlier_tokens=earlier,
+    )  # fmt: skip
+
+
+def again(number, length, prompt=b"what"):
+    return Row(number, (number, 0), 1, length, 0, 0, prompt=prompt)
+
+
+def spared_by(machine, added, at):
+    before = machine.spared_steps
+    machine.add([added], at)
+    run(machine)
+    return machine.spared_steps - before
+
+
+def test_an_earlier_epochs_text_is_good_for_drafts_up_to_its_end():
+    """100 of 300 tokens have drafts that are right with the chance 1/4; nothing goes beyond."""
+    less = {"engine__draft_earlier": 0.5, "engine__draft_beyond": 0.0}
+    tokens = (1 - 0.25**8) / 0.75  # 1 + 1/4 + … + (1/4)⁷
+    for sampled_here in (True, False):
+        machine = drafting_engine(earlier=1000, **less)
+        if sampled_here:
+            assert spared_by(machine, again(0, 100), 0.0) == 0.0
+        else:
+            machine.offer(b"what", 100)
+        machine.forget(1)
+        assert spared_by(machine, again(1, 300), 1000.0) == pytest.approx(100 - 100 / tokens, abs=2)
+        assert spared_by(machine, again(2, 300, b"other"), 2000.0) == 0.0
+
+
+def test_earlier_texts_are_kept_within_a_bound_those_written_longest_ago_go_first():
+    """A text takes its tokens and four bytes of a prompt one more: two of 100 fit into 202."""
+    for bound, spares in ((202, False), (303, True)):
+        machine = drafting_engine(earlier=bound)
+        for prompt in (b"what", b"when", b"whom"):
+            machine.offer(prompt, 100)
+        assert (spared_by(machine, again(1, 300), 0.0) > 0) == spares
+
+
+def test_responses_to_other_prompts_are_good_for_drafts_once_any_has_ended():
+    """Of 300 tokens, with the chance 1/4; the first response of all has nothing."""
+    machine = drafting_engine(engine__draft_recent=0.5)
+    assert spared_by(machine, again(0, 100), 0.0) == 0.0
+    machine.forget(1)
+    found = spared_by(machine, again(1, 300, b"other"), 1000.0)
+    assert found == pytest.approx(300 - 300 * 0.75 / (1 - 0.25**8), abs=2)
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=12),
