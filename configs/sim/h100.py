@@ -35,6 +35,7 @@ from rlboost_jax.configs.sim.h100_bounds import BOUNDS
 REACHED = 0.75
 HOST_GPUS = 8
 MOST_DRAFTS = 7  # `rlboost_jax/engine/drafts.py`, which imports JAX
+EARLIER_TOKENS = 2**21  # `MOST_EARLIER` there
 MODEL = ("num_params", "num_layers", "num_query_heads", "num_key_heads", "head_dim")
 SHARED = ("max_pending", "balance", "migration", "seeding", "window", "window_initial_seconds",
           "window_eta", "window_memory", "routing", "longest_first")  # fmt: skip
@@ -122,6 +123,9 @@ def _set_engine(
     engine.dispatch_tokens = own.engine.steps_per_dispatch
     engine.token_rows = own.engine.token_rows
     engine.most_drafts = MOST_DRAFTS if own.speculation.enabled else 0
+    if own.speculation.enabled and "epochs" in own.speculation.drafters:
+        engine.earlier_tokens = EARLIER_TOKENS
+        config.policy.kept_tokens = own.speculation.kept_tokens
     engine.draft_seconds = bounds.get("draft_seconds", 0.0) / reached
     engine.reserve_ratio = 0.0  # pages are taken as rollouts grow
     cached = 2 * model.num_layers * model.num_key_heads * model.head_dim * model.bytes_per_kv

@@ -23,6 +23,10 @@ PRESETS: Final = ("qwen3_8b_openr1", "qwen3_14b_openr1")
 ACCEPTANCES: Final = (0.3, 0.5, 0.65, 0.9)
 USUAL: Final = 0.65  # of the cases that have no sweep
 SWEPT: Final = 4  # instances of the fleets that meet all cases
+EPOCH_STEPS: Final = 4  # as many as settle: what counts are the second epoch and later ones
+KEPT_TOKENS: Final = (
+    2**24
+)  # `speculation.kept_tokens`, of which an epoch of these takes 6.2 million
 HOURS: Final = 1.0
 HAZARD: Final = HazardConfig(
     machines=4.0,
@@ -31,7 +35,7 @@ HAZARD: Final = HazardConfig(
     drought_hours=0.1,
     drought_gap_hours=0.5,
 )
-MARKET_SEEDS: Final = (101,)
+MARKET_SEEDS: Final = (101, 102)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,7 @@ class Case:
         ordered: whether one response of each prompt goes first where there are drafts.
         texts: that there are before a batch begins, see `texts`; "": none.
         everywhere: on all fleets and markets.
+        kept_tokens: where prompts come again after `EPOCH_STEPS`; None: they do not.
     """
 
     name: str
@@ -52,6 +57,7 @@ class Case:
     system: str = "model_window"
     texts: str = ""
     everywhere: bool = False
+    kept_tokens: int | None = None
 
     def config(self, preset: str, *, small: bool = False) -> SimConfig:
         values = h100.get_config(preset)
@@ -63,6 +69,11 @@ class Case:
             values.engine.draft_acceptance = self.acceptance
         values.engine.update(self.engine)
         values.policy.siblings_follow = drafts and self.ordered
+        if self.kept_tokens is not None:
+            steps = 1 if small else EPOCH_STEPS
+            values.workload.epoch_prompts = steps * values.workload.prompts_per_step
+            values.policy.kept_tokens = self.kept_tokens
+            values.engine.earlier_tokens = h100.EARLIER_TOKENS if self.kept_tokens else 0
         return sim_config(values)
 
     def outcome(self, preset: str, fleet: int | Market, *, seed: int, small: bool) -> Outcome:
@@ -74,6 +85,8 @@ class Case:
 
 
 PUBLISHED_CASE: Final = Case(name="as published", system=PUBLISHED)
+PUBLISHED_AGAIN: Final = replace(PUBLISHED_CASE, kept_tokens=0)  # the same prompts, epoch by epoch
+LATER: Final = partial(Case, kept_tokens=KEPT_TOKENS)
 CASES: Final = (
     *(Case(name=f"drafts {p}", acceptance=p, everywhere=p == USUAL) for p in ACCEPTANCES),
     Case(name=f"{USUAL}, half beyond siblings", acceptance=USUAL, engine={"draft_beyond": 0.5}),
@@ -82,8 +95,22 @@ CASES: Final = (
     Case(name=f"{USUAL}, sized by price, tail merged", acceptance=USUAL, system="merged"),
     Case(name=f"{USUAL}, pre-drafts", acceptance=USUAL, texts=texts.OWN),
     Case(name=f"{USUAL}, pre-drafts that are followed", acceptance=USUAL, texts=texts.FOLLOWED),
-    Case(name=f"{USUAL}, a text of every prompt everywhere", acceptance=USUAL, texts=texts.ALL),
+    Case(name=f"{USUAL}, recent half", acceptance=USUAL, engine={"draft_recent": 0.5}),
     Case(name=f"{USUAL}, lag 1", acceptance=USUAL, system="lag_1"),
+    *(LATER(name=f"later epochs, {p}", acceptance=p, everywhere=p == USUAL) for p in ACCEPTANCES),
+    LATER(
+        name=f"later epochs, {USUAL}, half from these",
+        acceptance=USUAL,
+        engine={"draft_earlier": 0.5},
+        everywhere=True,
+    ),
+    LATER(
+        name=f"later epochs, {USUAL}, recent half", acceptance=USUAL, engine={"draft_recent": 0.5}
+    ),
+    replace(
+        LATER(name=f"later epochs, {USUAL}, a third kept", acceptance=USUAL),
+        kept_tokens=KEPT_TOKENS // 8,
+    ),
 )
 
 
@@ -118,10 +145,11 @@ def measure(
             fleets += [(f"market {seed}", _market(seed, small)) for seed in market_seeds]
         for name, fleet in fleets:
             of = partial(_outcomes, preset, fleet, seeds, small)
-            published = of(PUBLISHED_CASE)
+            published = {None: of(PUBLISHED_CASE), 0: of(PUBLISHED_AGAIN)}
             for case in CASES:
                 if case.everywhere or fleet == swept:
-                    found = gains(of(case), published)
+                    again = None if case.kept_tokens is None else 0
+                    found = gains(of(case), published[again])
                     yield {"preset": preset, "fleet": name, "case": case.name, **found}
 
 

@@ -1,4 +1,4 @@
-"""Servers with texts of a batch before it begins: drafted in idle slots (BubbleSpec), or known.
+"""Servers with texts of a batch before it begins: drafted in idle slots (BubbleSpec).
 
 What such a draft is worth is taken from the siblings': it is right with the same chance, and no
 use beyond its end. Of each prompt the first response is drafted.
@@ -24,7 +24,6 @@ Texts = dict[str, list[int]]
 OWN: Final = "own"  # a server what its idle slots had time for, reserved ones nothing
 FOLLOWED: Final = "followed"  # the same; responses go where the text is, and none needs to lead
 TOGETHER: Final = "together"  # nobody any; siblings go to one server at once, and none leads
-ALL: Final = "all"  # every engine one of each prompt, as after an epoch (drafter "epochs")
 
 
 class PredraftingServer(SimulatedServer):
@@ -59,12 +58,9 @@ class PredraftingServer(SimulatedServer):
         rates = self._world.rates_of(self.name, reserved=self.reserved)
         step = rates.step_seconds(self._slots, self._slots * work.mean_tokens / 2)
         left = 0.0 if self.reserved else idle / step  # tokens that idle slots had time for
-        if self._kind == ALL:
-            left, prompts = float("inf"), range(work.prompts_per_step)
-        else:
-            number = self.name.rpartition("-")[2]
-            first = int(number) % self._instances if number.isdecimal() else 0
-            prompts = range(first, work.prompts_per_step, self._instances)
+        number = self.name.rpartition("-")[2]
+        first = int(number) % self._instances if number.isdecimal() else 0
+        prompts = range(first, work.prompts_per_step, self._instances)
         self._texts[self.name] = []
         for prompt in prompts if self._kind != TOGETHER else ():
             tokens = self._world.length(batch, prompt * work.group_size)
