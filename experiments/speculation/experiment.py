@@ -104,6 +104,7 @@ CASES: Final = (
         engine={"draft_earlier": 0.5},
         everywhere=True,
     ),
+    LATER(name=f"later epochs, {USUAL}, sized by price", acceptance=USUAL, system="merged"),
     LATER(
         name=f"later epochs, {USUAL}, recent half", acceptance=USUAL, engine={"draft_recent": 0.5}
     ),
