@@ -23,6 +23,7 @@ Fleet = int | str  # instances that stay, or the number of a synthetic market's 
 MODELS: Final = {"8B": "qwen3_8b_openr1", "14B": "qwen3_14b_openr1"}
 SETTLING: Final = 2  # steps at the beginning that are left out
 SECONDS: Final = 2880.0
+SEEDS: Final = (0, 1)
 Case = tuple[tuple[str, str], Fleet, Fleet]
 # Models of the two runs, instances of each alone, and those of both together.
 CASES: Final[tuple[Case, ...]] = (
@@ -83,7 +84,7 @@ def halves(fleet: Fleet) -> Fleet:
 def measure(
     cases: Sequence[Case] = CASES,
     *,
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] = SEEDS,
     seconds: float = SECONDS,
     settling: int = SETTLING,
     small: bool = False,
@@ -135,20 +136,25 @@ def _figures(config: SimConfig, settled: Sequence[Mapping[str, Any]]) -> dict[st
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The table of the README: a row for each case, the mean of its seeds."""
+    """Lines of the README's table: one for each case and seed."""
     yield (
-        "| runs | each alone | both together | fleet-seconds | step of each | the same, split "
-        "| dollars | prefilled again |"
+        "| runs | each alone | both together | seed | fleet-seconds | step of each "
+        "| the same, split | dollars | prefilled again |"
     )
-    yield "|:--|--:|--:|--:|--:|--:|--:|--:|"
-    for case in dict.fromkeys((tuple(r["models"]), r["each"], r["together"]) for r in rows):
-        own = [r for r in rows if (tuple(r["models"]), r["each"], r["together"]) == case]
-        models, each, together = case
+    yield "|:--|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for row in sorted(rows, key=lambda row: CASES.index(_case(row))):
+        own = [row]
         yield (
-            f"| {' + '.join(models)} | {each} | {together} | {total(own, 'fleet_seconds'):.2f} "
-            f"| {_steps(own, 'shared')} | {_steps(own, 'split')} | {total(own, 'dollars'):.2f} "
+            f"| {' + '.join(row['models'])} | {row['each']} | {row['together']} | {row['seed']} "
+            f"| {total(own, 'fleet_seconds'):.2f} | {_steps(own, 'shared')} "
+            f"| {_steps(own, 'split')} | {total(own, 'dollars'):.2f} "
             f"| {_again(own, 'alone'):.0%}, {_again(own, 'shared'):.0%} |"
         )
+
+
+def _case(row: Mapping[str, Any]) -> Case:
+    first, second = row["models"]
+    return (first, second), row["each"], row["together"]
 
 
 def total(rows: Sequence[Mapping[str, Any]], name: str, kind: str = "shared") -> float:
