@@ -51,7 +51,8 @@ class Publisher:
         """Start the writer thread.
 
         Args:
-            announce: called in the writer thread with each version once it is complete on disk.
+            announce: called in the writer thread with each version once it is complete on disk. Its
+                packs of deltas are made after that, while no other version waits to be written.
             in_use: versions that servers hold or fetch now; they are not deleted.
             report: called in a thread with what went wrong, in words.
             spans: of this process.
@@ -59,7 +60,8 @@ class Publisher:
         """
         self._store, self._announce, self._in_use = store, announce, in_use
         self._report, self._spans = report, spans or Recorder()
-        self._changed = threading.Condition()  # of the four below
+        self._changed = threading.Condition()  # of the five below
+        self._closing = False
         self._pending: deque[_Item] = deque()
         self._newest: Version | None = None  # that was submitted
         self._written: Manifest | None = None
@@ -118,6 +120,7 @@ class Publisher:
         """Wait for the version being written; those not begun are not needed any more."""
         with self._changed:
             self._pending.clear()
+            self._closing = True
         self._writer.close()
 
     def _write_next(self) -> None:
@@ -137,6 +140,8 @@ class Publisher:
             with self._changed:
                 self._written = manifest
                 self._changed.notify_all()
+            self._writer.sign("making its deltas")
+            self._store.make_packs(manifest, self._has_other_work)
             self._writer.sign("deleting older versions")
             self._store.prune({*range(item.oldest, version + 1), *self._in_use()})
         except Exception as error:  # whatever it is, the training loop must hear of it
@@ -144,6 +149,11 @@ class Publisher:
             failure = SnapshotNotWritten(f"version {version} could not be published: {reason}")
             failure.__cause__ = error
             self._fail(failure)
+
+    def _has_other_work(self) -> bool:
+        """Whether a version waits to be written, or the run ends."""
+        self._writer.sign()
+        return bool(self._pending) or self._closing
 
     def _ended(self, end: "Future[None]") -> None:
         if isinstance(error := end.exception(), DiskStalled):

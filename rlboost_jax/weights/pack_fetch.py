@@ -1,12 +1,15 @@
 """Fetch a pack of deltas: from the version's folder where that is visible, a store, or over HTTP.
 
-Each is worth one attempt over one connection. Whatever goes wrong, the version is fetched as it is.
+Each is worth one attempt over one connection, once it is made: an empty one is asked for again for
+a while. Whatever goes wrong, the version is fetched as it is.
 """
 
 import asyncio
 import contextlib
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 
@@ -21,12 +24,18 @@ from rlboost_jax.weights.delta_packs import FOLDER
 from rlboost_jax.weights.serve import pack_url
 from rlboost_jax.weights.stored_versions import stored_pack
 
+LEAST_PATIENCE_SECONDS: Final = 0.5  # the pack of a version that takes less is made in less, too
+MOST_PATIENCE_SECONDS: Final = 60.0
+_FIRST_PAUSE_SECONDS: Final = 0.02  # doubles with each
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+
 
 async def fetch_pack(
     manifest: Manifest,
     base: Version,
     *,
     most: int,
+    patience_seconds: float,
     source: str,
     server: Endpoint | None,
     connections: Connections,
@@ -37,11 +46,33 @@ async def fetch_pack(
 
     Args:
         most: bytes that are taken.
+        patience_seconds: for which a pack that is being made is waited for.
         source: see `Puller`.
         server: of files over HTTP.
         counter: of what comes.
         store: that has packs, too.
     """
+    fetch = partial(_fetched, manifest, base, most, source, server, connections, counter, store)
+    clock, pause = asyncio.get_running_loop().time, _FIRST_PAUSE_SECONDS
+    patience = min(max(patience_seconds, LEAST_PATIENCE_SECONDS), MOST_PATIENCE_SECONDS)
+    deadline = clock() + patience
+    while (data := await fetch()) == b"" and clock() + pause < deadline:
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    return data or b""
+
+
+async def _fetched(
+    manifest: Manifest,
+    base: Version,
+    most: int,
+    source: str,
+    server: Endpoint | None,
+    connections: Connections,
+    counter: ByteCounter,
+    store: ObjectStore | None,
+) -> bytes | None:
+    """The pack as it is now: b"" while it is being made, None if it cannot be had."""
     folder = Path(manifest.directory)
     try:
         if source == "directory" or (source == "auto" and await asyncio.to_thread(folder.is_dir)):
@@ -55,19 +86,19 @@ async def fetch_pack(
                 counter.add(len(data))
                 return data
         if server is None or source == "store":
-            return b""
+            return None
         received = bytearray()
         async with connections.to(server) as (session, _):
             headers = {"Accept-Encoding": "identity"}
             url = pack_url(manifest.version, base)
             async with session.get(url, headers=headers) as response:
                 if response.status != HTTPStatus.OK:
-                    return b""
+                    return None
                 async for part in response.content.iter_any():
                     received += part
                     counter.add(len(part))
                     if len(received) > most:
-                        return b""
+                        return None
         return bytes(received)
     except (Unreadable, OSError, aiohttp.ClientError, TimeoutError):
-        return b""
+        return None

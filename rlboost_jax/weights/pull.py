@@ -5,6 +5,7 @@ and counts once it was hashed there. What is read is exactly what was verified.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ class Puller:
         self._weights, self._port = weights, 0
         self._kept, self.pulled = LeafCache(), ByteCounter()
         self._base = DeltaBase() if deltas else None
+        self._most_fetched = 0, 0.0  # bytes of the largest fetch so far, and its seconds
         self._list: tuple[str, PieceList] | None = None  # fetched last, and its digest
         self._connections = Connections(retries, most=connections)
 
@@ -112,7 +114,10 @@ class Puller:
         missing = self._kept.missing(pieces)
         made, pack_bytes = await self._made(manifest, missing, server)
         missing = without(missing, made)
+        begun, most = time.monotonic(), self._most_fetched[0]
         params = await self._fetched(manifest, pieces, missing, server) if missing.files else {}
+        if missing.num_bytes >= most:
+            self._most_fetched = missing.num_bytes, time.monotonic() - begun
         for name, array in made.items():
             put_leaf(params, name, array)
         self._kept.complete(params, pieces)
@@ -150,10 +155,13 @@ class Puller:
         base = self._base
         if base is None or base.version is None:
             return {}, 0
+        fetched_bytes, seconds = self._most_fetched
+        whole_seconds = seconds * missing.num_bytes / max(1, fetched_bytes)
         data = await fetch_pack(
             manifest,
             base.version,
             most=missing.num_bytes,
+            patience_seconds=whole_seconds / 2,
             source=self._source,
             server=server,
             connections=self._connections,

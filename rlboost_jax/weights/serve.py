@@ -137,7 +137,8 @@ def pack_url(version: int, base: int) -> str:
 def add_routes(app: web.Application, versions: ServedVersions) -> None:
     """Serve `GET /weights/{version}/list`: the list of a version's pieces; `GET
     /weights/{version}`: the files of that list one behind the other, in its order; both whole or by
-    one byte range; and `GET /weights/{version}/since/{base}`: a pack of deltas.
+    one byte range; and `GET /weights/{version}/since/{base}`: a pack of deltas, empty while it is
+    being made.
 
     Only lists of known manifests and files that these name are served, and nobody who asks names
     any. Who may ask is for the application's middleware to decide.

@@ -25,8 +25,8 @@ from rlboost_jax.messages import FileEntry, LeafEntry, Manifest, PieceList
 from rlboost_jax.models.params import Params
 from rlboost_jax.platform import durable
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.weights.delta_packs import write_pack
-from rlboost_jax.weights.piece_lists import list_entry, list_path, write_list
+from rlboost_jax.weights.delta_packs import promise_packs, promised, write_pack
+from rlboost_jax.weights.piece_lists import list_entry, list_path, listed, write_list
 from rlboost_jax.weights.shares import leaf_entries, write_shares
 from rlboost_jax.weights.stored_versions import StoredVersions
 
@@ -86,7 +86,7 @@ class SnapshotStore:
     def write(self, version: Version, host_params: Params, params_digest: str) -> Manifest:
         """Write a version and return its manifest. Takes disk time: call it off the hot path.
 
-        A version that is already there is replaced.
+        A version that is already there is replaced. `make_packs` comes after the announcement.
 
         Args:
             host_params: nested dict of arrays in host memory, or of `Share` where other processes
@@ -99,10 +99,8 @@ class SnapshotStore:
             own = beside(place) / entry.path
             own.parent.mkdir(parents=True, exist_ok=True)
             durable.link(self._folder / BASE / entry.path, own)
-        for back in self._deltas:
-            if (older := version - back) in self._written:
-                base = self._folder / str(older)
-                write_pack(beside(place), base, leaves=leaves, files=files, name=str(older))
+        bases = {version - back for back in self._deltas}
+        promise_packs(beside(place), bases.intersection(self._written))
         every = PieceList(files=(*self._base_files, *files), leaves=(*self._base_leaves, *leaves))
         manifest = write_list(place, every, version=version, params_digest=params_digest)
         _put_in_place(place)
@@ -112,6 +110,20 @@ class SnapshotStore:
             its_list = msgspec.structs.replace(entry, path=f"../{entry.path}")
             self._stored.put(version, place, (*every.files, its_list))
         return manifest
+
+    def make_packs(self, manifest: Manifest, stop: Callable[[], bool] = lambda: False) -> None:
+        """Make the packs of deltas of a version that was written, the nearest version's first.
+
+        Args:
+            stop: called often; once it is true, the packs that are not made yet are abandoned.
+        """
+        packs = promised(Path(manifest.directory))
+        pieces = listed(manifest) if packs else None
+        for pack in packs:
+            assert pieces
+            write_pack(pack, self._folder / pack.name, pieces, stop)
+            if self._stored:
+                self._stored.put_pack(manifest.version, pack)
 
     def write_base(self, host_params: Params) -> None:
         """Write the parameters that every version from now on has beside its own.

@@ -26,7 +26,8 @@ class Store(SnapshotStore):
         self.broken, self.error = broken, error or OSError("no space left")
         self.begun = threading.Semaphore(0)
         self.go = threading.Semaphore(0)
-        self.written, self.pruned = [], []
+        self.written, self.pruned, self.packed = [], [], []
+        self.packing, self.slow = threading.Semaphore(0), False
 
     def write(self, version, host_params, params_digest):
         self.begun.release()
@@ -37,6 +38,13 @@ class Store(SnapshotStore):
         return Manifest(
             version=version, directory="", params_digest=params_digest, list_sha256="list"
         )
+
+    def make_packs(self, manifest, stop):
+        """Where `slow`: until there is something else to do."""
+        self.packing.release()
+        while self.slow and not stop():
+            pass
+        self.packed.append(manifest.version)
 
     def prune(self, in_use=()):
         self.pruned.append(set(in_use))
@@ -78,6 +86,20 @@ def test_versions_are_written_announced_and_tidied_up_after_in_order():
     assert desk.store.written == [(v, {"of": v}, f"digest {v}") for v in (5, 6)]
     assert desk.announced == [5, 6]
     assert desk.store.pruned == [{5, 3}, {6, 3}]
+    assert not desk.reported
+
+
+def test_packs_come_after_the_announcement_and_delay_no_version():
+    desk = Desk(Store())
+    desk.store.slow = True
+    for version in (5, 6):
+        desk.submit(version)
+        desk.wait_for_write()
+        desk.store.go.release()
+        assert desk.store.packing.acquire(timeout=PATIENCE_SECONDS)
+        assert desk.announced[-1] == version and version not in desk.store.packed
+    desk.publisher.close()
+    assert desk.store.packed == [5, 6]
     assert not desk.reported
 
 

@@ -10,12 +10,14 @@ import pytest
 from rlboost_jax.platform.object_store import ObjectStore, StoreFailed
 from rlboost_jax.trust.seal import sealed
 from rlboost_jax.trust.snapshot_names import WeightsError
+from rlboost_jax.weights import pack_fetch
 from rlboost_jax.weights.piece_lists import list_entry, listed
 from rlboost_jax.weights.pull import Puller
 from rlboost_jax.weights.snapshots import SnapshotStore
-from rlboost_jax.weights.stored_versions import StoredVersions
+from rlboost_jax.weights.stored_versions import StoredVersions, stored_pack
 from tests.faulty_http import EXPIRED, SLOW_DOWN, Answer, Cut, faulty
 from tests.object_stores import KINDS, address_of, opened_store
+from tests.patience import PATIENCE_SECONDS
 from tests.weights.test_pull import SEAL, assert_same, remote, served
 
 pytest.importorskip("obstore", reason="the extra store")
@@ -140,8 +142,9 @@ def test_without_a_store_on_this_host_a_line_says_so(manifest):
         asyncio.run(scenario())
 
 
-def test_differences_come_from_the_store_too(objects, params, tmp_path):
+def test_differences_come_from_the_store_too(objects, params, tmp_path, monkeypatch):
     """Two servers at once, one version apart, and one that joins; then the store loses a pack."""
+    monkeypatch.setattr(pack_fetch, "LEAST_PATIENCE_SECONDS", PATIENCE_SECONDS)
     stored = StoredVersions(objects)
     store = SnapshotStore(tmp_path / "with", dtype="bfloat16", keep=1, deltas=(1, 2), stored=stored)
 
@@ -160,7 +163,10 @@ def test_differences_come_from_the_store_too(objects, params, tmp_path):
             for version in (1, 2, 3):
                 params["embed"]["table"][version] += 1
                 newest = store.write(version, params, f"digest {version}")
-                found = await pulled_by(often, newest)
+                ahead = asyncio.ensure_future(pulled_by(often, newest))
+                assert stored_pack(objects, version, version - 1, 0) == b"", "it is being made"
+                await asyncio.to_thread(store.make_packs, newest)
+                found = await ahead
                 assert found.fetched_bytes - newest.list_bytes < newest.piece_bytes / 4
                 if version == 2:
                     found = await pulled_by(seldom, newest)
@@ -176,6 +182,8 @@ def test_differences_come_from_the_store_too(objects, params, tmp_path):
             assert_same(found.params, whole.params)
             store.prune()  # all but two versions
             assert objects.names("packs") == packs[1:4]
+            store.make_packs(store.write(4, params, "digest 4"), lambda: True)
+            assert objects.names("packs") == packs[1:4], "those of the last were abandoned"
 
     store.write(9, params, "of before a restart")
     stored.keep([])

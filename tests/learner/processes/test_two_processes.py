@@ -113,6 +113,11 @@ def test_a_version_of_two_processes_is_whole(measured):
     assert table == [f"embedding.table/{name}" for name in (".zarray", "0.0", "0.1", "1.0", "1.1")]
 
 
+def test_deltas_of_two_processes_are_of_the_files_of_both(measured):
+    files = [path for path in measured["files"] if not path.endswith("/.zarray")]
+    assert measured["deltas"] == files
+
+
 def test_a_process_that_cannot_write_its_share_is_named(measured):
     assert measured["fault"].startswith("process 1: leaf ")
 

@@ -48,6 +48,7 @@ from rlboost_jax.platform import at_rest
 from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.distillation_config import DistillationConfig, TeacherConfig
 from rlboost_jax.settings.huggingface.config import to_huggingface
+from rlboost_jax.weights.delta_packs import promised, read_pack
 from rlboost_jax.weights.leaf_arrays import open_params, read_params
 from rlboost_jax.weights.piece_lists import listed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
@@ -196,17 +197,22 @@ def digests_read(folder: Path, trainer: Trainer, world: ProcessGroup):
 
 
 def published(connected: Followers, params, folder: Path, run):
-    """Version 2 and a base, of the same parameters."""
-    others = connected.written
-    store = SnapshotStore(folder / FOLDER, dtype=run.weights.rollout_dtype, keep=1, others=others)
-    connected.write("2")
+    """Versions 1 and 2 and a base, of the same parameters."""
+    place, dtype, others = folder / FOLDER, run.weights.rollout_dtype, connected.written
+    store = SnapshotStore(place, dtype=dtype, keep=1, deltas=(1,), others=others)
+    connected.write("1")
     mine = connected.host_copy(params)
+    store.write(1, mine, "")
+    connected.write("2")
     yield "digest", connected.digest(params, mine, "2", base="")
     yield "digest on a base", connected.digest(params, mine, BASE, base="base")
     manifest = store.write(2, mine, "")
     (folder / "manifest").write_bytes(msgspec.msgpack.encode(manifest))
     yield "bytes of its share", num_bytes(mine)
     yield "files", sorted(entry.path for entry in listed(manifest).files)
+    store.make_packs(manifest)
+    [pack] = promised(Path(manifest.directory))
+    yield "deltas", sorted(read_pack(pack.read_bytes()))
     whole = read_params(Path(manifest.directory), listed(manifest))
     yield "digest of what was written", params_digest(whole)
     yield "an engine's parameters are equal", engine_takes(run, folder, manifest, whole)
