@@ -53,6 +53,8 @@ SHORT = (
     "evaluation.every_steps=0",
     "fleet.max_instances=2",
 )
+# Servers fetch versions from each other, and what these differ in from the ones that they hold.
+SPREAD = ("weights.source=http", "weights.peers=True", "weights.deltas=(1,2)")
 LOOK_SECONDS = 0.03
 LOOK_SHARE = 0.2  # of a core, at most: what a look takes, the run has not
 HOLDS = itertools.count(1)  # numbers: an engine's mark of one hold says nothing of the next

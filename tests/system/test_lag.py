@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.system.harness import PATIENT, SHORT, complete, prepared
+from tests.system.harness import PATIENT, SHORT, SPREAD, complete, prepared
 
 pytestmark = pytest.mark.system
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.system
 def test_killed_and_joining_servers_change_no_bit_of_a_run_with_a_lag(tmp_path, lag):
     settings = (*SHORT, f"algorithm.lag={lag}", f"num_steps={3 + lag}")  # versions 0, 1 and 2
     alone = complete(tmp_path / "alone", *settings, "fleet.max_instances=0")
-    with prepared(tmp_path / "chaos", *settings, *PATIENT) as chaos:
+    with prepared(tmp_path / "chaos", *settings, *SPREAD, *PATIENT) as chaos:
         chaos.hold(version=1).start()
         chaos.kill_servers_at_work(1, 2)
         chaos.finish()

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.object_stores import s3_bucket, s3_environment
-from tests.system.harness import PATIENT, SHORT, complete, prepared
+from tests.system.harness import PATIENT, SHORT, SPREAD, complete, prepared
 
 pytestmark = pytest.mark.system
 
@@ -38,7 +38,7 @@ def test_they_agree_on_truncated_sampling_too(tmp_path):
 
 def test_killed_and_joining_servers_change_no_bit(short_and_calm, tmp_path):
     """Held-out prompts ride on every second step besides."""
-    with prepared(tmp_path / "run", *SHORT, "evaluation.every_steps=2", *PATIENT) as run:
+    with prepared(tmp_path / "run", *SHORT, *SPREAD, "evaluation.every_steps=2", *PATIENT) as run:
         run.hold(version=1).start()
         run.kill_servers_at_work(1, 2)  # the second time those that came in their place
         run.finish()
@@ -100,7 +100,7 @@ def test_dynamic_sampling_fills_the_same_batches_under_kills(tmp_path):
         *("algorithm.advantage=group_std", "warmup.habit_updates=12"),  # a few answers are right
     )
     alone = complete(tmp_path / "alone", *dapo, "fleet.max_instances=0")
-    with prepared(tmp_path / "chaos", *dapo, *PATIENT) as chaos:
+    with prepared(tmp_path / "chaos", *dapo, *SPREAD, *PATIENT) as chaos:
         chaos.hold(version=1).start()
         chaos.kill_servers_at_work(1, 3)
         chaos.finish()
@@ -124,7 +124,7 @@ def test_a_replayed_trace_changes_no_bit(short_and_calm, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(lines) + "\n")
     market = (f"fleet.trace={trace}", "fleet.trace_speed=1.0")
-    with prepared(tmp_path / "run", *SHORT, *PATIENT, *market) as replayed:
+    with prepared(tmp_path / "run", *SHORT, *SPREAD, *PATIENT, *market) as replayed:
         replayed.hold(version=1).start()
         with replayed.at_a_standstill(version=1, servers=False):
             replayed.wait_until(lambda: replayed.events("lost"), "a loss")

@@ -11,13 +11,14 @@ import pytest
 
 from tests.processes import living
 from tests.shared import made_once
-from tests.system.harness import MARK, PATIENT, SHORT, Run, prepared
+from tests.system.harness import MARK, PATIENT, SHORT, SPREAD, Run, prepared
 
 pytestmark = pytest.mark.system
 
 CONFIG = Path(__file__).with_name("calculating.py")
 SETTINGS = (
     *SHORT,
+    *SPREAD,
     "num_steps=3",
     "warmup.max_updates=0",
     "warmup.habit_updates=0",
