@@ -5,12 +5,14 @@
 Manager, file server and pulls are the real ones, over TLS, in processes of their own. A server asks
 every 10 ms for the answer to a renewal, on the stream and in the event loop that tokens take, for
 some seconds without pulls and as many with them, in turns. Each puller has a link of its own of so
-many MB/s: what is looked for is whether pulls delay the manager, not whether they fill two cores.
+many MB/s. What is looked for is whether pulls delay the manager, not whether they fill two cores:
+it has the first core, the file server and the pullers the last.
 """
 
 import argparse
 import asyncio
 import contextlib
+import os
 import statistics
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from rlboost_jax.settings.config_loading import write_run_config
 from rlboost_jax.trust.credentials import Endpoint, read_credentials
 from rlboost_jax.weights.pull import Puller
 
+FILE_SERVER = "rlboost_jax.weights.file_server"
 MEGABYTE = 1_000_000
 EVERY_SECONDS = 0.01
 CHUNK = 2**16
@@ -132,6 +135,26 @@ async def capped(target: str, rate: float) -> AsyncIterator[str]:
         server.close()
 
 
+def set_apart(pid: int) -> None:
+    """Keep a process to the last core. Servers have hosts of their own, and the trainer's has more
+    than two cores.
+    """
+    os.sched_setaffinity(pid, {(os.cpu_count() or 1) - 1})
+
+
+def file_servers() -> list[int]:
+    """Processes that serve weights for a manager that this process has started."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if FILE_SERVER in (place / "cmdline").read_text().split("\0"):
+                manager = (place / "stat").read_text().rpartition(")")[2].split()[1]
+                above = Path(f"/proc/{manager}/stat").read_text().rpartition(")")[2].split()[1]
+                if int(above) == os.getpid():
+                    found.append(int(place.name))
+    return found
+
+
 async def measure(address: str, join: Path, options: argparse.Namespace) -> None:
     manager = Endpoint(address=address, credentials=read_credentials(join, environment={}))
     words = [sys.executable, "-m", "benchmarks.delivery", "--at", address, "--join", str(join)]
@@ -147,6 +170,8 @@ async def measure(address: str, join: Path, options: argparse.Namespace) -> None
                     assert process.stdout is not None
                     while not int(await process.stdout.readline()):
                         pass
+                    for pid in file_servers():
+                        set_apart(pid)
                 times = sorted(await round_trips(stream, options.seconds))
                 p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
                 found[pulling].append((p50, p99))
@@ -172,9 +197,11 @@ def main() -> None:
     parser.add_argument("--join", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.at:
+        set_apart(os.getpid())
         asyncio.run(pull_on(options.at, options.join, options.pullers, options.link))
         return
     run = settings(STAND_IN, 2, deterministic=False)
+    os.sched_setaffinity(0, {0})  # this process, and the manager that it starts
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder)
         write_run_config(workdir / "config.json", run, RUN_ID)
