@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks.turns import median_seconds
 from rlboost_jax.messages import PieceList
 from rlboost_jax.weights.delta_codec import _applied, apply_delta, make_delta
-from rlboost_jax.weights.leaf_arrays import read_params
+from rlboost_jax.weights.leaf_arrays import open_params
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BACK = (1, 2, 4, 8)  # versions
@@ -66,7 +66,7 @@ def leaves_of(snapshot: Path) -> list[np.ndarray]:
         leaf = {"name": path.parent.name, "shape": described["shape"], "dtype": "float32"}
         leaves.append(leaf)
     pieces = msgspec.convert({"files": [], "leaves": leaves}, PieceList)
-    return jax.tree.leaves(read_params(snapshot, pieces))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(open_params(snapshot, pieces))]
 
 
 def piece(

@@ -158,7 +158,7 @@ class Joiner:
         self.fleet, self.number, self.name, self.zone = fleet, number, f"j{number}", zone
         self.host, self.key = fleet.new_host(), bytes([number + 1]) * 32
         self.served, self.tell = ServedPieces(), asyncio.Queue[Any]()
-        self.held = HeldPieces(fleet.folder, tell=self.tell.put_nowait)
+        self.held = HeldPieces(lambda *order: self.tell.put_nowait(order))
         self.exchange = PeerExchange(self.held)
         self.seconds, self.lies = 0.0, False
         self._ways: dict[str, str] = {}
@@ -174,7 +174,8 @@ class Joiner:
 
     async def _obey(self) -> None:
         while True:
-            await self.served.obey(await self.tell.get())
+            order, blocks = await self.tell.get()
+            await self.served.obey(order, {block.number: block for block in blocks})
 
     @web.middleware
     async def _lie(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -212,7 +213,7 @@ class Joiner:
             retries=RETRIES if with_peers else UNHURRIED,
             peers=self.exchange if with_peers else None,
         )
-        self._stack.push_async_callback(self.held.close)
+        self._stack.callback(self.held.close)
         began = time.monotonic()
         await puller._connections.__aenter__()
         self._stack.push_async_callback(puller._connections.__aexit__)
@@ -224,8 +225,8 @@ class Joiner:
 class Fleet:
     """A trainer, its manager's state machine, and joiners."""
 
-    def __init__(self, settings: Any, folder: Path, link: float) -> None:
-        self.folder, self._link = folder, link
+    def __init__(self, settings: Any, link: float) -> None:
+        self._link = link
         self.seal = Ed25519PrivateKey.generate()
         self.trainer = self.new_host()
         self.manager = Manager(settings, time.monotonic())
@@ -283,7 +284,7 @@ async def measured(
     """Have all joiners fetch at once; `strike` is awaited beside."""
     with tempfile.TemporaryDirectory() as place:
         async with contextlib.AsyncExitStack() as stack:
-            fleet = Fleet(settings, Path(place), link)
+            fleet = Fleet(settings, link)
             folder = Path(place) / "trainer"
             folder.mkdir()
             manifest, pieces = version_in(folder, int(megabytes * MEGABYTE), fleet.seal)
@@ -336,7 +337,7 @@ def _check(joiner: Joiner, pieces: PieceList) -> None:
     version = joiner.held._whole
     assert version is not None and len(version.held) == len(pieces.files)
     for entry in pieces.files:
-        data = (version.folder / entry.path).read_bytes()
+        data = version.chunks[entry.path].tobytes()
         assert hashlib.sha256(data).hexdigest() == entry.sha256
 
 

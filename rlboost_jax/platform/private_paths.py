@@ -2,8 +2,7 @@
 
 The first user to come may make `/tmp/run` or `/tmp/cache`; what lies there then is theirs: programs
 to be run, keys, a FIFO that nobody writes to. So whose a place is is looked at before it is used.
-What is ours is private by its folder; what has to lie among that of others gets a name that is
-drawn (`weights/spool.py`).
+What is ours is private by its folder.
 """
 
 import contextlib

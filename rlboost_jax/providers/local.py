@@ -40,7 +40,6 @@ from rlboost_jax.providers.event_queue import EventQueue
 from rlboost_jax.providers.log_files import remove_old_logs, tail_of
 from rlboost_jax.providers.server_files import RunningServer, ServerFiles
 from rlboost_jax.providers.server_forks import NotForked, ServerForks
-from rlboost_jax.weights.spool import remove_orphans
 
 ZYGOTE = (sys.executable, "-m", "rlboost_jax.rollout.zygote")
 START_SECONDS = 10.0  # a fork, once it is prepared
@@ -241,7 +240,6 @@ class LocalProvider:
     def _over(self, name: str, server: _Server, code: int | None) -> None:
         self._forget(name)
         self._disk.submit(self._files.remove, name)
-        self._disk.submit(remove_orphans)  # weights on their way in, where it was killed
         if not server.late:
             lines = asyncio.wrap_future(self._disk.submit(tail_of, self._logs / f"{name}.log"))
             task = asyncio.create_task(self._say_end(name, server.nonce, code, lines))

@@ -1,8 +1,9 @@
 """The port at which a server serves pieces of weights to others, where it can be reached at all."""
 
 import contextlib
+import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,7 @@ from rlboost_jax.weights.file_server.file_server_process import FileServer, list
 from rlboost_jax.weights.peers.exchange import PeerExchange
 from rlboost_jax.weights.peers.held_pieces import HeldPieces
 from rlboost_jax.weights.peers.piece_orders import PieceOrder, PiecesSetup, piece_order_frame
+from rlboost_jax.weights.peers.shared_blocks import SharedBlock, has_shared_blocks, send_blocks
 
 PROGRAM: Final = "rlboost_jax.weights.peers"
 NONE: Final = "none"  # of --peers
@@ -62,6 +64,11 @@ async def peer_port(
         exchange = PeerExchange(HeldPieces(), chain=chain)
         yield PeerPort(exchange, PeerOffer(address="", key=b"", certificate=b""))
         return
+    if not has_shared_blocks():
+        raise ConfigError(
+            "weights.peers=True: this system has no memory without a name (memfd), in which Linux "
+            "shares weights with the process that serves them; use --peers=none"
+        )
     host, _, port = address.rpartition(":") if ":" in address else (address, "", "")
     try:
         # An address that others know need not be one of this host's.
@@ -72,24 +79,36 @@ async def peer_port(
         host = host or here
     except (OSError, ValueError) as error:
         raise ConfigError(f"--peers={address!r}: {error}; use HOST:PORT, HOST, or none") from None
+    # Kept for all processes that are started, one after the other.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
     keys, tls = new_transfer_keys(), manager.credentials.tls is not None
     setup = PiecesSetup(
         key=keys.key,
         certificate=keys.certificate if tls else b"",
         private=keys.private,
         authority=manager.credentials.authority,
+        line=theirs.fileno(),
         bytes_per_second=weights.peer_megabytes_per_second * MEGABYTE,
     )
     process: FileServer | None = None
 
-    def tell(order: PieceOrder) -> None:
-        if process is not None:
-            process.order(piece_order_frame(order))
+    def framed(order: PieceOrder, blocks: Sequence[SharedBlock]) -> bytes:
+        with contextlib.suppress(
+            OSError
+        ):  # else the process ends for lack of them, and starts anew
+            send_blocks(ours, blocks)
+        return piece_order_frame(order)
 
-    held = HeldPieces(tell=tell)
+    def tell(order: PieceOrder, blocks: Sequence[SharedBlock]) -> None:
+        if process is not None and process.pid is not None:
+            process.order(framed(order, blocks))
+
+    held = HeldPieces(tell)
 
     def orders() -> Iterator[bytes]:
-        yield from map(piece_order_frame, [setup, *held.orders()])
+        yield piece_order_frame(setup)
+        yield from itertools.starmap(framed, held.orders())
 
     process = FileServer(
         listener,
@@ -100,6 +119,7 @@ async def peer_port(
         at_once=True,  # many will ask at the same moment, and ask elsewhere if they have to wait
         what="the process that serves weights to other servers",
         command=command,
+        inherited=(theirs.fileno(),),
     )
     where = f"{host}:{process.port}"
     say(f"serves weights to other servers at {where}")
@@ -108,6 +128,8 @@ async def peer_port(
         yield PeerPort(PeerExchange(held, chain=chain), offer)
     finally:
         await process.close()
+        ours.close()
+        theirs.close()
 
 
 def _own_address(manager: Endpoint) -> str:

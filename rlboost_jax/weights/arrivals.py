@@ -51,18 +51,6 @@ class FileSource:
     wanted: Collection[str]
 
 
-def check_file(entry: FileEntry, path: Path, origin: str) -> None:
-    """Compare a file that is here with its entry. Blocks: call it in a thread.
-
-    Raises:
-        WeightsError: it has another size or digest.
-    """
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        size = stream.tell()
-    _compare(entry, size, digest, origin)
-
-
 class Intake(Protocol):
     """What takes files that arrive: gives room for each, and is told which are right."""
 
@@ -146,13 +134,19 @@ def take_file(
 
 def _settle(entry: FileEntry, room: memoryview, intake: Intake, origin: str) -> None:
     """Check the bytes of a whole file, and hand it over. Blocks."""
-    _compare(entry, len(room), hashlib.sha256(room).hexdigest(), origin)
+    check(entry, room, origin)
     intake.verified(entry)
 
 
-def _compare(entry: FileEntry, size: int, digest: str, origin: str) -> None:
-    if size != entry.size:
-        raise _error(entry, origin, f"{size} bytes, its list says {entry.size}")
+def check(entry: FileEntry, data: memoryview, origin: str) -> None:
+    """Compare bytes with a file's entry. Blocks: call it in a thread.
+
+    Raises:
+        WeightsError: they have another size or digest.
+    """
+    if len(data) != entry.size:
+        raise _error(entry, origin, f"{len(data)} bytes, its list says {entry.size}")
+    digest = hashlib.sha256(data).hexdigest()
     if digest != entry.sha256:
         raise _error(entry, origin, f"SHA-256 {digest[:12]}…, its list says {entry.sha256[:12]}…")
 

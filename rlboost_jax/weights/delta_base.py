@@ -15,7 +15,7 @@ import numpy as np
 from rlboost_jax.messages import FileEntry, LeafEntry, PieceList
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.delta_codec import DeltaError, apply_delta
-from rlboost_jax.weights.leaf_arrays import chunks_of
+from rlboost_jax.weights.leaf_arrays import LeafBuffers, chunks_of
 from rlboost_jax.weights.leaf_cache import FilesByLeaf, files_by_leaf, leaf_of
 
 
@@ -34,44 +34,47 @@ class DeltaBase:
         self._files, self.version = files_by_leaf(pieces), version
         self._arrays = {name: leaf_of(params, name) for name in self._leaves}
 
-    def made(self, pieces: PieceList, pack: Mapping[str, memoryview]) -> dict[str, np.ndarray]:
-        """Leaves of a version, by name, that come of the held ones and a pack. Blocks.
+    def make(self, new: LeafBuffers, pack: Mapping[str, memoryview]) -> set[str]:
+        """Make leaves of a version of the held ones and a pack, and return their names. Blocks.
 
         All others have to be fetched.
         """
-        files = files_by_leaf(pieces)
+        files = files_by_leaf(new.pieces)
 
-        def made(leaf: LeafEntry) -> np.ndarray | None:
-            return self._made(leaf, files.get(leaf.name, ()), pack)
+        def made(leaf: LeafEntry) -> bool:
+            return self._make(leaf, files.get(leaf.name, ()), new.arrays[leaf.name], pack)
 
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="deltas") as threads:
-            arrays = threads.map(made, pieces.leaves)
-            found = zip(pieces.leaves, arrays, strict=True)
-            return {leaf.name: array for leaf, array in found if array is not None}
+            leaves = new.pieces.leaves
+            found = zip(leaves, threads.map(made, leaves), strict=True)
+            return {leaf.name for leaf, is_made in found if is_made}
 
-    def _made(
-        self, leaf: LeafEntry, files: tuple[FileEntry, ...], pack: Mapping[str, memoryview]
-    ) -> np.ndarray | None:
+    def _make(
+        self,
+        leaf: LeafEntry,
+        files: tuple[FileEntry, ...],
+        new: np.ndarray,
+        pack: Mapping[str, memoryview],
+    ) -> bool:
         old = self._arrays.get(leaf.name)
         if old is None or self._leaves.get(leaf.name) != leaf:
-            return None
+            return False
         before = {entry.path: entry for entry in self._files[leaf.name]}
         if before.keys() != {entry.path for entry in files}:
-            return None
+            return False
         same = {entry.path for entry in files if entry == before[entry.path]}
         if not all(entry.path in same or entry.path in pack for entry in files):
-            return None
+            return False
         places = chunks_of(leaf, files)
         if f"{leaf.name}/.zarray" not in same or places is None:
-            return None  # cut in another way
-        new = np.empty_like(old)
+            return False  # cut in another way
         try:
             for entry, where in places:
                 delta = None if entry.path in same else pack[entry.path]
                 new[where] = _chunk(np.asarray(old[where], order="C"), delta, entry.sha256)
         except DeltaError:
-            return None
-        return new
+            return False
+        return True
 
 
 def _chunk(old: np.ndarray, delta: memoryview | None, sha256: str) -> np.ndarray:

@@ -4,6 +4,8 @@ A piece is a chunk of a leaf's array, as it is in memory. Where its bytes follow
 they arrive in their place.
 """
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +17,39 @@ from rlboost_jax.messages import FileEntry, LeafEntry, PieceList
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.leaf_cache import files_by_leaf, put_leaf
 
+Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]
+
 
 class LeafBuffers:
     """An intake of a version's pieces, which become the arrays of its leaves.
 
-    What belongs to no leaf is dropped, and so are the descriptions of arrays on disk: the list has
-    shapes and dtypes.
+    What belongs to no leaf is kept behind them, such as the descriptions of arrays on disk, which
+    nobody reads: the list has shapes and dtypes.
+
+    Args:
+        pieces: those to bring, and their leaves.
+        empty: makes an array.
+
+    Attributes:
+        arrays: by name of the leaf.
+        chunks: the part of an array that each piece is, by path.
+        others: paths of the pieces that belong to no leaf.
 
     Raises:
         WeightsError: the pieces of a leaf are not the chunks of an array of its shape and dtype.
     """
 
-    def __init__(self, pieces: PieceList) -> None:
-        self._arrays: dict[str, np.ndarray] = {}
-        self._chunks: dict[str, np.ndarray] = {}  # parts of arrays, by path
+    def __init__(self, pieces: PieceList, empty: Empty = np.empty) -> None:
+        self.pieces = pieces
+        self.arrays: dict[str, np.ndarray] = {}
+        self.chunks: dict[str, np.ndarray] = {}
         self._apart: dict[str, np.ndarray] = {}  # chunks whose bytes do not follow each other
         files = files_by_leaf(pieces)
         for leaf in pieces.leaves:
-            array = self._arrays[leaf.name] = _empty(leaf)
+            array = self.arrays[leaf.name] = _made(leaf, empty)
             chunks = chunks_of(leaf, files.get(leaf.name, ()))
             for entry, where in chunks or ():
-                chunk = self._chunks[entry.path] = array[where] if where else array
+                chunk = self.chunks[entry.path] = array[where] if where else array
                 if chunk.nbytes != entry.size:
                     chunks = None
                     break
@@ -43,35 +57,50 @@ class LeafBuffers:
                 raise WeightsError(
                     f"leaf {leaf.name}: its pieces are not those of {leaf.dtype}{list(leaf.shape)}"
                 )
+        others = [entry for entry in pieces.files if entry.path not in self.chunks]
+        self.others = frozenset(entry.path for entry in others)
+        ends = list(itertools.accumulate(entry.size for entry in others))
+        rest_shape = (ends[-1] if ends else 0,)
+        rest = _made(LeafEntry(name="(none)", shape=rest_shape, dtype="uint8"), empty)
+        for entry, end in zip(others, ends, strict=True):
+            self.chunks[entry.path] = rest[end - entry.size : end]
+
+    def in_place(self, entry: FileEntry) -> memoryview | None:
+        """The memory that a piece belongs in; None if its bytes do not follow each other there."""
+        chunk = self.chunks[entry.path]
+        return chunk.reshape(-1).view(np.uint8).data if chunk.flags.c_contiguous else None
+
+    def put(self, entry: FileEntry, data: memoryview | np.ndarray) -> None:
+        """Copy a piece to where it belongs."""
+        chunk = self.chunks[entry.path]
+        chunk[...] = np.frombuffer(data, chunk.dtype).reshape(chunk.shape)
 
     def room(self, entry: FileEntry) -> memoryview:
-        chunk = self._chunks.get(entry.path)
-        if chunk is None:
-            return memoryview(bytearray(entry.size))
-        if not chunk.flags.c_contiguous:
-            chunk = self._apart[entry.path] = np.empty(chunk.shape, chunk.dtype)
-        return chunk.reshape(-1).view(np.uint8).data
+        if (here := self.in_place(entry)) is not None:
+            return here
+        self._apart[entry.path] = apart = np.empty(entry.size, np.uint8)
+        return apart.data
 
     def verified(self, entry: FileEntry) -> None:
         if (apart := self._apart.pop(entry.path, None)) is not None:
-            self._chunks[entry.path][...] = apart
+            self.put(entry, apart)
 
     def params(self) -> dict[str, Any]:
         """The arrays as a nested dict, once all pieces have been verified."""
         params: dict[str, Any] = {}
-        for name, array in self._arrays.items():
+        for name, array in self.arrays.items():
             put_leaf(params, name, array)
         return params
 
 
-def _empty(leaf: LeafEntry) -> np.ndarray:
+def _made(leaf: LeafEntry, empty: Empty) -> np.ndarray:
     """Memory for a leaf; none is taken before bytes come."""
     try:
         dtype = np.dtype(leaf.dtype)
         if dtype.hasobject or not dtype.itemsize:
             raise TypeError
-        return np.empty(leaf.shape, dtype)
-    except (TypeError, ValueError, MemoryError):
+        return empty(leaf.shape, dtype)
+    except (TypeError, ValueError, MemoryError, OverflowError, OSError):
         raise WeightsError(f"leaf {leaf.name}: no array {leaf.dtype}{list(leaf.shape)}") from None
 
 
@@ -99,23 +128,6 @@ def chunks_of(
         (entry, tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, sizes, strict=True)))
         for entry, place in zip(arrays, places, strict=True)
     ]
-
-
-def read_params(folder: Path, pieces: PieceList) -> dict[str, Any]:
-    """The arrays of a fetched snapshot as a nested dict, read by tensorstore alone.
-
-    Raises:
-        WeightsError: if a leaf cannot be read or has not the shape and dtype of its list.
-    """
-    opened = _opened(folder, pieces)
-    params: dict[str, Any] = {}
-    try:
-        reading = {name: array.read() for name, array in opened.items()}
-        for name, array in reading.items():
-            put_leaf(params, name, np.asarray(array.result()))
-    except ValueError as error:  # tensorstore's word for everything
-        raise WeightsError(f"leaf {name}: {str(error).splitlines()[0]}") from None
-    return params
 
 
 def open_params(folder: Path, pieces: PieceList) -> dict[str, Any]:

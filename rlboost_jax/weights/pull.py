@@ -5,12 +5,11 @@ and counts once it was hashed there. What is read is exactly what was verified.
 """
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.platform.object_store import ObjectStore
@@ -24,11 +23,11 @@ from rlboost_jax.weights.delta_codec import DeltaError
 from rlboost_jax.weights.delta_packs import read_pack
 from rlboost_jax.weights.file_sources import Files, fetch
 from rlboost_jax.weights.leaf_arrays import LeafBuffers
-from rlboost_jax.weights.leaf_cache import LeafCache, put_leaf, without
+from rlboost_jax.weights.leaf_cache import LeafCache, without
 from rlboost_jax.weights.pack_fetch import fetch_pack
 from rlboost_jax.weights.peers.exchange import PeerExchange
+from rlboost_jax.weights.peers.held_pieces import HeldVersion
 from rlboost_jax.weights.peers.outside_pieces import OutsideSource, StorePieces, TrainerPieces
-from rlboost_jax.weights.peers.peer_pull import exchanged
 from rlboost_jax.weights.piece_lists import decoded_list, list_entry
 from rlboost_jax.weights.pieces import MOST_CONNECTIONS
 from rlboost_jax.weights.serve import list_url, weights_url
@@ -77,8 +76,8 @@ class Puller:
         deltas: bool = False,
         peers: PeerExchange | None = None,
     ):
-        self._peers, self._near_bytes = peers, 0  # bytes of the version that is being pulled
-        self._source, self._manager, self._store = source, manager, store
+        self._peers, self._source = peers, source
+        self._manager, self._store = manager, store
         self._weights, self._port = weights, 0
         self._kept, self.pulled = LeafCache(), ByteCounter()
         self._base = DeltaBase() if deltas else None
@@ -93,7 +92,7 @@ class Puller:
     async def __aexit__(self, *error: object) -> None:
         await self._connections.__aexit__(*error)
         if self._peers is not None:
-            await self._peers.held.close()
+            self._peers.held.close()
 
     def reach(self, port: int) -> None:
         """Set the port of the manager's host that serves weights; 0: the manager's own port."""
@@ -112,20 +111,19 @@ class Puller:
             server = replace(self._manager, address=self._weights or f"{host}:{self._port or own}")
         pieces, list_bytes = await self._listed(manifest, server)
         missing = self._kept.missing(pieces)
-        made, pack_bytes = await self._made(manifest, missing, server)
-        missing = without(missing, made)
-        begun, most = time.monotonic(), self._most_fetched[0]
-        params = await self._fetched(manifest, pieces, missing, server) if missing.files else {}
-        if missing.num_bytes >= most:
-            self._most_fetched = missing.num_bytes, time.monotonic() - begun
-        for name, array in made.items():
-            put_leaf(params, name, array)
+        if self._peers is None or server is None or self._source == "directory":
+            leaves = await asyncio.to_thread(LeafBuffers, missing)
+            come = await self._bring(manifest, pieces, server, leaves)
+            params = leaves.params()
+        else:
+            arriving = self._peers.held.arriving(root_of(manifest), pieces, missing)
+            async with arriving as version:
+                come = await self._bring(manifest, pieces, server, version.leaves, version)
+            params = version.params()
         self._kept.complete(params, pieces)
         if self._base is not None:
             self._base.hold(manifest.version, pieces, params)
-        near_bytes, self._near_bytes = self._near_bytes, 0
-        fetched_bytes = list_bytes + pack_bytes + max(0, missing.num_bytes - near_bytes)
-        return Pulled(params=params, fetched_bytes=fetched_bytes)
+        return Pulled(params=params, fetched_bytes=list_bytes + come)
 
     async def _listed(self, manifest: Manifest, server: Endpoint | None) -> tuple[PieceList, int]:
         """The list of a manifest's pieces, and how many bytes came for it."""
@@ -148,19 +146,53 @@ class Puller:
         self._list = digest, pieces
         return pieces, entry.size
 
-    async def _made(
-        self, manifest: Manifest, missing: PieceList, server: Endpoint | None
-    ) -> tuple[dict[str, np.ndarray], int]:
-        """Leaves made of the version pulled before, by name; and how many bytes came for it."""
+    async def _bring(
+        self,
+        manifest: Manifest,
+        pieces: PieceList,
+        server: Endpoint | None,
+        leaves: LeafBuffers,
+        version: HeldVersion | None = None,
+    ) -> int:
+        """Make or fetch leaves, and return the bytes that came from outside of this server's zone.
+
+        Args:
+            version: whose leaves they are, which other servers are asked for, too.
+        """
+        made, pack_bytes = await self._make(manifest, leaves, server)
+        wanted, near_bytes = without(leaves.pieces, made).files, 0
+        if version is not None and self._peers is not None:
+            self._peers.held.add_leaves(version, made)
+            wanted = version.lacking()
+        num_bytes, begun = sum(entry.size for entry in wanted), time.monotonic()
+        files = Files(
+            place=f"version {manifest.version}",
+            directory=Path(manifest.directory),
+            url=weights_url(manifest.version),
+            files=pieces.files,
+        )
+        if wanted and version is not None and self._peers is not None and server is not None:
+            near_bytes = await self._exchange(self._peers, version, files, wanted, server)
+        elif wanted:
+            await self._fetch(files, wanted, leaves, server)
+        if num_bytes >= self._most_fetched[0]:
+            self._most_fetched = num_bytes, time.monotonic() - begun
+        return pack_bytes + max(0, num_bytes - near_bytes)
+
+    async def _make(
+        self, manifest: Manifest, leaves: LeafBuffers, server: Endpoint | None
+    ) -> tuple[set[str], int]:
+        """Make leaves of the version pulled before; returns their names and the bytes that came."""
         base = self._base
         if base is None or base.version is None:
-            return {}, 0
+            return set(), 0
+        num_bytes = leaves.pieces.num_bytes
         fetched_bytes, seconds = self._most_fetched
-        whole_seconds = seconds * missing.num_bytes / max(1, fetched_bytes)
+        whole_seconds = seconds * num_bytes / max(1, fetched_bytes)
         data = await fetch_pack(
             manifest,
             base.version,
-            most=missing.num_bytes,
+            most=num_bytes,
             patience_seconds=whole_seconds / 2,
             source=self._source,
             server=server,
@@ -172,37 +204,27 @@ class Puller:
             pack = read_pack(data) if data else {}
         except DeltaError:
             pack = {}
-        return await asyncio.to_thread(base.made, missing, pack), len(data)
+        return await asyncio.to_thread(base.make, leaves, pack), len(data)
 
-    async def _fetched(
-        self, manifest: Manifest, pieces: PieceList, missing: PieceList, server: Endpoint | None
-    ) -> dict[str, Any]:
-        """Leaves of the missing part of a version, as they are."""
-        if self._peers is not None and server is not None and self._source != "directory":
-            async with self._connections.to(server) as (session, retries):
-                url = weights_url(manifest.version)
-                outside: OutsideSource = TrainerPieces(url, pieces.files, session)
-                if self._store is not None and self._source in ("auto", "store"):
-                    outside = StorePieces(pieces.files, self._store)
-                directory = Path(manifest.directory) if self._source == "auto" else None
-                root, counter = root_of(manifest), self.pulled
-                params, self._near_bytes = await exchanged(
-                    self._peers, root, pieces, missing, outside, retries, counter, directory
-                )
-            return params
-        leaves = await asyncio.to_thread(LeafBuffers, missing)
-        await self._fetch(
-            Files(
-                place=f"version {manifest.version}",
-                directory=Path(manifest.directory),
-                url=weights_url(manifest.version),
-                files=pieces.files,
-            ),
-            missing.files,
-            leaves,
-            server,
-        )
-        return leaves.params()
+    async def _exchange(
+        self,
+        peers: PeerExchange,
+        version: HeldVersion,
+        files: Files,
+        wanted: tuple[FileEntry, ...],
+        server: Endpoint,
+    ) -> int:
+        """Bring pieces from other servers, too; returns the bytes from those of this zone."""
+        if self._source == "auto":  # this may be the trainer's host
+            with contextlib.suppress(WeightsError):
+                await self._fetch(files, wanted, version.leaves, None, source="directory")
+                peers.held.add(version, wanted)
+                return 0
+        async with self._connections.to(server) as (session, retries):
+            outside: OutsideSource = TrainerPieces(files.url, files.files, session)
+            if self._store is not None and self._source in ("auto", "store"):
+                outside = StorePieces(files.files, self._store)
+            return await peers.bring(version, self.pulled, outside, retries)
 
     async def _fetch(
         self,
@@ -210,12 +232,14 @@ class Puller:
         wanted: tuple[FileEntry, ...],
         intake: Intake,
         server: Endpoint | None,
+        *,
+        source: str = "",
     ) -> None:
         await fetch(
             files,
             wanted,
             intake,
-            source=self._source,
+            source=source or self._source,
             server=server,
             counter=self.pulled,
             connections=self._connections,

@@ -1011,7 +1011,6 @@ EXEMPT: dict[str, str] = {
             *("platform/outside_code.py:digest_of", "rollout/row_verdicts.py:_digest_of"),
             *("weights/compiled.py:offer", "weights/shares.py:_file_entry"),
             *(
-                "weights/arrivals.py:check_file",
                 "weights/serve.py:_read",
                 "weights/stored_versions.py:StoredVersions._put",
                 "weights/wheels.py:Wheelhouse.entries",

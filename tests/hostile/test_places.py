@@ -5,8 +5,7 @@ import os
 import pwd
 import re
 import stat
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,7 @@ from rlboost_jax.qualification.trial_records import KernelVerdict, Trial
 from rlboost_jax.settings.config_loading import run_config
 from rlboost_jax.trust.run_files import only_manager
 from rlboost_jax.weights import wheels
-from rlboost_jax.weights.spool import PREFIX, Spool
 from tests.hostile.nobody import done, needs_root, reachable
-from tests.patience import PATIENCE_SECONDS
 
 VERDICT = KernelVerdict(
     platform="cpu", device="d", trials=(Trial(candidate="c", outcome="crashed"),)
@@ -32,60 +29,10 @@ VERDICT = KernelVerdict(
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """A folder like /tmp and /dev/shm: everybody makes things in it, and only their own go."""
+    """A folder like /tmp: everybody makes things in it, and only their own go."""
     with reachable() as folder:
         os.chmod(folder, 0o1777)
         yield folder
-
-
-def ended(work: Callable[[], None]) -> bool:
-    """Whether it came to its end. A thread that hangs in the system is left where it is."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(PATIENCE_SECONDS)
-    return not thread.is_alive()
-
-
-TRAPS = {
-    "a FIFO": "os.mkfifo(place)",
-    "a socket": "socket.socket(socket.AF_UNIX).bind(place)",
-    "a link to what is ours": "os.symlink(sys.argv[2], place)",
-    "a link to a FIFO": "os.mkfifo(place + '-fifo'); os.symlink(place + '-fifo', place)",
-    "a link to itself": "os.symlink(place, place)",
-    "a folder": "os.mkdir(place, 0o777)",
-    "a file": "open(place, 'w').write('x')",
-}
-
-
-@needs_root
-@pytest.mark.parametrize("trap", TRAPS)
-def test_a_spool_is_made_beside_whatever_has_such_a_name(common: Path, trap: str) -> None:
-    """It waits for nothing, follows no link and removes nothing that is not this user's."""
-    ours = common / "ours"
-    ours.mkdir()
-    (ours / "kept").write_text("x")
-    done("place = sys.argv[1]\n" + TRAPS[trap], common / f"{PREFIX}trap", ours)
-    made: list[Path] = []
-
-    def pull() -> None:
-        spool = Spool()
-        made.append(spool.make(common, 1))
-        assert stat.S_IMODE(made[0].stat().st_mode) == 0o700
-        spool.remove()
-
-    assert ended(pull), "it waits for what another user has put there"
-    assert made and not made[0].exists()
-    assert (common / f"{PREFIX}trap").is_symlink() or (common / f"{PREFIX}trap").exists()
-    assert (ours / "kept").exists()
-
-
-def test_a_spool_of_a_killed_process_still_goes(common: Path) -> None:
-    left = common / f"{PREFIX}left"
-    (left / "a").mkdir(parents=True)
-    spool = Spool()
-    spool.make(common, 1)
-    spool.remove()
-    assert not left.exists()
 
 
 @needs_root

@@ -23,7 +23,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlboost_jax.weights.spool import MEMORY_FOLDER, PREFIX
 from tests.powercut.__main__ import SMALL
 from tests.system import judged
 from tests.system.harness import REPOSITORY, Run, wait_until
@@ -127,7 +126,7 @@ def carried_out(place: Place, plan: Plan | None, digests: list[tuple[int, str, s
         (place.kills / "record").touch()
     else:
         (place.kills / "plan.json").write_text(json.dumps(vars(plan)))
-    began, shared = time.monotonic(), set(MEMORY_FOLDER.glob(f"{PREFIX}*"))
+    began = time.monotonic()
     run, faults = place.run, []
     try:
         process = run.start().process
@@ -150,15 +149,14 @@ def carried_out(place: Place, plan: Plan | None, digests: list[tuple[int, str, s
             faults += [f"left: {command}" for command in run.processes().values()]
     finally:
         run.close()
-    faults += _left(place, set(MEMORY_FOLDER.glob(f"{PREFIX}*")) - shared)
+    faults += _left(place)
     kills = len(list(place.kills.glob("kill-*")))
     return Outcome(kills=kills, line=line, faults=tuple(faults), seconds=time.monotonic() - began)
 
 
-def _left(place: Place, shared: set[Path]) -> list[str]:
+def _left(place: Place) -> list[str]:
     """What should not be there any more."""
-    left = [str(path) for path in shared if not _is_used(path)]
-    left += [str(path) for path in place.temporary.iterdir()]
+    left = [str(path) for path in place.temporary.iterdir()]
     for path in place.run.workdir.rglob("*"):
         if path.is_socket() or path.name.endswith((".part", ".tmp")) or "-tmp" in path.name:
             left.append(str(path))
@@ -169,7 +167,7 @@ def _left(place: Place, shared: set[Path]) -> list[str]:
 
 
 def _is_used(path: Path) -> bool:
-    """Whether a process has locked it: other runs of this host have folders in memory, too."""
+    """Whether a process has locked it."""
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

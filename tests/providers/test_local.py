@@ -14,7 +14,6 @@ from rlboost_jax.platform.process_liveness import start_time
 from rlboost_jax.providers import local
 from rlboost_jax.providers.base import ANY_POOL, Exited, Granted, Listed, Refused, Started
 from rlboost_jax.providers.local import LocalProvider
-from rlboost_jax.weights import spool
 from tests.patience import PATIENCE_SECONDS
 from tests.providers.benches import rendezvous
 
@@ -79,10 +78,7 @@ def play(story) -> None:
 
 
 @pytest.mark.parametrize("end", ["its own", "grace", "none", "close"])
-def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left, end, monkeypatch):
-    """The weights that it was about to load go, too."""
-    monkeypatch.setattr(spool, "MEMORY_FOLDER", tmp_path)
-    (tmp_path / f"{spool.PREFIX}of-the-dead" / "weights").mkdir(parents=True)
+def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left, end):
     note(tmp_path, "local-7", left.pid, start_time(left.pid))
 
     async def story():
@@ -101,7 +97,6 @@ def test_a_server_that_was_left_is_signalled_reported_and_closed(tmp_path, left,
     play(story)
     assert left.wait() == -(signal.SIGTERM if end in ("grace", "close") else signal.SIGKILL)
     assert notes(tmp_path) == []
-    assert not list(tmp_path.glob(f"{spool.PREFIX}*"))
 
 
 def test_a_process_that_only_has_the_number_is_left_alone(tmp_path, left):

@@ -1,33 +1,42 @@
 """A server's port for others that fetch weights: its process, TLS and transfer tokens."""
 
 import asyncio
+import contextlib
 import hashlib
+import os
+import signal
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from rlboost_jax import messages as m
-from rlboost_jax.messages import FileEntry
+from rlboost_jax.messages import FileEntry, PieceList
 from rlboost_jax.platform.mistakes import ConfigError
+from rlboost_jax.platform.restarts import Restarts
 from rlboost_jax.rollout.peer_port import PeerPort, peer_port
 from rlboost_jax.settings.weights_config import WeightsConfig
 from rlboost_jax.trust.credentials import Credentials, Endpoint, read_credentials
 from rlboost_jax.trust.transfers import fetching_tls, transfer_token
 from rlboost_jax.weights.arrivals import ByteCounter
 from rlboost_jax.weights.connections import RETRIES
+from rlboost_jax.weights.file_server.file_server_process import FileServer
 from tests.certificates import make_run
 from tests.patience import PATIENCE_SECONDS
 
 ROOT = "a" * 64
+AT_ONCE = Restarts(most_starts=None, first_pause_seconds=0.0)
 CONTENT = [hashlib.shake_256(bytes([n])).digest(400_000) for n in range(6)]
 FILES = [
     FileEntry(path=str(n), size=len(c), sha256=hashlib.sha256(c).hexdigest())
     for n, c in enumerate(CONTENT)
 ]
+PIECES = PieceList(files=tuple(FILES), leaves=())
 
 
 class Nowhere:
@@ -49,11 +58,11 @@ async def holding(made: PeerPort) -> None:
     """Give it a whole version."""
     assert made.exchange is not None
     held = made.exchange.held
-    version = await held.arrive(ROOT, FILES)
-    for number, content in enumerate(CONTENT):
-        (version.folder / FILES[number].path).write_bytes(content)
-        held.add(version, [number])
-    await held.complete(version)
+    version = await held.arrive(ROOT, PIECES, PIECES)
+    for entry, content in zip(FILES, CONTENT, strict=True):
+        version.leaves.put(entry, memoryview(content))
+        held.add(version, [entry])
+    held.complete(version)
 
 
 def source(offer: m.PeerOffer, token: str) -> m.FetchFrom:
@@ -76,16 +85,11 @@ def test_a_server_fetches_from_another_ones_process(tmp_path: Path) -> None:
                 held = other.exchange.held
                 token = transfer_token(one.offer.key, "other", ROOT)
                 other.exchange.fetch_from(source(one.offer, token))
-                version = await held.arrive(ROOT, FILES)
-                near = await other.exchange.bring(
-                    version, set(range(len(FILES))), ByteCounter(), Nowhere(), RETRIES
-                )
+                version = await held.arrive(ROOT, PIECES, PIECES)
+                near = await other.exchange.bring(version, ByteCounter(), Nowhere(), RETRIES)
                 assert near == sum(map(len, CONTENT))
                 for number, content in enumerate(CONTENT):
-                    assert (version.folder / str(number)).read_bytes() == content
-                await held.close()
-            assert one.exchange is not None
-            await one.exchange.held.close()
+                    assert version.chunks[str(number)].tobytes() == content
 
     asyncio.run(scenario())
 
@@ -121,7 +125,6 @@ def test_strangers_and_servers_without_a_token_get_nothing(tmp_path: Path) -> No
                 wrong = fetching_tls(another.offer.certificate, chain)
                 with pytest.raises(aiohttp.ClientError):
                     await status(offer, wrong, right)  # it is not the server that was meant
-            await one.exchange.held.close()
 
     asyncio.run(scenario())
 
@@ -135,3 +138,72 @@ def test_without_the_setting_nothing_is_offered_and_a_wrong_address_is_one_line(
     assert asyncio.run(offered(False, "")) == PeerPort()
     with pytest.raises(ConfigError, match=r"--peers='here:70000'.*HOST:PORT, HOST, or none"):
         asyncio.run(offered(True, "here:70000"))
+
+
+def test_a_process_that_takes_a_killed_ones_place_serves_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays, too, whose pieces are no consecutive bytes of theirs."""
+    table = np.arange(6 * 500_000, dtype=np.float32).reshape(6, -1)
+    halves = {(0, n): table[:, n * 250_000 : (n + 1) * 250_000].tobytes() for n in (0, 1)}
+    files = tuple(
+        FileEntry(
+            path=f"table/{place[0]}.{place[1]}",
+            size=len(half),
+            sha256=hashlib.sha256(half).hexdigest(),
+        )
+        for place, half in halves.items()
+    )
+    leaf = m.LeafEntry(name="table", shape=table.shape, dtype="float32")
+    pieces = PieceList(files=files, leaves=(leaf,))
+    made: list[FileServer] = []
+
+    def noted(*arguments: Any, **options: Any) -> FileServer:
+        made.append(FileServer(*arguments, restarts=AT_ONCE, **options))
+        return made[-1]
+
+    monkeypatch.setattr("rlboost_jax.rollout.peer_port.FileServer", noted)
+    run = make_run(tmp_path)
+    chain = read_credentials(run / "join").chain
+
+    async def fetched(offer: m.PeerOffer) -> bytes:
+        tls, token = fetching_tls(offer.certificate, chain), transfer_token(offer.key, "me", ROOT)
+        headers, url = {"Authorization": f"Bearer {token}"}, f"https://{offer.address}"
+        async with aiohttp.ClientSession(headers=headers) as http:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):  # of the one that was killed
+                    async with http.get(f"{url}/pieces/{ROOT}/0-1", ssl=tls) as answer:
+                        if answer.status == 200:
+                            return await answer.read()
+                    async with http.get(f"{url}/held/{ROOT}?known=1", ssl=tls):
+                        pass  # its orders are still on the way
+
+    async def scenario() -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS), port(run / "join") as one:
+            assert one.exchange is not None and one.offer is not None
+            async with one.exchange.held.arriving(ROOT, pieces, pieces) as version:
+                version.params()["table"][...] = table
+                one.exchange.held.add(version, files)
+            del version
+            assert await fetched(one.offer) == halves[0, 0] + halves[0, 1]
+            assert made[0].pid is not None
+            os.kill(made[0].pid, signal.SIGKILL)
+            assert await fetched(one.offer) == halves[0, 0] + halves[0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_without_such_memory_it_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    run = make_run(tmp_path)
+
+    async def scenario() -> None:
+        async with port(run / "join", "none") as made:
+            assert made.exchange is not None  # who serves nobody needs none
+        with pytest.raises(ConfigError, match=r"weights.peers=True: .*memfd.*--peers=none"):
+            async with port(run / "join"):
+                pass
+
+    asyncio.run(scenario())

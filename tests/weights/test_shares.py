@@ -11,7 +11,6 @@ import pytest
 from rlboost_jax.messages import PieceList
 from rlboost_jax.models.params import params_digest
 from rlboost_jax.weights import shares as shares_module
-from rlboost_jax.weights.leaf_arrays import read_params
 from rlboost_jax.weights.shares import (
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
@@ -22,6 +21,7 @@ from rlboost_jax.weights.shares import (
     shares_of,
     write_shares,
 )
+from tests.weights.reading import read_params
 
 
 class Device:

@@ -7,9 +7,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from rlboost_jax.weights.leaf_arrays import read_params
 from rlboost_jax.weights.piece_lists import listed
 from rlboost_jax.weights.snapshots import SnapshotStore
+from tests.weights.reading import read_params
 
 
 def test_the_manifest_tells_what_is_on_disk(manifest, params):

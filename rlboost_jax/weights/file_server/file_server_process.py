@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from rlboost_jax.messages import Manifest
@@ -65,6 +65,7 @@ class FileServer:
         what: it is, for the log.
         program: module that is run.
         at_once: start it before anybody connects.
+        inherited: descriptors that it has besides, under the same numbers.
     """
 
     def __init__(
@@ -79,8 +80,9 @@ class FileServer:
         what: str = "the file server",
         program: str = PROGRAM,
         at_once: bool = False,
+        inherited: Sequence[int] = (),
     ) -> None:
-        self._at_once = at_once
+        self._at_once, self._inherited = at_once, inherited
         command = command or (sys.executable, "-m", program)
         self._listener, self._setup, self._report = listener, setup, report
         self._command, self._restarts, self._silence = command, restarts, silence_seconds
@@ -160,7 +162,7 @@ class FileServer:
             f"--manager={os.getpid()}",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=[self._listener.fileno()],
+            pass_fds=[self._listener.fileno(), *self._inherited],
             start_new_session=True,  # an interrupt in the terminal is not for it
         )
         reason = ""

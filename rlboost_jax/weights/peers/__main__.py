@@ -1,7 +1,8 @@
 """The process that serves a server's pieces: `python -m rlboost_jax.weights.peers --listener=FD`.
 
-Started by a rollout server, which holds the listening socket FD and gives its orders on standard
-input. It has less of the processors than the engine does, and ends with the server.
+Started by a rollout server, which holds the listening socket FD, gives its orders on standard
+input, and sends the memory that pieces are in over another socket. It has less of the processors
+than the engine does, and ends with the server.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ from rlboost_jax.trust.gate import RUNNER_OPTIONS, Gate
 from rlboost_jax.trust.transfers import listening_tls
 from rlboost_jax.weights.file_server.beats import beat
 from rlboost_jax.weights.file_server.child import orders, run_child
-from rlboost_jax.weights.peers.piece_orders import PiecesSetup, read_piece_order
+from rlboost_jax.weights.peers.piece_orders import Hold, PiecesSetup, read_piece_order
 from rlboost_jax.weights.peers.piece_serving import PEER_LIMITS, ServedPieces, UploadPace, piece_app
+from rlboost_jax.weights.peers.shared_blocks import receive_blocks
 
 NICENESS: Final = 10
 
@@ -42,8 +44,12 @@ async def serve(listener: socket.socket) -> int:
         tls = listening_tls(setup.certificate, setup.private, setup.authority)
     await gate.listen_on(runner.server, listener, tls)
     beating = asyncio.ensure_future(beat())
+    line = socket.socket(fileno=setup.line)
+    line.setblocking(False)
     while (order := await read_piece_order(said)) is not None:
-        if not isinstance(order, PiecesSetup):
+        if isinstance(order, Hold):
+            await served.obey(order, receive_blocks(line, order.blocks))
+        elif not isinstance(order, PiecesSetup):
             await served.obey(order)
     beating.cancel()
     return 0

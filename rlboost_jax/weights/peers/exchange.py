@@ -7,7 +7,7 @@ completed: it is asked no more, the manager hears of it, and others bring them.
 
 import asyncio
 import contextlib
-import hashlib
+import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from typing import Final
@@ -81,23 +81,21 @@ class PeerExchange:
     async def bring(
         self,
         version: HeldVersion,
-        wanted: set[int],
         counter: ByteCounter,
         outside: OutsideSource,
         retries: Retries,
     ) -> int:
-        """Bring the wanted pieces to the version's folder; returns the bytes from near servers.
+        """Bring the pieces that the version lacks; returns the bytes from near servers.
 
         Raises:
             WeightsError: the trainer, or the store, does not have them, or other bytes.
-            OSError: of this host's disk.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._sources_seconds):
                 while self._sources_of(version) is None:
                     self._news.clear()
                     await self._news.wait()
-        return await _Bringing(self, version, wanted, counter, outside, retries).run()
+        return await _Bringing(self, version, counter, outside, retries).run()
 
     def _sources_of(self, version: HeldVersion) -> FetchFrom | None:
         heard = self._heard
@@ -111,7 +109,6 @@ class _Bringing:
         self,
         exchange: PeerExchange,
         version: HeldVersion,
-        wanted: set[int],
         counter: ByteCounter,
         outside: OutsideSource,
         retries: Retries,
@@ -119,11 +116,10 @@ class _Bringing:
         self._exchange, self._version, self._counter = exchange, version, counter
         self._files, self._outside, self._retries = version.files, outside, retries
         sizes = [entry.size for entry in version.files]
-        name = hashlib.sha256(f"{version.root} {id(exchange)} {version.folder}".encode())
-        start = int.from_bytes(name.digest()[:8], "big") % max(1, len(sizes))
-        missing = wanted - version.held
+        start = secrets.randbelow(max(1, len(sizes)))
+        missing = {version.numbers[entry.path] for entry in version.lacking()}
         self._swarm = Swarm(sizes, missing, start=start, outside_slots=ALONE_SLOTS)
-        self._incoming = IncomingPieces(version.files, version.folder)
+        self._incoming = IncomingPieces(version.files, version.leaves)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._near: set[str] = set()
         self._watching: dict[str, asyncio.Task[None]] = {}
@@ -305,7 +301,7 @@ class _Bringing:
                     brought += size
                     if self._swarm.arrived(number):
                         useful += size
-                        self._exchange.held.add(self._version, [number])
+                        self._exchange.held.add(self._version, [self._files[number]])
             self._failures[name] = 0
         except WeightsError:
             if name == OUTSIDE:

@@ -1,126 +1,200 @@
 """The verified pieces that a server serves: of the version that it has, and of one that arrives.
 
-They lie in folders of this process, which stay until the version after is complete. What serves
-them is told of each piece once its digest was right, and reads it by path. Where pieces are kept
-otherwise, this is what changes.
+A piece is a part of an array in memory that the process which serves it maps, too. It is told of
+each once its digest was right. A version's arrays stay until the version after is complete.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
 
-from rlboost_jax.messages import FileEntry
-from rlboost_jax.platform import durable
-from rlboost_jax.weights.peers.piece_orders import DropVersion, Held, Hold, PieceOrder
-from rlboost_jax.weights.spool import spooled
+import numpy as np
+
+from rlboost_jax.messages import FileEntry, PieceList
+from rlboost_jax.weights.leaf_arrays import LeafBuffers
+from rlboost_jax.weights.leaf_cache import files_by_leaf, put_leaf, without
+from rlboost_jax.weights.peers.piece_orders import DropVersion, Held, Hold, PieceOrder, Place
+from rlboost_jax.weights.peers.shared_blocks import SharedBlock, block_of, empty
+
+Tell = Callable[[PieceOrder, Sequence[SharedBlock]], None]
 
 
-@dataclass(eq=False)
 class HeldVersion:
     """One version.
 
+    Args:
+        pieces: all of it.
+        missing: the part to be brought, but for what is shared.
+        before: whose leaves it shares where their files are the same; None: it shares none.
+        serves: whether a process is to map the arrays.
+
     Attributes:
-        files: all of its pieces, in the manifest's order.
-        held: numbers of those that are there.
-        stack: closed to remove the folder.
+        leaves: those to be brought.
+        held: numbers of the pieces that are there.
+
+    Raises:
+        OSError: there is no memory.
+        WeightsError: see `LeafBuffers`.
     """
 
-    root: str
-    folder: Path
-    files: Sequence[FileEntry]
-    held: set[int] = field(default_factory=set)
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    def __init__(
+        self,
+        root: str,
+        pieces: PieceList,
+        missing: PieceList,
+        before: "HeldVersion | None",
+        serves: bool,
+    ) -> None:
+        self.root, self.files, self.held = root, pieces.files, set[int]()
+        self.numbers = {entry.path: number for number, entry in enumerate(pieces.files)}
+        self._pieces = pieces
+        self._shared = {} if before is None else before._leaves_of(pieces)
+        self.leaves = LeafBuffers(without(missing, self._shared), empty if serves else np.empty)
+        self.arrays = {**self._shared, **self.leaves.arrays}
+        self.chunks = dict(self.leaves.chunks)
+        if before is not None:
+            self._share(before)
 
-    def order(self) -> Hold:
-        return Hold(
-            root=self.root,
-            folder=str(self.folder),
-            paths=tuple(entry.path for entry in self.files),
-            sizes=tuple(entry.size for entry in self.files),
-        )
+    def lacking(self) -> tuple[FileEntry, ...]:
+        """Pieces that are still to be brought."""
+        files = self.leaves.pieces.files
+        return tuple(entry for entry in files if self.numbers[entry.path] not in self.held)
+
+    def params(self) -> dict[str, Any]:
+        """The arrays as a nested dict, once all pieces have been verified."""
+        params: dict[str, Any] = {}
+        for name, array in self.arrays.items():
+            put_leaf(params, name, array)
+        return params
+
+    def order(self) -> tuple[Hold, list[SharedBlock]]:
+        """The order to serve it, and the blocks that it is in."""
+        blocks: dict[int, SharedBlock] = {}
+        places = []
+        for entry in self.files:
+            chunk = np.atleast_1d(self.chunks[entry.path]).view(np.uint8)
+            block = block_of(chunk)
+            blocks[block.number] = block
+            begin = np.frombuffer(block, np.uint8).ctypes.data
+            places.append(
+                Place(
+                    block=block.number,
+                    offset=chunk.ctypes.data - begin,
+                    shape=chunk.shape,
+                    strides=chunk.strides,
+                )
+            )
+        return Hold(root=self.root, blocks=tuple(blocks), places=tuple(places)), [*blocks.values()]
+
+    def _leaves_of(self, pieces: PieceList) -> dict[str, np.ndarray]:
+        """Leaves that are the same in another version, by name."""
+        here, there = files_by_leaf(self._pieces), files_by_leaf(pieces)
+        known = {leaf.name: leaf for leaf in self._pieces.leaves}
+        return {
+            leaf.name: self.arrays[leaf.name]
+            for leaf in pieces.leaves
+            if known.get(leaf.name) == leaf and here.get(leaf.name) == there.get(leaf.name)
+        }
+
+    def _share(self, before: "HeldVersion") -> None:
+        """Take over pieces of another version: as they are within leaves, else as copies."""
+        theirs = {before.files[number].path: before.files[number] for number in before.held}
+        for number, entry in enumerate(self.files):
+            if theirs.get(entry.path) != entry:
+                continue
+            if entry.path.rpartition("/")[0] in self._shared:
+                self.chunks[entry.path] = before.chunks[entry.path]
+            elif entry.path in self.leaves.others:
+                self.leaves.put(entry, before.chunks[entry.path])
+            else:
+                continue
+            self.held.add(number)
 
 
 class HeldPieces:
     """The versions of one server, two at most. To be used in one event loop.
 
     Args:
-        folder: for their files; None takes memory where there is room.
-        tell: is given each order for the process that serves them.
+        tell: is given each order for the process that serves them, and the blocks that it names;
+            None: there is no such process, and a version that is complete is held no more.
     """
 
-    def __init__(
-        self, folder: Path | None = None, tell: Callable[[PieceOrder], None] = lambda order: None
-    ) -> None:
-        self._folder, self._tell = folder, tell
+    def __init__(self, tell: Tell | None = None) -> None:
+        self._serves, self._tell = tell is not None, tell or (lambda order, blocks: None)
         self._whole: HeldVersion | None = None
         self._arriving: HeldVersion | None = None
 
-    def orders(self) -> list[PieceOrder]:
+    def orders(self) -> list[tuple[PieceOrder, Sequence[SharedBlock]]]:
         """All that a process has to know that has just begun."""
-        found: list[PieceOrder] = []
+        found: list[tuple[PieceOrder, Sequence[SharedBlock]]] = []
         for version in (self._whole, self._arriving):
             if version is not None:
-                found += [version.order(), Held(root=version.root, numbers=tuple(version.held))]
+                found.append(version.order())
+                found.append((Held(root=version.root, numbers=tuple(version.held)), ()))
         return found
 
-    async def arrive(self, root: str, files: Sequence[FileEntry]) -> HeldVersion:
+    async def arrive(self, root: str, pieces: PieceList, missing: PieceList) -> HeldVersion:
         """Begin a version, in place of any other that has not become complete.
 
-        Pieces that the version before has, too, are there at once.
+        Args:
+            missing: the part that is to be brought where nobody is served.
 
         Raises:
-            OSError: no folder can be made.
+            OSError: there is no memory.
+            WeightsError: the pieces are not those of arrays.
         """
-        await self._end(self._arriving)
+        self._end(self._arriving)
         self._arriving = None
-        stack = AsyncExitStack()
-        num_bytes = sum(entry.size for entry in files)
-        folder = await stack.enter_async_context(spooled(self._folder, num_bytes))
-        version = HeldVersion(root, folder, files, stack=stack)
+        if self._serves:  # leaves that this process has are in the version before, or brought again
+            missing = pieces
+        version = await asyncio.to_thread(
+            HeldVersion, root, pieces, missing, self._whole, self._serves
+        )
         self._arriving = version
-        for parent in {(folder / entry.path).parent for entry in files}:
-            parent.mkdir(parents=True, exist_ok=True)
-        self._tell(version.order())
-        self._link(version)
+        if self._serves:
+            self._tell(*version.order())
+            self._tell(Held(root=root, numbers=tuple(version.held)), ())
         return version
 
-    def add(self, version: HeldVersion, numbers: Iterable[int]) -> None:
+    def add(self, version: HeldVersion, files: Iterable[FileEntry]) -> None:
         """Serve pieces from now on, which are there and verified."""
-        if new := [number for number in numbers if number not in version.held]:
+        if new := {version.numbers[entry.path] for entry in files} - version.held:
             version.held.update(new)
-            self._tell(Held(root=version.root, numbers=tuple(new)))
+            self._tell(Held(root=version.root, numbers=tuple(new)), ())
 
-    async def complete(self, version: HeldVersion) -> None:
+    def add_leaves(self, version: HeldVersion, names: Iterable[str]) -> None:
+        """Serve leaves, all pieces of which are there and verified."""
+        files, others = files_by_leaf(version.leaves.pieces), version.leaves.others
+        self.add(version, (e for name in names for e in files[name] if e.path not in others))
+
+    @contextlib.asynccontextmanager
+    async def arriving(
+        self, root: str, pieces: PieceList, missing: PieceList
+    ) -> AsyncIterator[HeldVersion]:
+        """Begin a version, see `arrive`. It is kept if nothing is raised, and else abandoned."""
+        version = await self.arrive(root, pieces, missing)
+        try:
+            yield version
+        except BaseException:
+            if version is self._arriving:
+                self._arriving = None
+                self._end(version)
+            raise
+        self.complete(version)
+
+    def complete(self, version: HeldVersion) -> None:
         """Keep a version until the next is complete; the one before goes."""
         if version is self._arriving:
-            before, self._whole, self._arriving = self._whole, version, None
-            await self._end(before)
-
-    async def abandon(self, version: HeldVersion) -> None:
-        """Remove a version that does not become complete."""
-        if version is self._arriving:
+            before, self._whole = self._whole, version if self._serves else None
             self._arriving = None
-            await self._end(version)
+            self._end(before)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for version in (self._whole, self._arriving):
-            await self._end(version)
+            self._end(version)
         self._whole = self._arriving = None
 
-    def _link(self, version: HeldVersion) -> None:
-        before = self._whole
-        if before is None:
-            return
-        known = {before.files[number].sha256: before.files[number] for number in before.held}
-        linked = []
-        for number, entry in enumerate(version.files):
-            if (old := known.get(entry.sha256)) is not None and old.size == entry.size:
-                durable.link(before.folder / old.path, version.folder / entry.path)
-                linked.append(number)
-        self.add(version, linked)
-
-    async def _end(self, version: HeldVersion | None) -> None:
+    def _end(self, version: HeldVersion | None) -> None:
         if version is not None:
-            self._tell(DropVersion(root=version.root))
-            await version.stack.aclose()
+            self._tell(DropVersion(root=version.root), ())

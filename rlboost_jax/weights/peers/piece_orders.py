@@ -7,7 +7,7 @@ import msgspec
 
 from rlboost_jax.platform.frames import frame, read_body
 
-MAX_ORDER_BYTES: Final = 64 * 2**20  # the paths of one version; announcements are no longer
+MAX_ORDER_BYTES: Final = 64 * 2**20  # the pieces of one version; announcements are no longer
 
 
 class PiecesSetup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -17,16 +17,25 @@ class PiecesSetup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     certificate: bytes  # DER; b"": no TLS, within tests
     private: str  # PEM
     authority: str  # PEM: of the run
+    line: int  # descriptor of a socket over which blocks of shared memory come
     bytes_per_second: float  # to all others together; 0: no limit
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Where the bytes of a piece are: an array of bytes, in a block of shared memory."""
+
+    block: int
+    offset: int  # bytes
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A version whose pieces arrive; none is there yet."""
 
     root: str
-    folder: str
-    paths: tuple[str, ...]
-    sizes: tuple[int, ...]
+    blocks: tuple[int, ...]  # numbers of those that it is in; they have been sent
+    places: tuple[Place, ...]  # of its pieces
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, tag=True):

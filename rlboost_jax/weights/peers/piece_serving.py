@@ -7,12 +7,13 @@ at a time as keeps each of them fast; whoever comes then gets 503 and asks anoth
 """
 
 import asyncio
-import os
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from mmap import mmap
+from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
 from aiohttp import web
 
 from rlboost_jax.trust.credentials import bearer_of
@@ -68,9 +69,18 @@ class UploadPace:
 
 
 class _Version:
-    def __init__(self, order: Hold) -> None:
-        self.folder, self.paths, self.sizes = Path(order.folder), order.paths, order.sizes
-        self.bits = bytearray((len(order.paths) + 7) // 8)
+    def __init__(self, order: Hold, blocks: Mapping[int, mmap]) -> None:
+        self.pieces = [
+            np.ndarray(
+                place.shape,
+                np.uint8,
+                buffer=blocks[place.block],
+                offset=place.offset,
+                strides=place.strides,
+            )
+            for place in order.places
+        ]
+        self.bits = bytearray((len(self.pieces) + 7) // 8)
         self.count = 0
 
     def add(self, numbers: tuple[int, ...]) -> None:
@@ -80,7 +90,7 @@ class _Version:
             self.bits[place] |= bit
 
     def has(self, first: int, last: int) -> bool:
-        return first <= last < len(self.paths) and all(
+        return first <= last < len(self.pieces) and all(
             self.bits[number // 8] >> number % 8 & 1 for number in range(first, last + 1)
         )
 
@@ -92,11 +102,18 @@ class ServedPieces:
         self._versions: dict[str, _Version] = {}
         self._changed = asyncio.Condition()
 
-    async def obey(self, order: Hold | Held | DropVersion) -> None:
+    async def obey(
+        self, order: Hold | Held | DropVersion, blocks: Mapping[int, mmap] = MappingProxyType({})
+    ) -> None:
+        """Follow an order.
+
+        Args:
+            blocks: of shared memory, by number; those that the order names.
+        """
         async with self._changed:
             match order:
                 case Hold():
-                    self._versions[order.root] = _Version(order)
+                    self._versions[order.root] = _Version(order, blocks)
                 case Held(root=root, numbers=numbers):
                     if (version := self._versions.get(root)) is not None:
                         version.add(numbers)
@@ -113,7 +130,7 @@ class ServedPieces:
         def more() -> bool:
             version = self._versions.get(root)
             return version is not None and (
-                version.count > known or version.count == len(version.paths)
+                version.count > known or version.count == len(version.pieces)
             )
 
         try:
@@ -171,12 +188,10 @@ def piece_app(
         under_way.add(mark)
         try:
             response = web.StreamResponse()
-            response.content_length = sum(version.sizes[first : last + 1])
+            response.content_length = sum(piece.size for piece in version.pieces[first : last + 1])
             await response.prepare(request)
-            for number in range(first, last + 1):
-                path, size = version.folder / version.paths[number], version.sizes[number]
-                for at in range(0, size, CHUNK_BYTES):
-                    chunk = await asyncio.to_thread(_read, path, at, min(CHUNK_BYTES, size - at))
+            for piece in version.pieces[first : last + 1]:
+                for chunk in _blocks(piece):
                     await asyncio.sleep(pace.wait(len(chunk)))
                     await response.write(chunk)
             await response.write_eof()
@@ -191,16 +206,14 @@ def piece_app(
     return app
 
 
-def _read(path: Path, at: int, size: int) -> bytes:
-    """Read a part of a file. Raises ConnectionError, which aborts the answer, if it is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = os.pread(descriptor, size, at)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise ConnectionError(f"{path}: {error.strerror}") from None
-    if len(data) != size:
-        raise ConnectionError(f"{path} became shorter")
-    return data
+def _blocks(piece: np.ndarray) -> Iterator[memoryview]:
+    """The bytes of a piece, some at a time."""
+    if piece.flags.c_contiguous:
+        data = piece.reshape(-1).data
+        for at in range(0, len(data), CHUNK_BYTES):
+            yield data[at : at + CHUNK_BYTES]
+        return
+    run = piece.shape[-1]  # bytes that follow each other
+    runs, some = piece.view(f"V{run}").flat, max(1, CHUNK_BYTES // run)
+    for first in range(0, piece.size // run, some):
+        yield memoryview(runs[first : first + some].tobytes())

@@ -49,7 +49,7 @@ from rlboost_jax.sequences.sequence import Sequence
 from rlboost_jax.settings.distillation_config import DistillationConfig, TeacherConfig
 from rlboost_jax.settings.huggingface.config import to_huggingface
 from rlboost_jax.weights.delta_packs import promised, read_pack
-from rlboost_jax.weights.leaf_arrays import open_params, read_params
+from rlboost_jax.weights.leaf_arrays import open_params
 from rlboost_jax.weights.piece_lists import listed
 from rlboost_jax.weights.snapshots import BASE, FOLDER, SnapshotStore
 from tests.learner.on_mesh import (
@@ -61,6 +61,7 @@ from tests.learner.on_mesh import (
     small_run,
 )
 from tests.patience import PATIENCE_SECONDS
+from tests.weights.reading import read_params
 
 MESH = (1, 2, 2)
 SEEN = "seen"  # a file: that process 0 has hung up

@@ -38,10 +38,10 @@ from rlboost_jax.settings.memory_estimates import (
 )
 from rlboost_jax.settings.presets import PRESETS
 from rlboost_jax.settings.teacher_models import with_models
-from rlboost_jax.weights.leaf_arrays import read_params
 from rlboost_jax.weights.piece_lists import listed
 from tests.learner.setup.test_sft import target_logprobs
 from tests.oracles import torch_oracle
+from tests.weights.reading import read_params
 
 TEMPERATURE = 0.8
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rlboost_jax import messages as m
-from rlboost_jax.messages import FileEntry
+from rlboost_jax.messages import FileEntry, PieceList
 from rlboost_jax.trust.seal import root_of, sealed
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.trust.transfers import transfer_token
@@ -29,6 +29,7 @@ from rlboost_jax.weights.peers.held_pieces import HeldPieces, HeldVersion
 from rlboost_jax.weights.peers.outside_pieces import TrainerPieces
 from rlboost_jax.weights.peers.piece_serving import ServedPieces, UploadPace, piece_app
 from rlboost_jax.weights.pull import Puller
+from rlboost_jax.weights.snapshots import SnapshotStore
 from tests.endpoints import SEAL, endpoint
 from tests.patience import PATIENCE_SECONDS
 
@@ -39,6 +40,7 @@ FILES = [
     FileEntry(path=f"leaf{n % 2}/{n}", size=len(c), sha256=hashlib.sha256(c).hexdigest())
     for n, c in enumerate(CONTENT)
 ]
+PIECES = PieceList(files=tuple(FILES), leaves=())
 ALL = set(range(len(FILES)))
 PARTS = 2**64 - 1
 
@@ -70,9 +72,9 @@ class Node:
     said: list[m.SourcesUsed] = field(default_factory=list)
 
     async def bring(self, outside: TrainerPieces) -> HeldVersion:
-        version = await self.held.arrive(ROOT, FILES)
+        version = await self.held.arrive(ROOT, PIECES, PIECES)
         retries = Retries(first_backoff_seconds=0.0, silence_seconds=PATIENCE_SECONDS)
-        await self.exchange.bring(version, ALL, ByteCounter(), outside, retries)
+        await self.exchange.bring(version, ByteCounter(), outside, retries)
         return version
 
     def faults(self) -> dict[str, str]:
@@ -83,24 +85,25 @@ class Node:
 class Nodes:
     """Makes them, and sends them to each other as a manager would."""
 
-    def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
-        self._stack, self._folder = stack, folder
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
 
     async def __call__(self, *middlewares: Any, pace: UploadPace | None = None) -> Node:
         served, orders = ServedPieces(), asyncio.Queue[Any]()
-        held, key = HeldPieces(self._folder, tell=orders.put_nowait), bytes(32)
+        held, key = HeldPieces(lambda *order: orders.put_nowait(order)), bytes(32)
         app = piece_app(key, served, pace=pace, watch_seconds=0.05)
         app.middlewares.extend(middlewares)
         server = await self._stack.enter_async_context(TestServer(app))
 
         async def obey() -> None:
             while True:
-                await served.obey(await orders.get())
+                order, blocks = await orders.get()
+                await served.obey(order, {block.number: block for block in blocks})
 
         obeying = asyncio.create_task(obey())
         self._stack.callback(obeying.cancel)
         node = Node(PeerExchange(held, sources_seconds=0.0), held, key, server)
-        self._stack.push_async_callback(held.close)
+        self._stack.callback(held.close)
         node.exchange.say = node.said.append
         return node
 
@@ -121,12 +124,10 @@ def send(
     node.exchange.fetch_from(m.FetchFrom(root=root, sources=named, parts=parts))
 
 
-def scenario(tmp_path: Path, what: Callable[[Nodes], Any]) -> None:
-    tmp_path.mkdir(exist_ok=True)
-
+def scenario(what: Callable[[Nodes], Any]) -> None:
     async def run() -> None:
         async with asyncio.timeout(PATIENCE_SECONDS), AsyncExitStack() as stack:
-            await what(Nodes(stack, tmp_path))
+            await what(Nodes(stack))
 
     asyncio.run(run())
 
@@ -134,10 +135,10 @@ def scenario(tmp_path: Path, what: Callable[[Nodes], Any]) -> None:
 def assert_whole(version: HeldVersion) -> None:
     assert version.held == ALL
     for entry, content in zip(FILES, CONTENT, strict=True):
-        assert (version.folder / entry.path).read_bytes() == content
+        assert version.chunks[entry.path].tobytes() == content
 
 
-def test_servers_that_fetch_at_once_have_it_from_each_other(tmp_path: Path) -> None:
+def test_servers_that_fetch_at_once_have_it_from_each_other() -> None:
     async def what(nodes: Nodes) -> None:
         async with trainer() as (outside, asked):
             made = [await nodes() for _ in range(3)]
@@ -150,10 +151,10 @@ def test_servers_that_fetch_at_once_have_it_from_each_other(tmp_path: Path) -> N
             assert sum(asked) <= 2 * sum(SIZES)  # 3 alone; a busy host may wait in vain
             assert not any(node.faults() for node in made)
 
-    scenario(tmp_path, what)
+    scenario(what)
 
 
-def test_without_the_managers_word_everything_comes_from_the_trainer(tmp_path: Path) -> None:
+def test_without_the_managers_word_everything_comes_from_the_trainer() -> None:
     async def what(nodes: Nodes) -> None:
         async with trainer() as (outside, asked):
             node = await nodes()
@@ -162,14 +163,14 @@ def test_without_the_managers_word_everything_comes_from_the_trainer(tmp_path: P
             assert sum(said.outside_bytes for said in node.said) == sum(SIZES)
             assert not sum(said.wasted_bytes for said in node.said)
 
-    scenario(tmp_path, what)
+    scenario(what)
 
 
-def test_a_server_with_all_of_it_gives_all(tmp_path: Path) -> None:
+def test_a_server_with_all_of_it_gives_all() -> None:
     async def what(nodes: Nodes) -> None:
         async with trainer() as (outside, asked):
             first, second = await nodes(), await nodes()
-            await first.held.complete(await first.bring(outside))
+            first.held.complete(await first.bring(outside))
             asked.clear()
             send(second, PARTS, {"first": first})
             assert_whole(await second.bring(outside))
@@ -177,10 +178,10 @@ def test_a_server_with_all_of_it_gives_all(tmp_path: Path) -> None:
             assert outcome.fetched_bytes + sum(asked) >= sum(SIZES)
             assert outcome.fetched_bytes and not outcome.fault
 
-    scenario(tmp_path, what)
+    scenario(what)
 
 
-def test_a_lying_source_costs_its_pieces_and_is_named(tmp_path: Path) -> None:
+def test_a_lying_source_costs_its_pieces_and_is_named() -> None:
     @web.middleware
     async def lie(request: web.Request, handler: Any) -> web.StreamResponse:
         if not request.path.startswith("/pieces/"):
@@ -191,16 +192,16 @@ def test_a_lying_source_costs_its_pieces_and_is_named(tmp_path: Path) -> None:
     async def what(nodes: Nodes) -> None:
         async with trainer() as (outside, _):
             liar, honest = await nodes(lie), await nodes()
-            await liar.held.complete(await liar.bring(outside))
+            liar.held.complete(await liar.bring(outside))
             send(honest, 0, {"liar": liar})
             assert_whole(await honest.bring(outside))
             assert honest.faults() == {"liar": "wrong"}
             assert sum(said.wasted_bytes for said in honest.said) > 0
 
-    scenario(tmp_path, what)
+    scenario(what)
 
 
-def test_a_source_that_is_not_there_is_named_and_the_trainer_asked(tmp_path: Path) -> None:
+def test_a_source_that_is_not_there_is_named_and_the_trainer_asked() -> None:
     async def what(nodes: Nodes) -> None:
         async with trainer() as (outside, asked):
             dead, node = await nodes(), await nodes()
@@ -210,12 +211,10 @@ def test_a_source_that_is_not_there_is_named_and_the_trainer_asked(tmp_path: Pat
             assert node.faults() == {"dead": "unreachable"}
             assert sum(asked) == sum(SIZES)
 
-    scenario(tmp_path, what)
+    scenario(what)
 
 
-def test_a_source_that_falls_silent_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm, "SILENT_SECONDS", 0.1)
 
     @web.middleware
@@ -227,29 +226,29 @@ def test_a_source_that_falls_silent_is_left(
     async def what(nodes: Nodes) -> None:
         async with trainer() as (outside, _):
             silent, node = await nodes(hang), await nodes()
-            await silent.held.complete(await silent.bring(outside))
+            silent.held.complete(await silent.bring(outside))
             send(node, 0, {"silent": silent})
             assert_whole(await node.bring(outside))
             assert node.faults() == {"silent": "slow"}
 
-    scenario(tmp_path, what)
+    scenario(what)
 
 
-def test_a_trainer_with_other_bytes_is_an_error(tmp_path: Path) -> None:
+def test_a_trainer_with_other_bytes_is_an_error() -> None:
     async def what(nodes: Nodes) -> None:
         other = [bytes(len(content)) for content in CONTENT]
         async with trainer(other) as (outside, _):
             with pytest.raises(WeightsError, match="SHA-256"):
                 await (await nodes()).bring(outside)
 
-    scenario(tmp_path, what)
+    scenario(what)
 
 
-def test_a_token_of_another_version_or_server_opens_nothing(tmp_path: Path) -> None:
+def test_a_token_of_another_version_or_server_opens_nothing() -> None:
     async def what(nodes: Nodes) -> None:
         async with trainer() as (outside, _), aiohttp.ClientSession() as http:
             node = await nodes()
-            await node.held.complete(await node.bring(outside))
+            node.held.complete(await node.bring(outside))
             good = transfer_token(node.key, "me", ROOT)
             for token, status in (
                 (good, 200),
@@ -268,24 +267,19 @@ def test_a_token_of_another_version_or_server_opens_nothing(tmp_path: Path) -> N
                 async with http.get(node.server.make_url(path), headers=headers) as answer:
                     assert answer.status == 404
 
-    scenario(tmp_path, what)
+    scenario(what)
 
 
-def test_what_did_not_change_is_not_fetched_again(tmp_path: Path) -> None:
+def test_what_did_not_change_is_not_fetched_again() -> None:
     async def what(nodes: Nodes) -> None:
         async with trainer() as (outside, asked):
             node = await nodes()
-            await node.held.complete(await node.bring(outside))
+            node.held.complete(await node.bring(outside))
             asked.clear()
-            before = node.held._whole
-            assert before is not None
-            later = await node.held.arrive("c" * 64, FILES)
-            assert later.held == ALL and later.folder != before.folder
-            await node.held.complete(later)
-            assert not before.folder.exists()
-            assert (later.folder / FILES[0].path).read_bytes() == CONTENT[0]
+            later = await node.held.arrive("c" * 64, PIECES, PIECES)
+            assert_whole(later)
 
-    scenario(tmp_path, what)
+    scenario(what)
 
 
 def test_uploads_keep_to_a_rate() -> None:
@@ -299,7 +293,7 @@ def test_uploads_keep_to_a_rate() -> None:
 
 @pytest.mark.parametrize("source", ["http", "auto"])
 def test_parameters_pulled_with_peers_are_the_same(
-    tmp_path: Path, manifest: m.Manifest, params: Any, source: str
+    manifest: m.Manifest, params: Any, source: str
 ) -> None:
     """Pulled twice: from the trainer, and by another server from the first one."""
     sealed_one = sealed(manifest, SEAL)
@@ -334,4 +328,59 @@ def test_parameters_pulled_with_peers_are_the_same(
                 (outcome,) = second.said[-1].outcomes
                 assert outcome.fetched_bytes > 0.9 * manifest.piece_bytes
 
-    scenario(tmp_path / "held", what)
+    scenario(what)
+
+
+def test_leaves_made_from_differences_are_served_like_all_others(tmp_path: Path) -> None:
+    """The second server has no version before, and fetches whole what the first one has made."""
+    table = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32)
+    store = SnapshotStore(tmp_path, dtype="bfloat16", keep=4, deltas=(1,))
+    manifests = []
+    for version in range(2):
+        tree = {"table": table + version * np.eye(64, 256, dtype=np.float32), "same": table[:3]}
+        manifest = store.write(version, tree, "d")
+        store.make_packs(manifest)
+        manifests.append(sealed(msgspec.structs.replace(manifest, directory="/nowhere"), SEAL))
+    asked: list[str] = []
+
+    @web.middleware
+    async def note(request: web.Request, handler: Any) -> web.StreamResponse:
+        asked.append(request.path)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    async def what(nodes: Nodes) -> None:
+        app = web.Application(middlewares=[note])
+        here = [
+            msgspec.structs.replace(m, directory=str(tmp_path / f"{m.version}")) for m in manifests
+        ]
+        versions = serve.ServedVersions([serve.served_version(manifest) for manifest in here])
+        serve.add_routes(app, versions)
+        async with TestServer(app) as server:
+            first, second = await nodes(), await nodes()
+            pulled = []
+            for node, wanted in ((first, manifests), (second, manifests[1:])):
+                puller = Puller(
+                    source="http",
+                    manager=endpoint(f"127.0.0.1:{server.port}"),
+                    peers=node.exchange,
+                    deltas=True,
+                )
+                for manifest in wanted:
+                    root = root_of(manifest)
+                    if node is second:
+                        token = transfer_token(first.key, "me", root)
+                        send(node, 0, {"first": first}, token=token, root=root)
+                    pulled.append(await puller.pull(manifest))
+                if node is first:
+                    assert asked.count("/weights/0") and not asked.count("/weights/1")
+                    version = node.held._whole
+                    assert version is not None and len(version.held) == len(version.files)
+            by_deltas, from_peer = pulled[1:]
+            for name, leaf in by_deltas.params.items():
+                assert leaf.tobytes() == from_peer.params[name].tobytes()
+                assert leaf.tobytes() == tree[name].astype(leaf.dtype).tobytes()
+            assert sum(o.fetched_bytes for said in second.said for o in said.outcomes) > 0
+            assert not second.faults()
+
+    scenario(what)
