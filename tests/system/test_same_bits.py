@@ -80,16 +80,11 @@ def test_versions_that_come_as_differences_change_no_bit(short_and_calm, tmp_pat
             pass  # and another one
         run.finish()
     assert run.digests() == short_and_calm.digests()
-    pulls: dict[str, list[tuple[int, int]]] = {}
-    for event in run.events("pulled"):
-        detail = event["detail"]
-        each = detail["fetched_bytes"], detail["saved_bytes"]
-        pulls.setdefault(event["instance"], []).append(each)
-    assert max(map(len, pulls.values())) >= 2
-    for (whole, nothing), *later in pulls.values():
-        assert not nothing
-        for fetched, saved in later:
-            assert saved == whole - fetched > 0.05 * whole
+    pulls = [event["detail"] for event in run.events("pulled")]
+    (whole,) = {each["fetched_bytes"] + each["saved_bytes"] for each in pulls}
+    # The first version of a server comes whole, but it need not be reported: a newer one may follow
+    # at once.
+    assert any(each["saved_bytes"] > 0.05 * whole for each in pulls)
 
 
 @pytest.mark.soak
