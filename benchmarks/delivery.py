@@ -21,10 +21,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
-
 from benchmarks.loop import settings
 from benchmarks.stand_in import StandIn
+from benchmarks.streams import Stream, joined
 from benchmarks.trainer import RUN_ID, StandInTrainer
 from rlboost_jax import messages as m
 from rlboost_jax.settings.config_loading import write_run_config
@@ -37,26 +36,6 @@ EVERY_SECONDS = 0.01
 CHUNK = 2**16
 SNAPSHOT_BYTES = 32 * MEGABYTE
 STAND_IN = StandIn(rate=1e6, slots=16, steps=8, samples=64, mean=64.0, longest=256)
-Stream = aiohttp.ClientWebSocketResponse
-
-
-@asynccontextmanager
-async def joined(manager: Endpoint, name: str) -> AsyncIterator[tuple[Stream, int]]:
-    """Join as a server; yields the stream, and the port that serves weights."""
-    async with (
-        aiohttp.ClientSession(headers=manager.headers) as session,
-        session.ws_connect(
-            manager.url("/instance"), ssl=manager.tls, max_msg_size=m.MAX_FRAME_BYTES
-        ) as stream,
-    ):
-        hello = m.Hello(
-            instance=name, reserved=False, slots=1, slot_tokens=2**17, price_per_hour=0.0,
-            zone="", host="", device="none", fingerprint="none", fetches_lists=True,
-        )  # fmt: skip
-        await stream.send_bytes(m.encode(hello))
-        welcome = m.decode_to_server(await stream.receive_bytes())
-        assert isinstance(welcome, m.Welcome), welcome
-        yield stream, welcome.weights_port
 
 
 async def round_trips(stream: Stream, seconds: float) -> list[float]:
@@ -76,13 +55,13 @@ async def pull_on(address: str, join: Path, pullers: int, megabytes: float) -> N
     """Fetch the announced version again and again; prints bytes a second, twice a second."""
     credentials = read_credentials(join, environment={})
     manager = Endpoint(address=address, credentials=credentials)
-    async with joined(manager, "pullers") as (stream, port):
+    async with joined(manager, "pullers") as (stream, welcome):
         while True:
             answer = m.decode_to_server(await stream.receive_bytes())
             if isinstance(answer, m.Announce):
                 break
         host = address.rpartition(":")[0]
-        target = f"{host}:{port}" if port else address
+        target = f"{host}:{welcome.weights_port}" if welcome.weights_port else address
         async with contextlib.AsyncExitStack() as stack:
             pulls = []
             for _ in range(pullers):

@@ -20,13 +20,12 @@ from rlboost_jax.trust.credentials import Endpoint, read_credentials
 
 JOIN_SECONDS = 30.0
 SLOTS, SLOT_TOKENS = 4, 2**17
+Stream = aiohttp.ClientWebSocketResponse
 
 
-async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
-    """One server that renews its lease, takes weights and work, and gives no token ever.
-
-    Returns when its manager hangs up or sends it home.
-    """
+@asynccontextmanager
+async def joined(manager: Endpoint, name: str) -> AsyncIterator[tuple[Stream, m.Welcome]]:
+    """Join a manager as a server; yields the stream, and how the manager welcomes it."""
     async with (
         aiohttp.ClientSession(headers=manager.headers) as session,
         session.ws_connect(
@@ -38,11 +37,23 @@ async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
             price_per_hour=0.0, zone="", host="", device="none", fingerprint="none",
             fetches_lists=True,
         )  # fmt: skip
-        loop, renewals = asyncio.get_running_loop(), RenewalTiming()
         await stream.send_bytes(m.encode(hello))
         welcome = m.decode_to_server(await stream.receive_bytes(timeout=JOIN_SECONDS))
         assert isinstance(welcome, m.Welcome), welcome
-        joined.set()
+        yield stream, welcome
+
+
+async def serve(manager: Endpoint, name: str, there: asyncio.Event) -> None:
+    """One server that renews its lease, takes weights and work, and gives no token ever.
+
+    Returns when its manager hangs up or sends it home.
+
+    Args:
+        there: set once it has joined.
+    """
+    async with joined(manager, name) as (stream, welcome):
+        loop, renewals = asyncio.get_running_loop(), RenewalTiming()
+        there.set()
         stamp = welcome.stamp
 
         async def renew() -> None:
@@ -74,14 +85,14 @@ async def serve(manager: Endpoint, name: str, joined: asyncio.Event) -> None:
 @asynccontextmanager
 async def serving(manager: Endpoint, names: list[str]) -> AsyncIterator[None]:
     """Servers of these names, joined; gone afterwards."""
-    joined = [asyncio.Event() for _ in names]
+    events = [asyncio.Event() for _ in names]
     tasks = [
         asyncio.create_task(serve(manager, name, event))
-        for name, event in zip(names, joined, strict=True)
+        for name, event in zip(names, events, strict=True)
     ]
     try:
         async with asyncio.timeout(JOIN_SECONDS):
-            await asyncio.gather(*(event.wait() for event in joined))
+            await asyncio.gather(*(event.wait() for event in events))
         yield
     finally:
         for task in tasks:

@@ -501,7 +501,7 @@ def test_earlier_texts_come_before_those_of_siblings_and_are_bounded(
 def test_of_a_long_earlier_response_the_row_has_what_lies_around_the_place(
     build_engine: Build, request_of: Requests
 ) -> None:
-    """Of 1,003 tokens 203 are known: a quarter of 400 numbers, half of it ahead, ends at 253."""
+    """A quarter of 400 numbers, half of it ahead of 203 known tokens of 1,003, ends at 253."""
     engine = build_engine()
     texts = DraftTexts(("epochs",), 400)
     said = (np.arange(1000) % 37).tolist()

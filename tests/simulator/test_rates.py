@@ -56,7 +56,7 @@ def test_drafts_take_the_rows_that_sequences_leave(make):
 
 
 def test_rollouts_without_a_text_draft_where_that_is_faster(make):
-    """Of 16 rows 8 are free: four rollouts with texts want two each, or all eight one each."""
+    """Eight of 16 rows are free: four rollouts with texts want two each, or all eight one each."""
     table = tuple((batch, context, 0.01) for batch in (1, 32) for context in (0, 4000))
     rows = {"engine__most_drafts": 7, "engine__token_rows": 16, "engine__table": table}
     for recent, expected in ((0.25, (8, 1.0, 1.75)), (1.0, (8, 1.5, 1.5))):

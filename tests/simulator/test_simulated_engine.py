@@ -213,7 +213,7 @@ def test_earlier_texts_are_kept_within_a_bound_those_written_longest_ago_go_firs
 
 
 def test_responses_to_other_prompts_are_good_for_drafts_once_any_has_ended():
-    """Of 300 tokens, with the chance 1/4; the first response of all has nothing."""
+    """Responses of 300 tokens, with the chance 1/4; the first of all has nothing."""
     machine = drafting_engine(engine__draft_recent=0.5)
     assert spared_by(machine, again(0, 100), 0.0) == 0.0
     machine.forget(1)

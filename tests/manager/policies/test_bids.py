@@ -15,7 +15,7 @@ def bidder(held: int = 0, *, has: bool = True, ready: bool = True) -> Bidder:
 
 
 def prices(*bidders: Bidder, left: int, row_tokens: float = 10.0) -> list[float]:
-    """In units of the price of the work left, whose hour is worth 2; SPARE as it is."""
+    """Bids in units of the price of the work left, whose hour is worth 2; SPARE as it is."""
     price = 2.0 / (left * row_tokens) if left else 1.0
     found = bids(bidders, left=left, row_tokens=row_tokens, worth=2.0)
     return [each if each == SPARE else round(each / price, 6) for each in found]
