@@ -94,9 +94,8 @@ async def peer_port(
     process: FileServer | None = None
 
     def framed(order: PieceOrder, blocks: Sequence[SharedBlock]) -> bytes:
-        with contextlib.suppress(
-            OSError
-        ):  # else the process ends for lack of them, and starts anew
+        # A process that lacks blocks ends, starts anew and is sent all of them.
+        with contextlib.suppress(OSError):
             send_blocks(ours, blocks)
         return piece_order_frame(order)
 

@@ -128,7 +128,7 @@ def test_the_versions_that_deltas_need_are_kept(store, tree):
 
 
 def test_a_server_that_comes_and_goes_gets_what_is_cheapest(store, tree):
-    """From whichever version it has: a direct difference where there is one, else the whole."""
+    """A direct difference from whichever version it has, where there is one; else the whole."""
     trees = [tree]
     for seed in range(20):
         trees.append(updated(trees[-1], seed))
