@@ -158,7 +158,7 @@ def test_versions_agree() -> None:
     for folder, package in ((ROOT, "rlboost_jax"), (ROOT / "kernels", "rlboost_kernels")):
         dynamic = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["setuptools"]
         assert dynamic["dynamic"]["version"]["attr"] == f"{package}.__version__"
-        assert project(folder)["authors"] and project(folder)["classifiers"]
+        assert all(project(folder)[key] for key in ("authors", "classifiers", "urls"))
     dated = re.search(r"^## \[(.+?)\] - \d{4}-\d\d-\d\d$", changes(), re.MULTILINE)
     assert dated and dated[1] == version
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()

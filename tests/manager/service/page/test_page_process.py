@@ -19,7 +19,12 @@ from cryptography import x509
 
 from configs import base
 from rlboost_jax.manager.service.page.page_app import log_end, make_app
-from rlboost_jax.manager.service.page.page_certificate import page_folder
+from rlboost_jax.manager.service.page.page_certificate import (
+    OPEN,
+    page_folder,
+    page_line,
+    write_url,
+)
 from rlboost_jax.manager.service.page.page_process import page_of
 from rlboost_jax.observe.events_file import EventsWriter
 from rlboost_jax.platform.proxies import opened
@@ -63,6 +68,16 @@ async def on_a_free_port(runner: web.AppRunner) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+def test_the_line_at_the_start_leads_to_the_page_without_its_token(workdir: Path) -> None:
+    assert page_line(workdir) == ""
+    page_folder(workdir).mkdir(exist_ok=True)
+    url = write_url(workdir, "127.0.0.1:4012", "secret").read_text().strip()
+    line, opens = page_line(workdir), page_folder(workdir) / OPEN
+    assert url == "https://127.0.0.1:4012/#secret"
+    assert "https://127.0.0.1:4012/" in line and str(opens) in line and "secret" not in line
+    assert url in opens.read_text()
 
 
 def test_the_run_is_for_who_bears_the_token(workdir: Path, run: Run) -> None:
