@@ -52,7 +52,7 @@ OWN_PRICES = (
 
 # (page, sentence with names of figures in braces); `flat` has the names.
 SENTENCES: tuple[tuple[str, str], ...] = (
-    (README, "{quickstart.headline}"),
+    (README, "{quickstart.headline}\nfinal weights: {quickstart.digest}…"),
     (FIRST_RUN, "{quickstart.headline}"),
     (OWN_ENVIRONMENT, "{locker.headline}"),
     (FIRST_RUN, "These are from a machine of {quickstart.cores} cores, on {quickstart.date}."),
@@ -192,6 +192,7 @@ def of_run(workdir: Path) -> dict[str, Any]:
     written = datetime.datetime.fromtimestamp((workdir / "summary.json").stat().st_mtime)
     return {
         "headline": headline(summary),
+        "digest": summary.params_digest[:12],
         "cores": os.cpu_count(),
         "date": written.date().isoformat(),
     }

@@ -62,7 +62,8 @@ def test_new_figures_take_the_place_of_old_ones(tmp_path: Path) -> None:
     for page in PAGES:
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / page).write_text((ROOT / page).read_text(encoding="utf-8"), encoding="utf-8")
-    new = {**FIGURES, "quickstart": {"headline": "1 update.", "cores": 3, "date": "2000-01-01"}}
+    run = {"headline": "1 update.", "digest": "12ab", "cores": 3, "date": "2000-01-01"}
+    new = {**FIGURES, "quickstart": run}
     rewrite(FIGURES, new, tmp_path)
     first_run = (tmp_path / docs_figures.FIRST_RUN).read_text(encoding="utf-8")
     assert "\n1 update.\n" in first_run
