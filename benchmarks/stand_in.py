@@ -31,6 +31,7 @@ from rlboost_jax.rollout.engine_worker import EngineWorker
 from rlboost_jax.rollout.zygote import fork_servers
 from rlboost_jax.trust.credentials import Endpoint, read_credentials
 from rlboost_jax.weights.arrivals import ByteCounter
+from rlboost_jax.weights.layer_feed import Begin
 from rlboost_jax.weights.pull import Puller
 
 STOP = 1
@@ -96,8 +97,15 @@ class StandInEngine:
     def waiting(self) -> int:
         return len(self._left) - self.running
 
+    @property
+    def parameters(self) -> "StandInEngine":
+        return self
+
     def prepare(self, params: object) -> object:
         return params
+
+    def arriving(self, shapes: object) -> None:
+        """Nothing goes to a device before the whole has come."""
 
     def load(self, params: object, version: int) -> None:
         self.version = version
@@ -185,7 +193,7 @@ class NothingToPull:
     def __init__(self) -> None:
         self.pulled = ByteCounter()
 
-    async def pull(self, manifest: Manifest) -> Pulled:
+    async def pull(self, manifest: Manifest, begin: Begin | None = None) -> Pulled:
         return Pulled()
 
 

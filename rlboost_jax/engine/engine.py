@@ -181,10 +181,6 @@ class Engine:
         """Ids of all rollouts, in the order they came."""
         return tuple(self._held)
 
-    def prepare(self, params: Params) -> Params | PreparedLeaves:
-        """Copy a tree to the device beside the loaded one; see `EngineParameters.prepare`."""
-        return self.parameters.prepare(params)
-
     def load(self, params: Params | PreparedLeaves, version: Version) -> None:
         """Take parameters: a tree, layers stacked, which is copied to the device, or prepared ones.
 

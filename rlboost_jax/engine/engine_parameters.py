@@ -4,7 +4,8 @@ Adapters are merged on the way there, a layer at a time: the engine runs a model
 """
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,9 @@ from rlboost_jax.models.params import (
     unflatten_params,
 )
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.model_config import LAYERS, ModelConfig
+
+Put = Callable[[Any, Any], Array]  # a leaf, and its device or sharding
 
 _LAYERS_AT_A_TIME: Final = max(1, min(4, os.cpu_count() or 1))  # cast and copied
 
@@ -68,7 +71,7 @@ class EngineParameters:
         self.version: Version | None = None
         self.leaves: tuple[Array, ...] = ()
 
-    def prepare(self, params: Params) -> "Params | PreparedLeaves":
+    def prepare(self, params: "Params | PreparedLeaves") -> "Params | PreparedLeaves":
         """Copy parameters to the device beside those that are loaded, where it has room for both.
 
         Programs may run meanwhile: call it in any thread, once at a time. Where there is no room,
@@ -77,8 +80,22 @@ class EngineParameters:
         Raises:
             ValueError: see `load`.
         """
+        if isinstance(params, PreparedLeaves):
+            return params
         self._check(params)
         return PreparedLeaves(self._copied(params)) if self._double_buffered else params
+
+    def arriving(self, shapes: Mapping[str, tuple[int, ...]]) -> "ArrivingParameters | None":
+        """Begin to copy parameters as they come; None where the device has no room for both.
+
+        Args:
+            shapes: of all leaves to come, by dotted name.
+
+        Raises:
+            ValueError: see `load`.
+        """
+        self._check_shapes(shapes)
+        return self._arriving() if self._double_buffered else None
 
     def load(self, params: "Params | PreparedLeaves", version: Version) -> None:
         """Take parameters, which are copied to the device unless they have been prepared.
@@ -99,14 +116,16 @@ class EngineParameters:
         self.version = version
 
     def _check(self, params: Params) -> None:
-        leaves = flatten_params(params)
-        for name in self._shapes.keys() ^ leaves.keys():
-            what = "unknown" if name in leaves else "missing"
+        self._check_shapes({name: leaf.shape for name, leaf in flatten_params(params).items()})
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        for name in self._shapes.keys() ^ shapes.keys():
+            what = "unknown" if name in shapes else "missing"
             raise ValueError(f"parameter {name} is {what}; the snapshot is of another model")
         for name, shape in self._shapes.items():
-            if leaves[name].shape != shape:
+            if tuple(shapes[name]) != shape:
                 raise ValueError(
-                    f"parameter {name} has shape {leaves[name].shape} and the model {shape}; "
+                    f"parameter {name} has shape {shapes[name]} and the model {shape}; "
                     "the snapshot is of another model"
                 )
 
@@ -118,7 +137,7 @@ class EngineParameters:
                 lambda leaf: jax.device_get(leaf) if isinstance(leaf, jax.Array) else leaf, params
             )
         put = self._put_from_devices if on_devices else self._put
-        return jax.block_until_ready(put(params))
+        return put(params)
 
     def _free(self) -> None:
         """Free the device memory now, even if other references to the arrays exist."""
@@ -158,59 +177,121 @@ class EngineParameters:
         return self._assembled(params, of_layer, whole)
 
     def _put(self, params: Params, *, equal_layers: bool = False) -> tuple[Array, ...]:
-        """Place host arrays, copying first: on CPU a device array may be a view of a host array."""
-
-        def whole(leaf: np.ndarray, place: Any) -> Array:
-            return jax.device_put(np.array(leaf, self._dtype), place)
+        """Place host arrays."""
 
         def of_layer(leaf: np.ndarray, index: int, place: Any) -> Array:
-            return whole(leaf[index], place)
+            return self._copied_there(leaf[index], place)
 
-        return self._assembled(params, of_layer, whole, equal_layers=equal_layers)
+        return self._assembled(params, of_layer, self._copied_there, equal_layers=equal_layers)
+
+    def _copied_there(self, leaf: np.ndarray, place: Any) -> Array:
+        """Place a copy of a host array: on CPU a device array may be a view of a host array."""
+        return jax.device_put(np.array(leaf, self._dtype), place)
 
     def _assembled(
         self,
         params: Params,
         of_layer: Callable[[Any, int, Any], Array],
-        whole: Callable[[Any, Any], Array],
+        whole: Put,
         *,
         equal_layers: bool = False,
     ) -> tuple[Array, ...]:
-        """Assemble the leaves, merging adapters on one device, as on a server with one.
+        """Assemble the leaves of a whole tree.
 
         Args:
             of_layer: a layer's part of a stacked leaf, in a place.
             whole: any other leaf, in a place.
             equal_layers: put the first layer in the places of all.
         """
+        arriving, count = self._arriving(), len(self._places[LAYERS])
 
-        def layer(index: int, places: Params) -> Params:
-            if not self._model.lora.rank:
-                return jax.tree.map(
-                    lambda leaf, place: of_layer(leaf, index, place), params["layers"], places
-                )
-            one = _first_device(places)
-            parts = jax.tree.map(lambda leaf: of_layer(leaf, index, one), params["layers"])
-            return jax.tree.map(
-                jax.device_put, merged_layer(self._model, parts, self._dtype), places
-            )
+        def place(index: int) -> None:
+            arriving.layer(index, params[LAYERS], lambda leaf, there: of_layer(leaf, index, there))
 
-        form = joined if self._join else _as_it_is
-        all_places = self._places["layers"]
-        distinct = all_places[:1] if equal_layers else all_places
-        first = form(layer(0, distinct[0]))  # alone: its programs are compiled once
         with ThreadPoolExecutor(_LAYERS_AT_A_TIME, thread_name_prefix="layers") as threads:
-            rest_of = threads.map(lambda i: form(layer(i, distinct[i])), range(1, len(distinct)))
-            layers = (first, *rest_of)
-        layers *= len(all_places) // len(layers)
-        rest = {
-            name: jax.tree.map(whole, part, self._places[name])
-            for name, part in params.items()
-            if name != "layers"
-        }
-        tree = {**rest, "layers": layers}
-        tree = with_panels(tree, self._model.dtype) if self._panels else tree
-        return tuple(jax.tree.leaves(tree))
+            list(threads.map(place, range(1 if equal_layers else count)))
+        for name, leaf in flatten_params(params).items():
+            if not name.startswith(f"{LAYERS}."):
+                arriving.leaf(name, leaf, whole)
+        return arriving.prepared(equal_layers=equal_layers).leaves
+
+    def _arriving(self) -> "ArrivingParameters":
+        form = joined if self._join else _as_it_is
+        panels_dtype = self._model.dtype if self._panels else ""
+        return ArrivingParameters(
+            self._model, self._places, self._dtype, form, panels_dtype, self._copied_there
+        )
+
+
+class ArrivingParameters:
+    """A version on its way to the device, a layer or another leaf at a time, in any order.
+
+    Adapters are merged on one device, as on a server with one. Methods block and may be called in
+    several threads; what they were given may be changed or freed once they return.
+
+    Args:
+        places: device or sharding of each leaf, layers unstacked and without adapters.
+        form: changes a layer on its device.
+        panels_dtype: of products whose matrices are packed at the end; "": none are.
+        put: places a leaf unless a call says otherwise.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        places: Params,
+        dtype: jnp.dtype,
+        form: Callable[[Params], Params],
+        panels_dtype: str,
+        put: Put,
+    ) -> None:
+        self._model, self._dtype, self._layer_places = model, dtype, places[LAYERS]
+        self._rest_places = flatten_params({**places, LAYERS: ()})
+        self._form, self._panels_dtype, self._put = form, panels_dtype, put
+        self._layers: dict[int, Params] = {}
+        self._rest: dict[str, Array] = {}  # by dotted name
+        self._first = threading.Lock()  # so that programs are compiled once
+        self._some = threading.BoundedSemaphore(_LAYERS_AT_A_TIME)
+
+    def layer(self, index: int, params: Params, put: Put | None = None) -> None:
+        """Place a layer.
+
+        Args:
+            params: its leaves, or whatever `put` makes them of.
+        """
+        with self._first:
+            if not self._layers:
+                self._place(index, params, put or self._put)
+                return
+        with self._some:
+            self._place(index, params, put or self._put)
+
+    def leaf(self, name: str, leaf: Any, put: Put | None = None) -> None:
+        """Place a leaf that belongs to no layer, by its dotted name."""
+        self._rest[name] = jax.block_until_ready((put or self._put)(leaf, self._rest_places[name]))
+
+    def prepared(self, *, equal_layers: bool = False) -> PreparedLeaves:
+        """All leaves, once each has been placed.
+
+        Args:
+            equal_layers: the first layer, which is the only one that was placed, stands for all.
+        """
+        numbers = range(len(self._layer_places))
+        layers = tuple(self._layers[0 if equal_layers else number] for number in numbers)
+        tree = {**unflatten_params(self._rest), LAYERS: layers}
+        tree = with_panels(tree, self._panels_dtype) if self._panels_dtype else tree
+        return PreparedLeaves(jax.block_until_ready(tuple(jax.tree.leaves(tree))))
+
+    def _place(self, index: int, params: Params, put: Put) -> None:
+        placed = self._placed(params, self._layer_places[index], put)
+        self._layers[index] = jax.block_until_ready(self._form(placed))
+
+    def _placed(self, params: Params, places: Params, put: Put) -> Params:
+        if not self._model.lora.rank:
+            return jax.tree.map(put, params, places)
+        one = _first_device(places)
+        parts = jax.tree.map(lambda leaf: put(leaf, one), params)
+        return jax.tree.map(jax.device_put, merged_layer(self._model, parts, self._dtype), places)
 
 
 def _as_it_is(layer: Params) -> Params:

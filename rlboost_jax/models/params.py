@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from rlboost_jax.models.decoder import Decoder
-from rlboost_jax.settings.model_config import ModelConfig
+from rlboost_jax.settings.model_config import LAYERS, ModelConfig
 
 Params = dict[str, Any]  # nested; leaves are arrays, or ShapeDtypeStructs of them
 
@@ -86,11 +86,11 @@ def unflatten_params(leaves: Mapping[str, Any]) -> Params:
 
 def unstack_layers(params: Params) -> Params:
     """The same parameters with `layers` as a tuple of one dict per layer."""
-    num_layers = jax.tree.leaves(params["layers"])[0].shape[0]
+    num_layers = jax.tree.leaves(params[LAYERS])[0].shape[0]
     layers = tuple(
-        jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]) for i in range(num_layers)
+        jax.tree.map(lambda leaf, i=i: leaf[i], params[LAYERS]) for i in range(num_layers)
     )
-    return {**params, "layers": layers}
+    return {**params, LAYERS: layers}
 
 
 def params_digest(

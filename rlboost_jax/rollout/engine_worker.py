@@ -12,7 +12,7 @@ result of `failure`. Every question is answered, after the end with an exception
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -33,9 +33,18 @@ from rlboost_jax.sequences.identities import Version
 T = TypeVar("T")
 
 
+class WorkerParameters(Protocol):
+    """Part of `rlboost_jax.engine.engine_parameters.EngineParameters` that a worker needs."""
+
+    def prepare(self, params: Any) -> Any: ...
+    def arriving(self, shapes: Mapping[str, tuple[int, ...]]) -> Any: ...
+
+
 class WorkerEngine(Protocol):
     """Part of `rlboost_jax.engine.engine.Engine` that a worker needs."""
 
+    @property
+    def parameters(self) -> WorkerParameters: ...
     @property
     def running(self) -> int: ...
     @property
@@ -45,7 +54,6 @@ class WorkerEngine(Protocol):
     @property
     def in_flight(self) -> int: ...
 
-    def prepare(self, params: Any) -> Any: ...
     def load(self, params: Any, version: Version) -> None: ...
     def submit(self, requests: Sequence[GenerateRequest]) -> None: ...
     def release(self, request_ids: Sequence[int]) -> list[int]: ...
@@ -112,6 +120,11 @@ class EngineWorker:
     def version(self) -> Version | None:
         return self._engine.version
 
+    @property
+    def parameters(self) -> WorkerParameters | None:
+        """What brings parameters to the device during the work; None: others take turns on it."""
+        return None if self._turns is not None else self._engine.parameters
+
     def start(self, emit: Emit) -> None:
         """Start the thread; `emit` gets every message, in that thread."""
         self._emit = emit
@@ -129,13 +142,6 @@ class EngineWorker:
     def release(self, request_ids: Sequence[int]) -> None:
         """Stop requests, send their tokens so far, and emit `Released` with all of them."""
         self._put(lambda: self._release(request_ids))
-
-    def prepare(self, params: Any) -> Any:
-        """Bring parameters to the device during the work, for `load`; blocks the calling thread.
-
-        On a shared device, where others take turns, they stay as they are.
-        """
-        return params if self._turns is not None else self._engine.prepare(params)
 
     def load(self, params: Any, version: Version, params_digest: str) -> Future[None]:
         """Return what is held and swap the parameters; done when the engine has them."""

@@ -1,8 +1,8 @@
 """Loading of announced versions into the engine: of several only the last is taken.
 
-The last may be an older one than the engine has. It is brought to the device during the work, where
-that has room for two, and swapped in between two dispatches. A version that is likely to be
-announced next is pulled beside the work and waits in memory.
+The last may be an older one than the engine has. It is brought to the device during the work, layer
+by layer as it comes, where that has room for two, and swapped in between two dispatches. A version
+that is likely to be announced next is pulled beside the work, and waits there.
 
 Invariants: no two are pulled or loaded at once; a version that could not be had is tried again for
 as long as no other is announced; what is said belongs to the stream on which it was announced.
@@ -15,10 +15,12 @@ from typing import Any, Protocol, runtime_checkable
 from rlboost_jax.messages import MAX_REASON, Manifest, Ready, WeightsRejected
 from rlboost_jax.observe.span_recorder import Recorder
 from rlboost_jax.platform.backoff import backoff_seconds
+from rlboost_jax.platform.thread_calls import in_thread
 from rlboost_jax.rollout.engine_worker import EngineWorker, WorkerStopped
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter
+from rlboost_jax.weights.layer_feed import Begin
 
 FIRST_RETRY_SECONDS = 0.1  # doubles with each attempt
 LONGEST_RETRY_SECONDS = 2.0
@@ -30,7 +32,7 @@ class PullerLike(Protocol):
 
     pulled: ByteCounter
 
-    async def pull(self, manifest: Manifest) -> Any: ...
+    async def pull(self, manifest: Manifest, begin: Begin | None = None) -> Any: ...
 
 
 class WeightUpdates:
@@ -74,8 +76,8 @@ class WeightUpdates:
     def prefetch(self, manifest: Manifest) -> None:
         """Pull this version once what was announced is loaded.
 
-        It replaces any other version pulled in advance, waits for its announcement, and takes as
-        much memory as a pull does.
+        It replaces any other version pulled in advance, and waits for its announcement: on the
+        device, where that has room for two.
         """
         self._forget()
         pull = asyncio.get_running_loop().create_task(self._pull_ahead(manifest))
@@ -110,6 +112,7 @@ class WeightUpdates:
             near = self._spans.near(version)
             fetched_bytes, attempt = 0, 0
             while self._loaded != (version, params_digest):
+                self._drop_others(manifest)
                 try:
                     pulled = self._pulled_ahead(manifest) or await self._pull(manifest)
                 except WeightsError as error:
@@ -140,22 +143,26 @@ class WeightUpdates:
 
     async def _prepared(self, params: Any, version: Version) -> Any:
         """Parameters on the device where it has room; ends only when that has ended."""
+        device = self._worker.parameters
+        if device is None:
+            return params
         with self._spans.span("prepare", "weights", when=self._spans.near(version)):
-            preparing = asyncio.ensure_future(asyncio.to_thread(self._worker.prepare, params))
-            try:
-                return await asyncio.shield(preparing)
-            except asyncio.CancelledError:
-                await asyncio.wait({preparing})
-                raise
+            return await in_thread(lambda: device.prepare(params))
 
     async def _pull(self, manifest: Manifest) -> Any:
         version = manifest.version
         with self._spans.span("pull", "weights", when=self._spans.near(version), version=version):
-            return await self._puller.pull(manifest)
+            device = self._worker.parameters
+            return await self._puller.pull(manifest, device.arriving if device else None)
 
     async def _pull_ahead(self, manifest: Manifest) -> Any:
         async with self._one:
             return await self._pull(manifest)
+
+    def _drop_others(self, manifest: Manifest) -> None:
+        """Drop another version pulled in advance: the device has no room for a third one."""
+        if self._ahead is not None and self._ahead[0] != manifest and self._ahead[1].done():
+            self._ahead = None
 
     def _pulled_ahead(self, manifest: Manifest) -> Any | None:
         """Hand out a version pulled in advance, once; None if it is not there."""

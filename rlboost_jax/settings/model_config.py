@@ -13,6 +13,7 @@ Activation = Literal["silu", "gelu_tanh"]
 # Matrices of a layer, as Hugging Face calls them, that an adapter can be added to.
 ATTENTION_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 LORA_TARGETS: Final = (*ATTENTION_TARGETS, "gate_proj", "up_proj", "down_proj")
+LAYERS: Final = "layers"  # of the parameters: leaves that have all layers on their first axis
 
 
 @dataclass(frozen=True, kw_only=True)

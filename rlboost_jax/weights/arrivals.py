@@ -20,6 +20,7 @@ from rlboost_jax.messages import FileEntry
 from rlboost_jax.trust.snapshot_names import WeightsError
 
 CHUNK_BYTES: Final = 2**20
+MOST_UNCHECKED_BYTES: Final = 2**27  # two of the largest files
 
 
 class ByteCounter:
@@ -59,7 +60,15 @@ class Intake(Protocol):
         ...
 
     def verified(self, entry: FileEntry) -> None:
-        """Take a file whose bytes are all there and right. Called in any thread."""
+        """Take a file whose bytes are all there and right. Called once for each, in any thread."""
+        ...
+
+
+class KnowingIntake(Intake, Protocol):
+    """An intake that knows what it has."""
+
+    def lacking(self, files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+        """Those of some files that were not verified."""
         ...
 
 
@@ -72,13 +81,17 @@ class FilesInMemory:
 
     def __init__(self) -> None:
         self.files: dict[str, bytearray] = {}
+        self._verified: set[str] = set()
 
     def room(self, entry: FileEntry) -> memoryview:
         self.files[entry.path] = bytearray(entry.size)
         return memoryview(self.files[entry.path])
 
     def verified(self, entry: FileEntry) -> None:
-        """Keep it."""
+        self._verified.add(entry.path)
+
+    def lacking(self, files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+        return tuple(entry for entry in files if entry.path not in self._verified)
 
 
 def read_file(
@@ -159,6 +172,7 @@ class ArrivingFiles:
         self._entries = source.files
         self._begins = [0, *itertools.accumulate(entry.size for entry in source.files)]
         self._checks: deque[asyncio.Future[None]] = deque()
+        self._unchecked_bytes = 0
         self._missing: dict[int, int] = {}  # bytes, by number of a file
         self._rooms: dict[int, memoryview] = {}
         for number, entry in enumerate(source.files):
@@ -193,6 +207,13 @@ class ArrivingFiles:
         while self._checks and self._checks[0].done():
             self._checks.popleft().result()
 
+    async def caught_up(self) -> None:
+        """Wait while more than `MOST_UNCHECKED_BYTES` wait for their hash or to be taken."""
+        while self._unchecked_bytes > MOST_UNCHECKED_BYTES:
+            if running := [check for check in self._checks if not check.done()]:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)  # what counts them runs in the next turn of the loop
+
     async def checked(self) -> None:
         """Wait for all running hashes. Raises WeightsError at the first wrong file."""
         while self._checks:
@@ -209,11 +230,15 @@ class ArrivingFiles:
         if not self._missing[number]:
             entry, room = self._entries[number], self._room(number)
             del self._rooms[number]
-            self._checks.append(
-                asyncio.get_running_loop().run_in_executor(
-                    self._threads, _settle, entry, room, self._intake, self.url
-                )
+            check = asyncio.get_running_loop().run_in_executor(
+                self._threads, _settle, entry, room, self._intake, self.url
             )
+            self._checks.append(check)
+            self._unchecked_bytes += entry.size
+            check.add_done_callback(lambda _: self._settled(entry.size))
+
+    def _settled(self, size: int) -> None:
+        self._unchecked_bytes -= size
 
     def _room(self, number: int) -> memoryview:
         if number not in self._rooms:

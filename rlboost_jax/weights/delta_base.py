@@ -1,83 +1,79 @@
 """The version that a server pulled last, kept in the host's memory for deltas to be applied to.
 
-What is made of it is hashed, also where a file has not changed: an array that was written to since
-is found out, and its leaf fetched as it is.
+What is made of it is hashed, also where a piece has not changed: an array that was written to since
+is found out, and its pieces fetched as they are.
 """
 
 import hashlib
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
-from rlboost_jax.messages import FileEntry, LeafEntry, PieceList
+from rlboost_jax.messages import FileEntry
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.delta_codec import DeltaError, apply_delta
-from rlboost_jax.weights.leaf_arrays import LeafBuffers, chunks_of
-from rlboost_jax.weights.leaf_cache import FilesByLeaf, files_by_leaf, leaf_of
+from rlboost_jax.weights.leaf_arrays import LeafBuffers
 
 
 class DeltaBase:
-    """The leaves of one version, lasting ones aside; none at first."""
+    """The pieces of one version, lasting leaves aside; none at first.
+
+    Attributes:
+        version: whose pieces they were when it was complete. A pull that failed may have brought
+            some of a later one.
+        arrays: by name of the leaf, for the next version to be written over; none if somebody else
+            has them.
+        there: the piece that each place has, by path.
+    """
 
     def __init__(self) -> None:
-        self._leaves: dict[str, LeafEntry] = {}  # by name
-        self._files: FilesByLeaf = {}
         self.version: Version | None = None
-        self._arrays: dict[str, np.ndarray] = {}  # by name of the leaf
+        self.arrays: Mapping[str, np.ndarray] = {}
+        self.there: dict[str, FileEntry] = {}
+        self._chunks: Mapping[str, np.ndarray] = {}
 
-    def hold(self, version: Version, pieces: PieceList, params: Mapping[str, Any]) -> None:
-        """Keep the leaves of a version that was pulled, in place of any other's."""
-        self._leaves = {leaf.name: leaf for leaf in pieces.leaves if not leaf.lasting}
-        self._files, self.version = files_by_leaf(pieces), version
-        self._arrays = {name: leaf_of(params, name) for name in self._leaves}
+    def hold(
+        self,
+        version: Version,
+        chunks: Mapping[str, np.ndarray],
+        there: dict[str, FileEntry],
+        arrays: Mapping[str, np.ndarray],
+    ) -> None:
+        """Keep the pieces of a version that was pulled, in place of any other's.
 
-    def make(self, new: LeafBuffers, pack: Mapping[str, memoryview]) -> set[str]:
-        """Make leaves of a version of the held ones and a pack, and return their names. Blocks.
+        Args:
+            chunks: of arrays, by path of the piece.
+            there: see the attribute, as `arrays`.
+        """
+        self.version, self._chunks = version, chunks
+        self.there, self.arrays = there, arrays
+
+    def make(self, new: LeafBuffers, pack: Mapping[str, memoryview]) -> None:
+        """Make pieces of a version of the held ones and a pack, in the order of its list. Blocks.
 
         All others have to be fetched.
         """
-        files = files_by_leaf(new.pieces)
 
-        def made(leaf: LeafEntry) -> bool:
-            return self._make(leaf, files.get(leaf.name, ()), new.arrays[leaf.name], pack)
+        def make(entry: FileEntry) -> None:
+            old, chunk = self.there.get(entry.path), self._chunks.get(entry.path)
+            if old is None or chunk is None or not (old == entry or entry.path in pack):
+                return
+            before = np.asarray(chunk, order="C")
+            try:
+                made = _made(before, None if old == entry else pack[entry.path], entry.sha256)
+            except DeltaError:
+                return
+            if made is not chunk or not np.may_share_memory(made, new.chunks[entry.path]):
+                new.put(entry, made)
+            new.verified(entry)
 
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="deltas") as threads:
-            leaves = new.pieces.leaves
-            found = zip(leaves, threads.map(made, leaves), strict=True)
-            return {leaf.name for leaf, is_made in found if is_made}
-
-    def _make(
-        self,
-        leaf: LeafEntry,
-        files: tuple[FileEntry, ...],
-        new: np.ndarray,
-        pack: Mapping[str, memoryview],
-    ) -> bool:
-        old = self._arrays.get(leaf.name)
-        if old is None or self._leaves.get(leaf.name) != leaf:
-            return False
-        before = {entry.path: entry for entry in self._files[leaf.name]}
-        if before.keys() != {entry.path for entry in files}:
-            return False
-        same = {entry.path for entry in files if entry == before[entry.path]}
-        if not all(entry.path in same or entry.path in pack for entry in files):
-            return False
-        places = chunks_of(leaf, files)
-        if f"{leaf.name}/.zarray" not in same or places is None:
-            return False  # cut in another way
-        try:
-            for entry, where in places:
-                delta = None if entry.path in same else pack[entry.path]
-                new[where] = _chunk(np.asarray(old[where], order="C"), delta, entry.sha256)
-        except DeltaError:
-            return False
-        return True
+            list(threads.map(make, new.pieces.files))
 
 
-def _chunk(old: np.ndarray, delta: memoryview | None, sha256: str) -> np.ndarray:
+def _made(old: np.ndarray, delta: memoryview | None, sha256: str) -> np.ndarray:
     """What becomes of a chunk: itself, without a delta. Raises DeltaError."""
     if delta is not None:
         return apply_delta(delta, old, sha256)

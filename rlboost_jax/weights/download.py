@@ -116,6 +116,8 @@ class _Carriers:
         clock = asyncio.get_running_loop().time
         rate = 0.0
         while not self._plan.complete:
+            for known in self._files:
+                await known.caught_up()
             piece = self._plan.next_piece(clock(), rate, len(carriers))
             if piece is None:
                 self._changed.clear()

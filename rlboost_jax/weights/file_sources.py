@@ -18,7 +18,7 @@ from rlboost_jax.messages import FileEntry
 from rlboost_jax.platform.object_store import ObjectStore
 from rlboost_jax.trust.credentials import Endpoint
 from rlboost_jax.trust.snapshot_names import WeightsError
-from rlboost_jax.weights.arrivals import ByteCounter, FileSource, Intake, read_file
+from rlboost_jax.weights.arrivals import ByteCounter, FileSource, Intake, KnowingIntake, read_file
 from rlboost_jax.weights.connections import Connections
 from rlboost_jax.weights.download import download
 from rlboost_jax.weights.stored_versions import read_stored
@@ -46,7 +46,7 @@ class Files:
 async def fetch(
     files: Files,
     wanted: tuple[FileEntry, ...],
-    intake: Intake,
+    intake: KnowingIntake,
     *,
     source: str,
     server: Endpoint | None,
@@ -77,12 +77,14 @@ async def fetch(
         except WeightsError:
             if source == "directory" or server is None:
                 raise  # "auto" has others left to try
+            wanted = intake.lacking(wanted)
     if store is not None and source in ("auto", "store"):
         try:
             return await _read_all(wanted, partial(read_stored, store), intake, counter)
         except WeightsError:
             if source == "store" or server is None:
                 raise
+            wanted = intake.lacking(wanted)
     if source == "store":
         raise WeightsError(f"{files.place}: weights.store cannot be opened here")
     if server is None:

@@ -5,8 +5,9 @@ they arrive in their place.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (NumPy knows "bfloat16" by it)
@@ -16,6 +17,7 @@ import tensorstore as ts
 from rlboost_jax.messages import FileEntry, LeafEntry, PieceList
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.leaf_cache import files_by_leaf, put_leaf
+from rlboost_jax.weights.returnable_arrays import returnable
 
 Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
@@ -29,27 +31,47 @@ class LeafBuffers:
     Args:
         pieces: those to bring, and their leaves.
         empty: makes an array.
+        arrays: of an older version, by name of the leaf, which those of the same shape and dtype
+            are written over.
+        there: the piece that each place of `arrays` has, by path; kept up to date.
 
     Attributes:
         arrays: by name of the leaf.
         chunks: the part of an array that each piece is, by path.
+        places: the indices of that part, of the pieces that belong to a leaf.
         others: paths of the pieces that belong to no leaf.
+        complete: paths of the pieces that were verified.
+        tell: called with each piece that was verified, in any thread.
 
     Raises:
         WeightsError: the pieces of a leaf are not the chunks of an array of its shape and dtype.
     """
 
-    def __init__(self, pieces: PieceList, empty: Empty = np.empty) -> None:
-        self.pieces = pieces
+    def __init__(
+        self,
+        pieces: PieceList,
+        empty: Empty = returnable,
+        *,
+        arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
+        there: dict[str, FileEntry] | None = None,
+    ) -> None:
+        self.pieces, self._there = pieces, {} if there is None else there
         self.arrays: dict[str, np.ndarray] = {}
         self.chunks: dict[str, np.ndarray] = {}
+        self.places: dict[str, tuple[slice, ...]] = {}
+        self.complete: set[str] = set()
+        self.tell: Callable[[FileEntry], None] = lambda entry: None
         self._apart: dict[str, np.ndarray] = {}  # chunks whose bytes do not follow each other
         files = files_by_leaf(pieces)
         for leaf in pieces.leaves:
-            array = self.arrays[leaf.name] = _made(leaf, empty)
+            array = arrays.get(leaf.name)
+            if array is None or (array.shape, array.dtype.name) != (leaf.shape, leaf.dtype):
+                array = _made(leaf, empty)
+            self.arrays[leaf.name] = array
             chunks = chunks_of(leaf, files.get(leaf.name, ()))
             for entry, where in chunks or ():
                 chunk = self.chunks[entry.path] = array[where] if where else array
+                self.places[entry.path] = where
                 if chunk.nbytes != entry.size:
                     chunks = None
                     break
@@ -68,11 +90,15 @@ class LeafBuffers:
     def in_place(self, entry: FileEntry) -> memoryview | None:
         """The memory that a piece belongs in; None if its bytes do not follow each other there."""
         chunk = self.chunks[entry.path]
-        return chunk.reshape(-1).view(np.uint8).data if chunk.flags.c_contiguous else None
+        if not chunk.flags.c_contiguous:
+            return None
+        self._there.pop(entry.path, None)
+        return chunk.reshape(-1).view(np.uint8).data
 
     def put(self, entry: FileEntry, data: memoryview | np.ndarray) -> None:
         """Copy a piece to where it belongs."""
         chunk = self.chunks[entry.path]
+        self._there.pop(entry.path, None)
         chunk[...] = np.frombuffer(data, chunk.dtype).reshape(chunk.shape)
 
     def room(self, entry: FileEntry) -> memoryview:
@@ -84,6 +110,12 @@ class LeafBuffers:
     def verified(self, entry: FileEntry) -> None:
         if (apart := self._apart.pop(entry.path, None)) is not None:
             self.put(entry, apart)
+        self._there[entry.path] = entry
+        self.complete.add(entry.path)
+        self.tell(entry)
+
+    def lacking(self, files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+        return tuple(entry for entry in files if entry.path not in self.complete)
 
     def params(self) -> dict[str, Any]:
         """The arrays as a nested dict, once all pieces have been verified."""

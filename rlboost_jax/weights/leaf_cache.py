@@ -26,11 +26,19 @@ class LeafCache:
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}  # by name of the leaf
 
+    def here(self, pieces: PieceList) -> dict[str, np.ndarray]:
+        """Arrays of those leaves of a version that are kept, by name."""
+        files = files_by_leaf(pieces)
+        return {
+            leaf.name: kept.array
+            for leaf in pieces.leaves
+            if (kept := self._kept.get(leaf.name)) is not None
+            and (kept.leaf, kept.files) == (leaf, files.get(leaf.name, ()))
+        }
+
     def missing(self, pieces: PieceList) -> PieceList:
         """The part of a version that is still to be fetched."""
-        files = files_by_leaf(pieces)
-        here = {leaf.name for leaf in pieces.leaves if self._is_here(leaf, files)}
-        return without(pieces, here)
+        return without(pieces, self.here(pieces))
 
     def complete(self, params: dict[str, Any], pieces: PieceList) -> None:
         """Add the cached leaves to `params`, and keep this version's lasting leaves from now on.
@@ -39,17 +47,13 @@ class LeafCache:
             params: nested, of the leaves that were missing.
         """
         files, kept = files_by_leaf(pieces), {}
+        for name, array in self.here(pieces).items():
+            put_leaf(params, name, array)
         for leaf in pieces.leaves:
-            if self._is_here(leaf, files):
-                put_leaf(params, leaf.name, self._kept[leaf.name].array)
             if leaf.lasting:
                 array = leaf_of(params, leaf.name)
                 kept[leaf.name] = _Kept(leaf, files.get(leaf.name, ()), array)
         self._kept = kept
-
-    def _is_here(self, leaf: LeafEntry, files: FilesByLeaf) -> bool:
-        kept = self._kept.get(leaf.name)
-        return kept is not None and (kept.leaf, kept.files) == (leaf, files.get(leaf.name, ()))
 
 
 def without(pieces: PieceList, names: Collection[str]) -> PieceList:

@@ -5,14 +5,17 @@ the network: it counts once its digest is that of a sealed manifest.
 """
 
 import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rlboost_jax.messages import MAX_LIST_BYTES, FileEntry, Manifest, PieceList
+from rlboost_jax.messages import MAX_LIST_BYTES, FileEntry, LeafEntry, Manifest, PieceList
 from rlboost_jax.platform.bounded_files import Unreadable, read_bytes
 from rlboost_jax.sequences.identities import Version
+from rlboost_jax.settings.model_config import LAYERS
 from rlboost_jax.trust.snapshot_names import WeightsError, check_names
 
 SUFFIX: Final = ".pieces"  # of a version's folder: its list
@@ -52,6 +55,29 @@ def write_list(
         list_bytes=len(data),
         list_sha256=hashlib.sha256(data).hexdigest(),
     )
+
+
+def in_order(files: Collection[FileEntry], leaves: Iterable[LeafEntry]) -> tuple[FileEntry, ...]:
+    """Order pieces as they should arrive: layer by layer, after what belongs to no layer or to all.
+
+    Servers fetch them in this order, and put each layer on the device once it is there.
+    """
+    lengths = {leaf.name: leaf.shape[:1] for leaf in leaves if leaf.name.startswith(f"{LAYERS}.")}
+    rows, counts = dict[str, tuple[str, int]](), Counter[str]()
+    for entry in files:
+        name, _, chunk = entry.path.rpartition("/")
+        first = chunk.partition(".")[0]
+        if name in lengths and first.isdigit():
+            rows[entry.path] = name, int(first)
+            counts[name] = max(counts[name], int(first) + 1)
+
+    def layer(entry: FileEntry) -> float:
+        if entry.path not in rows:
+            return 0.0
+        name, row = rows[entry.path]
+        return row * lengths[name][0] / counts[name]
+
+    return tuple(sorted(files, key=lambda entry: (layer(entry), entry.path)))
 
 
 def list_entry(manifest: Manifest) -> FileEntry:

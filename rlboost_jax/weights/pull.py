@@ -13,15 +13,17 @@ from typing import Any
 
 from rlboost_jax.messages import FileEntry, Manifest, PieceList
 from rlboost_jax.platform.object_store import ObjectStore
+from rlboost_jax.platform.thread_calls import in_thread
 from rlboost_jax.trust.credentials import Endpoint
 from rlboost_jax.trust.seal import check_seal, root_of
 from rlboost_jax.trust.snapshot_names import WeightsError
-from rlboost_jax.weights.arrivals import ByteCounter, FilesInMemory, Intake
+from rlboost_jax.weights.arrivals import ByteCounter, FilesInMemory, KnowingIntake
 from rlboost_jax.weights.connections import RETRIES, Connections, Retries
 from rlboost_jax.weights.delta_base import DeltaBase
 from rlboost_jax.weights.delta_codec import DeltaError
 from rlboost_jax.weights.delta_packs import read_pack
 from rlboost_jax.weights.file_sources import Files, fetch
+from rlboost_jax.weights.layer_feed import Begin, LayerFeed
 from rlboost_jax.weights.leaf_arrays import LeafBuffers
 from rlboost_jax.weights.leaf_cache import LeafCache, without
 from rlboost_jax.weights.pack_fetch import fetch_pack
@@ -37,7 +39,7 @@ __all__ = ["Pulled", "Puller", "WeightsError"]
 
 @dataclass(frozen=True)
 class Pulled:
-    params: dict[str, Any]  # nested, NumPy leaves
+    params: Any  # nested, NumPy leaves; or what a receiver made of them
     fetched_bytes: int  # from outside of this server's zone
 
 
@@ -98,8 +100,12 @@ class Puller:
         """Set the port of the manager's host that serves weights; 0: the manager's own port."""
         self._port = port
 
-    async def pull(self, manifest: Manifest) -> Pulled:
+    async def pull(self, manifest: Manifest, begin: Begin | None = None) -> Pulled:
         """Fetch, verify and read; nothing is touched for a manifest without the run's seal.
+
+        Args:
+            begin: makes a receiver, which is then given each part of the version once it is all
+                there; the host's memory of it is free again, or is the next version's.
 
         Raises:
             WeightsError: naming the file or leaf, and what is wrong with it.
@@ -110,20 +116,42 @@ class Puller:
             host, _, own = self._manager.address.rpartition(":")
             server = replace(self._manager, address=self._weights or f"{host}:{self._port or own}")
         pieces, list_bytes = await self._listed(manifest, server)
+        receiver = begin({leaf.name: leaf.shape for leaf in pieces.leaves}) if begin else None
         missing = self._kept.missing(pieces)
-        if self._peers is None or server is None or self._source == "directory":
-            leaves = await asyncio.to_thread(LeafBuffers, missing)
-            come = await self._bring(manifest, pieces, server, leaves)
-            params = leaves.params()
-        else:
+        arriving: contextlib.AbstractAsyncContextManager[HeldVersion | None]
+        arriving = contextlib.nullcontext()
+        if self._peers is not None and server is not None and self._source != "directory":
             arriving = self._peers.held.arriving(root_of(manifest), pieces, missing)
-            async with arriving as version:
-                come = await self._bring(manifest, pieces, server, version.leaves, version)
-            params = version.params()
+        async with arriving as version:
+            leaves = version.leaves if version else await asyncio.to_thread(self._buffers, missing)
+            if receiver is not None:
+                others = {**self._kept.here(pieces), **(version.shared if version else {})}
+                feed = LayerFeed(leaves, others, receiver, self._free(leaves, version))
+                await in_thread(feed.begin)
+            come = await self._bring(manifest, pieces, server, leaves, version)
+        params = version.params() if version else leaves.params()
         self._kept.complete(params, pieces)
         if self._base is not None:
-            self._base.hold(manifest.version, pieces, params)
-        return Pulled(params=params, fetched_bytes=list_bytes + come)
+            chunks = version.chunks if version else leaves.chunks
+            lasting = {leaf.name for leaf in pieces.leaves if leaf.lasting}
+            there = {entry.path: entry for entry in without(pieces, lasting).files}
+            given_away = version is not None or receiver is None
+            arrays = {} if given_away else leaves.arrays
+            self._base.hold(manifest.version, chunks, there, arrays)
+        prepared = await in_thread(receiver.prepared) if receiver else params
+        return Pulled(params=prepared, fetched_bytes=list_bytes + come)
+
+    def _buffers(self, missing: PieceList) -> LeafBuffers:
+        """Memory for leaves that nobody else maps: the base's, unless somebody else has it."""
+        if self._base is None or not self._base.arrays:
+            return LeafBuffers(missing)
+        return LeafBuffers(missing, arrays=self._base.arrays, there=self._base.there)
+
+    def _free(self, leaves: LeafBuffers, version: HeldVersion | None) -> set[str]:
+        """Names of the leaves that nobody needs once they were taken."""
+        if self._base is not None or (version is not None and version.serves):
+            return set()
+        return {leaf.name for leaf in leaves.pieces.leaves if not leaf.lasting}
 
     async def _listed(self, manifest: Manifest, server: Endpoint | None) -> tuple[PieceList, int]:
         """The list of a manifest's pieces, and how many bytes came for it."""
@@ -159,11 +187,10 @@ class Puller:
         Args:
             version: whose leaves they are, which other servers are asked for, too.
         """
-        made, pack_bytes = await self._make(manifest, leaves, server)
-        wanted, near_bytes = without(leaves.pieces, made).files, 0
+        pack_bytes = await self._make(manifest, leaves, server)
+        wanted, near_bytes = leaves.lacking(leaves.pieces.files), 0
         if version is not None and self._peers is not None:
-            self._peers.held.add_leaves(version, made)
-            wanted = version.lacking()
+            wanted = self._peers.held.add_complete(version)
         num_bytes, begun = sum(entry.size for entry in wanted), time.monotonic()
         files = Files(
             place=f"version {manifest.version}",
@@ -179,13 +206,11 @@ class Puller:
             self._most_fetched = num_bytes, time.monotonic() - begun
         return pack_bytes + max(0, num_bytes - near_bytes)
 
-    async def _make(
-        self, manifest: Manifest, leaves: LeafBuffers, server: Endpoint | None
-    ) -> tuple[set[str], int]:
-        """Make leaves of the version pulled before; returns their names and the bytes that came."""
+    async def _make(self, manifest: Manifest, leaves: LeafBuffers, server: Endpoint | None) -> int:
+        """Make pieces of the version pulled before; returns the bytes that came for it."""
         base = self._base
         if base is None or base.version is None:
-            return set(), 0
+            return 0
         num_bytes = leaves.pieces.num_bytes
         fetched_bytes, seconds = self._most_fetched
         whole_seconds = seconds * num_bytes / max(1, fetched_bytes)
@@ -204,7 +229,8 @@ class Puller:
             pack = read_pack(data) if data else {}
         except DeltaError:
             pack = {}
-        return await asyncio.to_thread(base.make, leaves, pack), len(data)
+        await in_thread(lambda: base.make(leaves, pack))
+        return len(data)
 
     async def _exchange(
         self,
@@ -218,7 +244,7 @@ class Puller:
         if self._source == "auto":  # this may be the trainer's host
             with contextlib.suppress(WeightsError):
                 await self._fetch(files, wanted, version.leaves, None, source="directory")
-                peers.held.add(version, wanted)
+            if not peers.held.add_complete(version):
                 return 0
         async with self._connections.to(server) as (session, retries):
             outside: OutsideSource = TrainerPieces(files.url, files.files, session)
@@ -230,7 +256,7 @@ class Puller:
         self,
         files: Files,
         wanted: tuple[FileEntry, ...],
-        intake: Intake,
+        intake: KnowingIntake,
         server: Endpoint | None,
         *,
         source: str = "",

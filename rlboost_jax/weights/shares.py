@@ -21,6 +21,7 @@ from jax.sharding import Sharding
 
 from rlboost_jax.messages import FileEntry, LeafEntry
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
+from rlboost_jax.settings.model_config import LAYERS
 
 Place = tuple[int, ...]  # of a part in the grid of its leaf
 Read = Callable[[jax.Array], np.ndarray]  # from a device of this process to its memory
@@ -145,13 +146,23 @@ def stored(share: Share, dtype: np.dtype) -> np.dtype:
     return dtype if share.dtype.kind == "f" or share.dtype.name == "bfloat16" else share.dtype
 
 
-def chunk_shape(part_shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def chunk_shape(
+    part_shape: tuple[int, ...], itemsize: int, *, stacked: bool = False
+) -> tuple[int, ...]:
     """Shape of the chunks that a part is written in: equal ones of consecutive bytes.
 
     They have at most `MOST_CHUNK_BYTES`, unless the sizes of the part have no divisors for it.
+
+    Args:
+        stacked: the first axis is that of layers: a chunk has as few of them as make
+            `LEAST_CHUNK_BYTES`, so that servers can take one layer after the other.
     """
     chunk = list(part_shape)
-    for axis, size in enumerate(part_shape):
+    if stacked and part_shape:
+        layer_bytes = math.prod(part_shape[1:]) * itemsize
+        counts = (n for n in range(1, part_shape[0] + 1) if part_shape[0] % n == 0)
+        chunk[0] = next((n for n in counts if n * layer_bytes >= LEAST_CHUNK_BYTES), part_shape[0])
+    for axis, size in enumerate(chunk):
         row_bytes = math.prod(chunk[axis + 1 :]) * itemsize
         if size * row_bytes <= MOST_CHUNK_BYTES:
             break
@@ -217,7 +228,8 @@ def _write_leaf(
     folder: Path, name: str, share: Share, dtype: np.dtype, describe: bool, context: ts.Context
 ) -> list[FileEntry]:
     """Write a leaf as plain Zarr, uncompressed: compression costs more time than it saves here."""
-    chunk = chunk_shape(share.part_shape, dtype.itemsize)
+    stacked = name.startswith(f"{LAYERS}.")
+    chunk = chunk_shape(share.part_shape, dtype.itemsize, stacked=stacked)
     spec = {
         "driver": "zarr",
         "kvstore": {"driver": "file", "path": f"{folder / name}/"},

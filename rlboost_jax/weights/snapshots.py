@@ -26,7 +26,7 @@ from rlboost_jax.models.params import Params
 from rlboost_jax.platform import durable
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.delta_packs import promise_packs, promised, write_pack
-from rlboost_jax.weights.piece_lists import list_entry, list_path, listed, write_list
+from rlboost_jax.weights.piece_lists import in_order, list_entry, list_path, listed, write_list
 from rlboost_jax.weights.shares import leaf_entries, write_shares
 from rlboost_jax.weights.stored_versions import StoredVersions
 
@@ -101,7 +101,8 @@ class SnapshotStore:
             durable.link(self._folder / BASE / entry.path, own)
         bases = {version - back for back in self._deltas}
         promise_packs(beside(place), bases.intersection(self._written))
-        every = PieceList(files=(*self._base_files, *files), leaves=(*self._base_leaves, *leaves))
+        leaves = (*self._base_leaves, *leaves)
+        every = PieceList(files=in_order((*self._base_files, *files), leaves), leaves=leaves)
         manifest = write_list(place, every, version=version, params_digest=params_digest)
         _put_in_place(place)
         self._written = [v for v in self._written if v != version] + [version]

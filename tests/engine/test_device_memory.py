@@ -321,9 +321,9 @@ def test_what_is_prepared_during_the_work_is_what_is_loaded(
     for engine in (roomy, tight):
         engine.load(params, 1)
     before, new = roomy.parameters.leaves, jax.tree.map(lambda leaf: 2 * leaf, params)
-    prepared = roomy.prepare(new)
+    prepared = roomy.parameters.prepare(new)
     assert roomy.version == 1 and roomy.parameters.leaves is before
-    assert tight.prepare(new) is new
+    assert tight.parameters.prepare(new) is new
     roomy.load(prepared, 2)
     tight.load(new, 2)
     leaves = zip(roomy.parameters.leaves, tight.parameters.leaves, strict=True)

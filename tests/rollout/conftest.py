@@ -64,8 +64,15 @@ class FakeEngine:
     def running(self) -> int:
         return len(self._left)
 
+    @property
+    def parameters(self) -> "FakeEngine":
+        return self
+
     def prepare(self, params: object) -> object:
         return params
+
+    def arriving(self, shapes: object) -> None:
+        """Nothing goes to a device before the whole has come."""
 
     def load(self, params: object, version: int) -> None:
         assert not self._left and not self._launched
@@ -282,7 +289,7 @@ class FakeWeights:
         self.let_go = asyncio.Event()
         self.pulled = ByteCounter()
 
-    async def pull(self, manifest: messages.Manifest) -> Pulled:
+    async def pull(self, manifest: messages.Manifest, begin: object = None) -> Pulled:
         self.pulls.append(manifest.version)
         if manifest.version in self.held:
             await self.let_go.wait()

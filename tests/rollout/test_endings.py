@@ -273,7 +273,7 @@ def test_an_exception_of_the_engine_ends_the_run(fakes):
 
 def test_a_mistake_while_pulling_ends_the_run(fakes):
     class Broken(fakes.Weights):
-        async def pull(self, manifest):
+        async def pull(self, manifest, begin=None):
             raise ZeroDivisionError("in the puller")
 
     async def scenario():

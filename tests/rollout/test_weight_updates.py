@@ -27,7 +27,7 @@ class SlowToEnd:
         self.pulls: list[int] = []
         self.at_once = 0
 
-    async def pull(self, manifest: Manifest) -> Any:
+    async def pull(self, manifest: Manifest, begin: Any = None) -> Any:
         self.pulls.append(manifest.version)
         self.at_once += 1
         assert self.at_once == 1, "two pulls at once"
@@ -45,8 +45,15 @@ class Engine:
     def __init__(self) -> None:
         self.loaded: list[int] = []
 
+    @property
+    def parameters(self) -> "Engine":
+        return self
+
     def prepare(self, params: int) -> int:
         return params
+
+    def arriving(self, shapes: object) -> None:
+        """Nothing goes to a device before the whole has come."""
 
     def load(self, params: int, version: int, params_digest: str) -> Future[None]:
         self.loaded.append(version)
@@ -110,7 +117,7 @@ def test_nothing_is_under_way_after_the_stop() -> None:
 
 def test_a_mistake_of_this_side_is_reported() -> None:
     class Broken(SlowToEnd):
-        async def pull(self, manifest: Manifest) -> Any:
+        async def pull(self, manifest: Manifest, begin: Any = None) -> Any:
             raise KeyError("a mistake")
 
     async def scenario() -> None:
@@ -225,7 +232,7 @@ def test_an_announcement_waits_for_no_other_pull(turns: int) -> None:
 
 def test_a_pull_beforehand_that_failed_is_tried_again_in_its_time() -> None:
     class Once(SlowToEnd):
-        async def pull(self, manifest: Manifest) -> Any:
+        async def pull(self, manifest: Manifest, begin: Any = None) -> Any:
             pulled = await super().pull(manifest)
             if self.pulls == [2]:
                 raise WeightsError("the line broke")

@@ -22,6 +22,7 @@ from rlboost_jax.rollout.weight_updates import PullerLike
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter
+from rlboost_jax.weights.layer_feed import Begin
 from rlboost_jax.weights.pull import Pulled, Puller
 
 Load = Callable[[Params, Version, str], None]  # parameters on the devices, their version and digest
@@ -74,8 +75,8 @@ class KeptVersionSource:
         self._versions, self._base = versions, base
         self.pulled = ByteCounter()  # nothing comes over a line
 
-    async def pull(self, manifest: Manifest) -> Pulled:
-        """Return a kept version. Raises WeightsError if it is not kept, or no longer."""
+    async def pull(self, manifest: Manifest, begin: Begin | None = None) -> Pulled:
+        """Return a kept version, whole. Raises WeightsError if it is not kept, or no longer."""
         version = manifest.version
         try:
             digest = self._versions.digest(version)
@@ -94,8 +95,8 @@ class SharedPull:
         self._puller, self._one, self.pulled = puller, asyncio.Lock(), puller.pulled
         self._pulled: WeakValueDictionary[tuple[Version, str], Any] = WeakValueDictionary()
 
-    async def pull(self, manifest: Manifest) -> Any:
-        """Pull a version, or join a pull of it. Raises WeightsError."""
+    async def pull(self, manifest: Manifest, begin: Begin | None = None) -> Any:
+        """Pull a version, or join a pull of it, whole. Raises WeightsError."""
         key = (manifest.version, manifest.params_digest)
         async with self._one:
             pulled = self._pulled.get(key)

@@ -30,6 +30,7 @@ class HeldVersion:
         serves: whether a process is to map the arrays.
 
     Attributes:
+        shared: arrays of the leaves that it shares, by name.
         leaves: those to be brought.
         held: numbers of the pieces that are there.
 
@@ -49,9 +50,10 @@ class HeldVersion:
         self.root, self.files, self.held = root, pieces.files, set[int]()
         self.numbers = {entry.path: number for number, entry in enumerate(pieces.files)}
         self._pieces = pieces
-        self._shared = {} if before is None else before._leaves_of(pieces)
-        self.leaves = LeafBuffers(without(missing, self._shared), empty if serves else np.empty)
-        self.arrays = {**self._shared, **self.leaves.arrays}
+        self.serves, self.shared = serves, {} if before is None else before._leaves_of(pieces)
+        missing = without(missing, self.shared)
+        self.leaves = LeafBuffers(missing, empty) if serves else LeafBuffers(missing)
+        self.arrays = {**self.shared, **self.leaves.arrays}
         self.chunks = dict(self.leaves.chunks)
         if before is not None:
             self._share(before)
@@ -103,7 +105,7 @@ class HeldVersion:
         for number, entry in enumerate(self.files):
             if theirs.get(entry.path) != entry:
                 continue
-            if entry.path.rpartition("/")[0] in self._shared:
+            if entry.path.rpartition("/")[0] in self.shared:
                 self.chunks[entry.path] = before.chunks[entry.path]
             elif entry.path in self.leaves.others:
                 self.leaves.put(entry, before.chunks[entry.path])
@@ -163,10 +165,11 @@ class HeldPieces:
             version.held.update(new)
             self._tell(Held(root=version.root, numbers=tuple(new)), ())
 
-    def add_leaves(self, version: HeldVersion, names: Iterable[str]) -> None:
-        """Serve leaves, all pieces of which are there and verified."""
-        files, others = files_by_leaf(version.leaves.pieces), version.leaves.others
-        self.add(version, (e for name in names for e in files[name] if e.path not in others))
+    def add_complete(self, version: HeldVersion) -> tuple[FileEntry, ...]:
+        """Serve the pieces that its arrays have by now; returns those that are lacking still."""
+        complete = version.leaves.complete
+        self.add(version, (e for e in version.leaves.pieces.files if e.path in complete))
+        return version.lacking()
 
     @contextlib.asynccontextmanager
     async def arriving(

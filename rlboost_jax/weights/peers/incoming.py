@@ -91,7 +91,9 @@ class IncomingPieces:
         if number not in self._complete:
             check(entry, room, origin)
         with self._writing[number]:  # also until another answer's bytes are there
-            if number not in self._complete:
-                self._complete.add(number)
-                if not in_place:
-                    self._leaves.put(entry, room)
+            if number in self._complete:
+                return
+            self._complete.add(number)
+            if not in_place:
+                self._leaves.put(entry, room)
+        self._leaves.verified(entry)

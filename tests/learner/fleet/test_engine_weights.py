@@ -24,7 +24,7 @@ class Snapshots:
     def __init__(self):
         self.pulls, self.faults, self.pulled = [], 0, ByteCounter()
 
-    async def pull(self, manifest):
+    async def pull(self, manifest, begin=None):
         self.pulls.append((manifest.version, manifest.params_digest))
         await asyncio.sleep(0)  # the others come to ask, too
         if self.faults:
