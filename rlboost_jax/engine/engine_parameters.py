@@ -5,7 +5,7 @@ Adapters are merged on the way there, a layer at a time: the engine runs a model
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from rlboost_jax.models.params import (
     unflatten_params,
 )
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.settings.model_config import LAYERS, ModelConfig
+from rlboost_jax.settings.model_config import LAYERS, STACKED, ModelConfig
 
 Put = Callable[[Any, Any], Array]  # a leaf, and its device or sharding
 
@@ -180,13 +180,15 @@ class EngineParameters:
         """Place host arrays."""
 
         def of_layer(leaf: np.ndarray, index: int, place: Any) -> Array:
-            return self._copied_there(leaf[index], place)
+            return self._put_from_host(leaf[index], place)
 
-        return self._assembled(params, of_layer, self._copied_there, equal_layers=equal_layers)
+        return self._assembled(params, of_layer, self._put_from_host, equal_layers=equal_layers)
 
-    def _copied_there(self, leaf: np.ndarray, place: Any) -> Array:
-        """Place a copy of a host array: on CPU a device array may be a view of a host array."""
-        return jax.device_put(np.array(leaf, self._dtype), place)
+    def _put_from_host(self, leaf: np.ndarray, place: Any) -> Array:
+        """Place a host array. On CPU of a copy: a device array may be a view of a host array."""
+        on_cpu = _first_device(place).platform == "cpu"
+        host = np.array(leaf, self._dtype) if on_cpu else np.asarray(leaf, self._dtype)
+        return jax.device_put(host, place)
 
     def _assembled(
         self,
@@ -203,34 +205,42 @@ class EngineParameters:
             whole: any other leaf, in a place.
             equal_layers: put the first layer in the places of all.
         """
-        arriving, count = self._arriving(), len(self._places[LAYERS])
+        arriving, leaves = self._arriving(), flatten_params(params)
 
-        def place(index: int) -> None:
-            arriving.layer(index, params[LAYERS], lambda leaf, there: of_layer(leaf, index, there))
+        def take(index: int) -> None:
+            def put(leaf: Any, place: Any) -> Array:
+                return of_layer(leaf, index, place)
 
+            for name, leaf in leaves.items():
+                if name.startswith(STACKED):
+                    arriving.take(name, index, leaf, put)
+
+        count = 1 if equal_layers else len(self._places[LAYERS])
         with ThreadPoolExecutor(_LAYERS_AT_A_TIME, thread_name_prefix="layers") as threads:
-            list(threads.map(place, range(1 if equal_layers else count)))
-        for name, leaf in flatten_params(params).items():
-            if not name.startswith(f"{LAYERS}."):
-                arriving.leaf(name, leaf, whole)
+            list(threads.map(take, range(count)))
+        for name, leaf in leaves.items():
+            if not name.startswith(STACKED):
+                arriving.take(name, None, leaf, whole)
         return arriving.prepared(equal_layers=equal_layers).leaves
 
     def _arriving(self) -> "ArrivingParameters":
         form = joined if self._join else _as_it_is
+        names = [name.removeprefix(STACKED) for name in self._shapes if name.startswith(STACKED)]
         panels_dtype = self._model.dtype if self._panels else ""
         return ArrivingParameters(
-            self._model, self._places, self._dtype, form, panels_dtype, self._copied_there
+            self._model, self._places, self._dtype, names, form, panels_dtype, self._put_from_host
         )
 
 
 class ArrivingParameters:
-    """A version on its way to the device, a layer or another leaf at a time, in any order.
+    """A version on its way to the device, a leaf of a layer or another leaf at a time.
 
-    Adapters are merged on one device, as on a server with one. Methods block and may be called in
-    several threads; what they were given may be changed or freed once they return.
+    They may come in any order and in several threads. Adapters are merged on one device, as on a
+    server with one.
 
     Args:
         places: device or sharding of each leaf, layers unstacked and without adapters.
+        names: dotted, of the leaves of a layer, adapters included.
         form: changes a layer on its device.
         panels_dtype: of products whose matrices are packed at the end; "": none are.
         put: places a leaf unless a call says otherwise.
@@ -241,34 +251,47 @@ class ArrivingParameters:
         model: ModelConfig,
         places: Params,
         dtype: jnp.dtype,
+        names: Collection[str],
         form: Callable[[Params], Params],
         panels_dtype: str,
         put: Put,
     ) -> None:
         self._model, self._dtype, self._layer_places = model, dtype, places[LAYERS]
         self._rest_places = flatten_params({**places, LAYERS: ()})
+        self._num_leaves = len(names)
         self._form, self._panels_dtype, self._put = form, panels_dtype, put
+        self._parts: dict[int, dict[str, Array]] = {}  # of layers that are not complete, by name
         self._layers: dict[int, Params] = {}
-        self._rest: dict[str, Array] = {}  # by dotted name
-        self._first = threading.Lock()  # so that programs are compiled once
-        self._some = threading.BoundedSemaphore(_LAYERS_AT_A_TIME)
+        self._rest: dict[str, Array] = {}  # by name
+        self._lock = threading.Lock()  # of parts
+        self._first = threading.Lock()  # held by the first layer, so that it compiles alone
 
-    def layer(self, index: int, params: Params, put: Put | None = None) -> None:
-        """Place a layer.
+    def take(self, name: str, index: int | None, leaf: Any, put: Put | None = None) -> None:
+        """Place a leaf; what it was given may be changed or freed once it returns.
 
         Args:
-            params: its leaves, or whatever `put` makes them of.
+            name: dotted, as in a snapshot.
+            index: of its layer; None: it belongs to none.
+            leaf: a host array, or whatever `put` makes an array of.
         """
+        put = put or self._put
+        if index is None:
+            self._rest[name] = jax.block_until_ready(put(leaf, self._rest_places[name]))
+            return
+        part, places = name.removeprefix(STACKED), self._layer_places[index]
+        place = _first_device(places) if self._model.lora.rank else flatten_params(places)[part]
+        array = jax.block_until_ready(put(leaf, place))
+        with self._lock:
+            parts = self._parts.setdefault(index, {})
+            parts[part] = array
+            if len(parts) < self._num_leaves:
+                return
+            del self._parts[index]
         with self._first:
             if not self._layers:
-                self._place(index, params, put or self._put)
+                self._layers[index] = self._formed(unflatten_params(parts), places)
                 return
-        with self._some:
-            self._place(index, params, put or self._put)
-
-    def leaf(self, name: str, leaf: Any, put: Put | None = None) -> None:
-        """Place a leaf that belongs to no layer, by its dotted name."""
-        self._rest[name] = jax.block_until_ready((put or self._put)(leaf, self._rest_places[name]))
+        self._layers[index] = self._formed(unflatten_params(parts), places)
 
     def prepared(self, *, equal_layers: bool = False) -> PreparedLeaves:
         """All leaves, once each has been placed.
@@ -282,23 +305,19 @@ class ArrivingParameters:
         tree = with_panels(tree, self._panels_dtype) if self._panels_dtype else tree
         return PreparedLeaves(jax.block_until_ready(tuple(jax.tree.leaves(tree))))
 
-    def _place(self, index: int, params: Params, put: Put) -> None:
-        placed = self._placed(params, self._layer_places[index], put)
-        self._layers[index] = jax.block_until_ready(self._form(placed))
-
-    def _placed(self, params: Params, places: Params, put: Put) -> Params:
-        if not self._model.lora.rank:
-            return jax.tree.map(put, params, places)
-        one = _first_device(places)
-        parts = jax.tree.map(lambda leaf: put(leaf, one), params)
-        return jax.tree.map(jax.device_put, merged_layer(self._model, parts, self._dtype), places)
+    def _formed(self, layer: Params, places: Params) -> Params:
+        if self._model.lora.rank:
+            merged = merged_layer(self._model, layer, self._dtype)
+            layer = jax.tree.map(jax.device_put, merged, places)
+        return jax.block_until_ready(self._form(layer))
 
 
 def _as_it_is(layer: Params) -> Params:
     return layer
 
 
-def _first_device(places: Params) -> jax.Device:
+def _first_device(places: Any) -> jax.Device:
+    """The first device of a place, or of a tree of them."""
     place = jax.tree.leaves(places)[0]
     return place if isinstance(place, jax.Device) else place.mesh.devices.flat[0]
 

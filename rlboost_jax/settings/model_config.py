@@ -14,6 +14,7 @@ Activation = Literal["silu", "gelu_tanh"]
 ATTENTION_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 LORA_TARGETS: Final = (*ATTENTION_TARGETS, "gate_proj", "up_proj", "down_proj")
 LAYERS: Final = "layers"  # of the parameters: leaves that have all layers on their first axis
+STACKED: Final = f"{LAYERS}."  # begins the dotted names of these
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from rlboost_jax.weights.download import download
 from rlboost_jax.weights.stored_versions import read_stored
 
 LEAST_FILES: Final = 4  # of a directory or a store, at a time, however few cores there are
+MOST_FILES: Final = 16  # however many: memory for each is needed at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ async def _read_all(
     """
     loop = asyncio.get_running_loop()
     abort = threading.Event()
-    at_a_time = max(LEAST_FILES, os.cpu_count() or 1)
+    at_a_time = min(MOST_FILES, max(LEAST_FILES, os.cpu_count() or 1))
     threads = ThreadPoolExecutor(at_a_time, thread_name_prefix="weights")
     reads = [loop.run_in_executor(threads, read, entry, intake, counter, abort) for entry in wanted]
     try:

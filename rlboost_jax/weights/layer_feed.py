@@ -1,4 +1,4 @@
-"""A version handed on while it arrives: each layer, and each other leaf, once it is all there.
+"""A version handed on while it arrives: each layer's part of a leaf once it is all there.
 
 Who takes them puts them on a device. The host then holds pieces on their way and no version, unless
 arrays are kept for deltas, for other servers or as lasting leaves.
@@ -6,29 +6,24 @@ arrays are kept for deltas, for other servers or as lasting leaves.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from rlboost_jax.messages import FileEntry
-from rlboost_jax.settings.model_config import LAYERS
+from rlboost_jax.settings.model_config import STACKED
 from rlboost_jax.weights.leaf_arrays import LeafBuffers
-from rlboost_jax.weights.leaf_cache import put_leaf
 from rlboost_jax.weights.returnable_arrays import give_back
 
-_STACKED: Final = f"{LAYERS}."
+Unit = tuple[str, int | None]  # name of a leaf, and a layer; None: the leaf belongs to none
 
 
 class Receiver(Protocol):
-    """Takes parts of a version, in any order and thread. What it is given may be freed after."""
+    """Takes the leaves of a version, in any order and thread."""
 
-    def layer(self, index: int, params: dict[str, Any]) -> None:
-        """Take the leaves of one layer."""
-        ...
-
-    def leaf(self, name: str, leaf: Any) -> None:
-        """Take a leaf that belongs to no layer."""
+    def take(self, name: str, index: int | None, leaf: Any) -> None:
+        """Take a leaf, or what a leaf has of a layer; it may be freed once this returns."""
         ...
 
     def prepared(self) -> Any:
@@ -41,6 +36,9 @@ Begin = Callable[[Mapping[str, tuple[int, ...]]], Receiver | None]  # given the 
 
 class LayerFeed:
     """Hands parts of a version to a receiver as their last piece is verified.
+
+    What is there from the start of a layer follows what arrives of it: a device need not hold all
+    of a model's base beside its adapters.
 
     Args:
         leaves: those that arrive, which tell it of each piece.
@@ -55,30 +53,29 @@ class LayerFeed:
         receiver: Receiver,
         gives_back: Collection[str],
     ) -> None:
-        self._receiver, self._gives_back = receiver, gives_back
-        arrays = {**others, **leaves.arrays}
-        self._whole = {name: leaf for name, leaf in arrays.items() if not name.startswith(_STACKED)}
-        self._stacked = {name: leaf for name, leaf in arrays.items() if name not in self._whole}
-        self._places = leaves.places
-        self._lock, self._lacking = threading.Lock(), Counter[str | int]()
+        self._arrays, self._others = leaves.arrays, others
+        self._places, self._receiver, self._gives_back = leaves.places, receiver, gives_back
+        self._lock = threading.Lock()
+        self._lacking = Counter[Unit]()  # pieces
         for path in leaves.places:
             self._lacking.update(self._units(path))
+        self._arriving = Counter(index for _, index in self._lacking)  # units of each layer
         leaves.tell = self._verified
 
     def begin(self) -> None:
-        """Hand on what is there from the start. Blocks."""
-        num_layers = max((len(leaf) for leaf in self._stacked.values()), default=0)
-        for unit in (*self._whole, *range(num_layers)):
-            if not self._lacking[unit]:
-                self._hand_on(unit)
+        """Hand on what waits for nothing. Blocks."""
+        found = {index for name, leaf in self._others.items() for index in _indices(name, leaf)}
+        for index in sorted(found, key=lambda index: -1 if index is None else index):
+            if index is None or index not in self._arriving:
+                self._hand_on_others(index)
 
-    def _units(self, path: str) -> list[str | int]:
-        """The leaf or the layers that a piece belongs to."""
+    def _units(self, path: str) -> list[Unit]:
+        """The parts that a piece belongs to."""
         name, where = path.rpartition("/")[0], self._places[path]
-        if name in self._whole:
-            return [name]
-        rows = where[0] if where else slice(None)
-        return [*range(*rows.indices(len(self._stacked[name])))]
+        indices = _indices(name, self._arrays[name])
+        if name.startswith(STACKED):
+            indices = indices[where[0]]
+        return [(name, index) for index in indices]
 
     def _verified(self, entry: FileEntry) -> None:
         """Hand on what has no other piece to wait for. Blocks."""
@@ -88,19 +85,22 @@ class LayerFeed:
             units = self._units(entry.path)
             self._lacking.subtract(units)
             complete = [unit for unit in units if not self._lacking[unit]]
-        for unit in complete:
-            self._hand_on(unit)
-
-    def _hand_on(self, unit: str | int) -> None:
-        if isinstance(unit, str):
-            self._receiver.leaf(unit, self._whole[unit])
-            parts = {unit: self._whole[unit]}
-        else:
-            parts = {name: leaf[unit] for name, leaf in self._stacked.items()}
-            layer: dict[str, Any] = {}
-            for name, part in parts.items():
-                put_leaf(layer, name.removeprefix(_STACKED), part)
-            self._receiver.layer(unit, layer)
-        for name, part in parts.items():
+        for name, index in complete:
+            part = self._arrays[name] if index is None else self._arrays[name][index]
+            self._receiver.take(name, index, part)
             if name in self._gives_back:
                 give_back(part)
+            with self._lock:
+                self._arriving[index] -= 1
+                last = not self._arriving[index]
+            if last and index is not None:
+                self._hand_on_others(index)
+
+    def _hand_on_others(self, index: int | None) -> None:
+        for name, leaf in self._others.items():
+            if index in _indices(name, leaf):
+                self._receiver.take(name, index, leaf if index is None else leaf[index])
+
+
+def _indices(name: str, leaf: np.ndarray) -> Sequence[int | None]:
+    return range(len(leaf)) if name.startswith(STACKED) else (None,)

@@ -15,7 +15,7 @@ import msgspec
 from rlboost_jax.messages import MAX_LIST_BYTES, FileEntry, LeafEntry, Manifest, PieceList
 from rlboost_jax.platform.bounded_files import Unreadable, read_bytes
 from rlboost_jax.sequences.identities import Version
-from rlboost_jax.settings.model_config import LAYERS
+from rlboost_jax.settings.model_config import STACKED
 from rlboost_jax.trust.snapshot_names import WeightsError, check_names
 
 SUFFIX: Final = ".pieces"  # of a version's folder: its list
@@ -62,7 +62,7 @@ def in_order(files: Collection[FileEntry], leaves: Iterable[LeafEntry]) -> tuple
 
     Servers fetch them in this order, and put each layer on the device once it is there.
     """
-    lengths = {leaf.name: leaf.shape[:1] for leaf in leaves if leaf.name.startswith(f"{LAYERS}.")}
+    lengths = {leaf.name: leaf.shape[:1] for leaf in leaves if leaf.name.startswith(STACKED)}
     rows, counts = dict[str, tuple[str, int]](), Counter[str]()
     for entry in files:
         name, _, chunk = entry.path.rpartition("/")
@@ -73,7 +73,7 @@ def in_order(files: Collection[FileEntry], leaves: Iterable[LeafEntry]) -> tuple
 
     def layer(entry: FileEntry) -> float:
         if entry.path not in rows:
-            return 0.0
+            return -1.0
         name, row = rows[entry.path]
         return row * lengths[name][0] / counts[name]
 

@@ -21,7 +21,7 @@ from jax.sharding import Sharding
 
 from rlboost_jax.messages import FileEntry, LeafEntry
 from rlboost_jax.models.params import Params, flatten_params, unflatten_params
-from rlboost_jax.settings.model_config import LAYERS
+from rlboost_jax.settings.model_config import STACKED
 
 Place = tuple[int, ...]  # of a part in the grid of its leaf
 Read = Callable[[jax.Array], np.ndarray]  # from a device of this process to its memory
@@ -228,7 +228,7 @@ def _write_leaf(
     folder: Path, name: str, share: Share, dtype: np.dtype, describe: bool, context: ts.Context
 ) -> list[FileEntry]:
     """Write a leaf as plain Zarr, uncompressed: compression costs more time than it saves here."""
-    stacked = name.startswith(f"{LAYERS}.")
+    stacked = name.startswith(STACKED)
     chunk = chunk_shape(share.part_shape, dtype.itemsize, stacked=stacked)
     spec = {
         "driver": "zarr",

@@ -263,3 +263,47 @@ def test_at_the_end_of_a_stream_nothing_is_pulled_beforehand_any_more() -> None:
         assert not puller.at_once and said.empty()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fails", [0, 2])
+def test_a_device_has_room_for_one_version_on_its_way(fails: int) -> None:
+    """One that was pulled beforehand goes before another is pulled, and is pulled again later."""
+    alive: set[int] = set()
+
+    class Prepared:
+        def __init__(self, version: int) -> None:
+            self.version = version
+            alive.add(version)
+            assert len(alive) == 1, "two versions on their way to the device"
+
+        def __del__(self) -> None:
+            alive.discard(self.version)
+
+    class ToDevice(SlowToEnd):
+        async def pull(self, manifest: Manifest, begin: Any = None) -> Any:
+            assert begin is not None
+            await super().pull(manifest)
+            if self.pulls.count(manifest.version) <= fails and manifest.version == 1:
+                raise WeightsError("the line broke")
+            return SimpleNamespace(params=Prepared(manifest.version), fetched_bytes=1)
+
+    class Swapping(Engine):
+        def load(self, params: Any, version: int, params_digest: str) -> Future[None]:
+            alive.discard(version)  # it is what the engine runs
+            return super().load(version, version, params_digest)
+
+    async def scenario() -> None:
+        puller, engine, said = ToDevice(), Swapping(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.prefetch(manifest(2))
+        while puller.pulls != [2] or puller.at_once:
+            await asyncio.sleep(0)
+        assert alive == {2}
+        for version in (1, 2):
+            updates.announce(manifest(version))
+            while not isinstance(await asyncio.wait_for(said.get(), PATIENCE_SECONDS), Ready):
+                pass
+        assert engine.loaded == [1, 2]
+        assert puller.pulls == [2, *[1] * (fails + 1), 2]
+
+    asyncio.run(scenario())

@@ -154,6 +154,21 @@ def test_long_parts_are_cut_along_their_first_axes(part, itemsize, chunk):
         assert LEAST_CHUNK_BYTES <= int(np.prod(chunk)) * itemsize <= MOST_CHUNK_BYTES
 
 
+@pytest.mark.parametrize(
+    ("part", "chunk"),
+    [
+        ((36, 2560), (36, 2560)),  # 184 kB in all
+        ((36, 4096, 1024), (1, 4096, 1024)),
+        ((28, 1024, 1024), (2, 1024, 1024)),
+        ((28, 1024, 512), (4, 1024, 512)),
+        ((36, 4096, 12288), (1, 2048, 12288)),
+        ((61, 512, 512), (61, 512, 512)),  # a prime number of layers
+    ],
+)
+def test_layers_are_cut_to_as_few_as_make_a_piece(part, chunk):
+    assert chunk_shape(part, 2, stacked=True) == chunk
+
+
 @pytest.mark.parametrize("shape", [(6, 8, 5), (12, 7), (9,), ()])
 def test_what_is_cut_is_read_back_and_each_cut_has_its_digest(tmp_path, monkeypatch, shape):
     monkeypatch.setattr(shares_module, "MOST_CHUNK_BYTES", 100)
