@@ -168,6 +168,9 @@ def _snapshots(config: RunConfig) -> str:
     said = f"{dtype} snapshots of {size} pulled by {config.weights.source}"
     if config.weights.deltas:
         said += f"; servers fetch differences, and keep {each} in their host's memory for that"
+    if config.weights.peers:
+        twice = size_text(2 * num_trained_parameters(config.model) * BYTES[dtype])
+        said += f"; servers fetch from each other, with {twice} of their host's memory meanwhile"
     return said
 
 

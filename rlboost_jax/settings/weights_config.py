@@ -31,8 +31,8 @@ class WeightsConfig:
         "servers also fetch a version from each other, each piece while others are still to come",
         note="The trainer then sends a version about once, whoever wants it, and a line between "
         "zones carries each piece once. Servers listen at a port of their own; one that others "
-        "cannot reach fetches only. A server keeps the files of its version in its host's memory "
-        "or temporary folder. The weights are the same bits with and without.",
+        "cannot reach fetches only. A server keeps its version in its host's memory, and two "
+        "while the next arrives. The weights are the same bits with and without.",
         may_change="at once",
     )
     peer_megabytes_per_second: float = setting(
