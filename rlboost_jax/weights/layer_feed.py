@@ -19,7 +19,7 @@ from rlboost_jax.weights.returnable_arrays import give_back
 Unit = tuple[str, int | None]  # name of a leaf, and a layer; None: the leaf belongs to none
 
 
-class Receiver(Protocol):
+class LeafTaker(Protocol):
     """Takes the leaves of a version, in any order and thread."""
 
     def take(self, name: str, index: int | None, leaf: Any) -> None:
@@ -31,7 +31,9 @@ class Receiver(Protocol):
         ...
 
 
-Begin = Callable[[Mapping[str, tuple[int, ...]]], Receiver | None]  # given the shapes of all leaves
+Begin = Callable[
+    [Mapping[str, tuple[int, ...]]], LeafTaker | None
+]  # given the shapes of all leaves
 
 
 class LayerFeed:
@@ -50,7 +52,7 @@ class LayerFeed:
         self,
         leaves: LeafBuffers,
         others: Mapping[str, np.ndarray],
-        receiver: Receiver,
+        receiver: LeafTaker,
         gives_back: Collection[str],
     ) -> None:
         self._arrays, self._others = leaves.arrays, others
