@@ -68,7 +68,7 @@ class KnowingIntake(Intake, Protocol):
     """An intake that knows what it has."""
 
     def lacking(self, files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
-        """Those of some files that were not verified."""
+        """Return those of some files that were not verified."""
         ...
 
 
