@@ -4,34 +4,45 @@
 
 Runs that nothing happens to say which moments the life of each process has
 (`tests/system/paced/killed.py`). Then each run has a plan: a process (or its relay), one of its
-moments, and how often it is killed there, one start after the other. Each has to end well, with the
-digests of the calm run, or in one line; nothing may be left behind.
+moments, and how often it is killed there, one start after the other. A supervisor that was killed
+is started again by the same command, and somebody looks at the page. Each run has to end well, with
+the digests of the calm run, or in one line; nothing may be left behind.
 
 Exit status: 0 where that is so of all runs, 1 where not.
 """
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
 import random
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.powercut.__main__ import SMALL
 from tests.system import judged
-from tests.system.harness import REPOSITORY, Run, wait_until
+from tests.system.harness import REPOSITORY, SPREAD, Run, wait_until
+from tests.system.test_compiled import page_of
 
 SECONDS = 600.0  # for a run to end by itself
+VISIT_SECONDS = 0.5  # between two looks at the page
 LAST = 12  # moments that are the end of a process
 TIMES = (1, 1, 2, 3)  # kills in a row
 RELAYED = ("supervisor", "trainer", "manager", "server")  # have a relay
-COMMON = ("seed=11", "num_steps=2", "weights.source=http", "fleet.max_instances=1")
+COMMON = (
+    *(*SPREAD, "seed=11", "num_steps=2", "fleet.max_instances=1"),
+    "observe.alerts.command=('true',)",
+)
 SYSTEM = REPOSITORY / "tests" / "system"
 VARIANTS = {
     "judged": (SYSTEM / "judged.py", (*COMMON, "rewards.workers=1")),
@@ -112,7 +123,7 @@ def planned(rng: random.Random, known: dict[str, dict[str, list[str]]], ends: fl
         ends: share of plans with one of the last moments, which are few among all.
     """
     variant = rng.choice(sorted(known))
-    victims = [(who, False) for who in sorted(known[variant]) if who != "supervisor"]
+    victims = [(who, False) for who in sorted(known[variant])]
     victims += [(who, True) for who in RELAYED if who in known[variant]]
     who, relay = rng.choice(victims)
     every = known[variant][who]
@@ -127,16 +138,14 @@ def carried_out(place: Place, plan: Plan | None, digests: list[tuple[int, str, s
     else:
         (place.kills / "plan.json").write_text(json.dumps(vars(plan)))
     began = time.monotonic()
-    run, faults = place.run, []
+    run, faults = place.run, list[str]()
     try:
-        process = run.start().process
-        assert process is not None
-        try:
-            process._process.wait(SECONDS)
-        except Exception:
-            faults.append(f"it did not end in {SECONDS:g} s")
-        errors = process.errors
-        code = process.returncode
+        with visited(run):
+            code = _ended(run.start(), faults)
+            if plan is not None and plan.who == "supervisor" and not plan.relay:
+                code = _started_again(run, code, 2 * plan.times, faults)
+        assert run.process is not None
+        errors = run.process.errors
         said = [line for line in errors.splitlines() if line.strip()]
         line = said[-1] if code and said else ""
         if code and ("Traceback" in errors or not line.startswith(("error:", "the trainer"))):
@@ -152,6 +161,49 @@ def carried_out(place: Place, plan: Plan | None, digests: list[tuple[int, str, s
     faults += _left(place)
     kills = len(list(place.kills.glob("kill-*")))
     return Outcome(kills=kills, line=line, faults=tuple(faults), seconds=time.monotonic() - began)
+
+
+def _ended(run: Run, faults: list[str]) -> int | None:
+    """Exit code of the process that was started last; None: it does not end."""
+    assert run.process is not None
+    try:
+        return run.process._process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        faults.append(f"it did not end in {SECONDS:g} s")
+        return None
+
+
+def _started_again(run: Run, code: int | None, times: int, faults: list[str]) -> int | None:
+    """Exit code of the last start, each as soon as the supervisor before was killed.
+
+    The trainer of one that was killed goes on: a line says so, and the next start waits for it.
+    """
+    for _ in range(times):
+        if code in (0, None):
+            break
+        if code != -signal.SIGKILL:
+            wait_until(lambda: not run.processes(), "end of an orphaned trainer", SECONDS)
+        code = _ended(run.start(), faults)
+    return code
+
+
+@contextlib.contextmanager
+def visited(run: Run) -> Iterator[None]:
+    """Somebody looks at the run's page now and then, where there is one."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(VISIT_SECONDS):
+            with contextlib.suppress(Exception):  # it is not there, or just killed
+                page_of(run, VISIT_SECONDS)
+
+    visitor = threading.Thread(target=look)
+    visitor.start()
+    try:
+        yield
+    finally:
+        over.set()
+        visitor.join()
 
 
 def _left(place: Place) -> list[str]:

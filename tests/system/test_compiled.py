@@ -40,12 +40,12 @@ def serve(run: Run, cache: Path, name: str) -> Child:
     return server
 
 
-def page_of(run: Run) -> bytes:
+def page_of(run: Run, patience_seconds: float = PATIENCE_SECONDS) -> bytes:
     """Numbers of the run that its page has for Prometheus."""
     url, _, token = (run.workdir / "page" / "url").read_text().strip().partition("/#")
     asked = Request(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"})
     tls = ssl.create_default_context(cafile=run.workdir / "page" / "ca.pem")
-    with opened(asked, timeout=PATIENCE_SECONDS, tls=tls) as answer:
+    with opened(asked, timeout=patience_seconds, tls=tls) as answer:
         return answer.read()
 
 

@@ -35,6 +35,9 @@ PROCESSES = {
     "rlboost_jax.rewards.reward_worker": "reward worker",
     "rlboost_jax.environments.environment_worker": "environment worker",
     "rlboost_jax.weights.file_server": "file server",
+    "rlboost_jax.weights.peers": "server of pieces",
+    "rlboost_jax.manager.service.page": "page",
+    "rlboost_jax.observe.alert_process": "alerts",
 }
 PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
 FORKED = {"zygote": "server"}
