@@ -336,6 +336,15 @@ DEFECTS = (
         "test_one_that_is_killed_in_its_first_seconds_is_started_again",
     ),
     Defect(
+        "missing",
+        "a manager that lacks a package is started again and again",
+        "rlboost_jax/learner/fleet/manager_process.py",
+        "mistake = code == exits.MISTAKE or bool(missing)",
+        "mistake = code == exits.MISTAKE",
+        "tests/learner/fleet/test_manager_process.py::"
+        "test_a_missing_package_is_a_mistake_and_one_line",
+    ),
+    Defect(
         "goodbye",
         "a manager that is killed by the goodbye is taken for one that has hung up",
         "rlboost_jax/learner/fleet/link.py",
