@@ -20,11 +20,13 @@ from rlboost_jax.learner.step_metrics import final_metrics
 from rlboost_jax.learner.step_observers import step_observers
 from rlboost_jax.models.collectives import add_in_order
 from rlboost_jax.observe.alert_process import check_alerts, start_alerts
+from rlboost_jax.observe.html_report import FILE as REPORT
 from rlboost_jax.observe.html_report import write_report
 from rlboost_jax.observe.metrics import read_metrics, read_rows
 from rlboost_jax.observe.summary import Summary, summarize, write_summary
 from rlboost_jax.platform import compile_cache
 from rlboost_jax.platform.disk_thread import DiskThread
+from rlboost_jax.platform.durable import PART
 from rlboost_jax.platform.garbage_collection import seldom_collected
 from rlboost_jax.platform.pulse import PULSE
 from rlboost_jax.settings.config_loading import Origin, read_run_id
@@ -75,6 +77,8 @@ def run_training(
         # What a trainer does last, if it was killed at its very end.
         forget(path / FOLDER_OF_EPISODES, run.num_steps)
         makers.manager(path, read_run_id(path)).see_off()
+        if not (path / REPORT).exists() or (path / (REPORT + PART)).exists():
+            _on_disk(lambda: write_report(path), "report", path, run)
         return done
     if not read_metrics(path):  # a broken alert may keep a run from starting, never from resuming
         check_alerts(run.observe.alerts)

@@ -59,6 +59,20 @@ def test_a_manager_that_its_trainer_has_left_is_seen_off(run, path):
     assert len(seen_off) == 1
 
 
+@pytest.mark.parametrize("before", [None, "of fewer steps"])
+def test_a_report_that_its_trainer_has_not_put_in_place_is_written(run, path, before):
+    """The trainer was killed as it wrote the report, the first or one after more steps."""
+    if before is not None:
+        (path / "report.html").write_text(before)
+        (path / "report.html.part").write_text("torn")
+    run_training(run, path, makers=Makers(manager=Manager))
+    written = (path / "report.html").read_text()
+    assert "<html" in written and not (path / "report.html.part").exists()
+    (path / "report.html").write_text("a person's")
+    run_training(run, path, makers=Makers(manager=Manager))
+    assert (path / "report.html").read_text() == "a person's", "one that is whole stays"
+
+
 def test_more_steps_go_on(run, path):
     assert complete(run, path) is not None
     assert complete(replace(run, num_steps=STEPS + 1), path) is None
