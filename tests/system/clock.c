@@ -28,10 +28,11 @@ __attribute__((constructor)) static void open_clock(void) {
 static int64_t ahead_for(const void *caller) {
   Dl_info who;
   if (!ahead || !dladdr(caller, &who) || !who.dli_fname) return 0;
-  const char *names[] = {"python", "libcrypto", "libssl", "_datetime", "_ssl"};
+  const char *slash = strrchr(who.dli_fname, '/'), *file = slash ? slash + 1 : who.dli_fname;
+  /* Of their first letters: every extension, as TensorStore's, has `cpython` in its name. */
+  const char *names[] = {"python", "libpython", "libcrypto", "libssl", "_datetime", "_ssl"};
   for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
-    if (strstr(strrchr(who.dli_fname, '/') ? strrchr(who.dli_fname, '/') : who.dli_fname, names[i]))
-      return *ahead;
+    if (!strncmp(file, names[i], strlen(names[i]))) return *ahead;
   return 0;
 }
 
