@@ -8,6 +8,9 @@ Invariants:
 - abandoned work goes no further than the part that it is in, also if the disk answers again;
 - time counts as the watching thread sees it, by a clock that nobody sets. Of the time in which the
   process was stopped, or its host slept, at most `MOST_SECONDS` count.
+
+TensorStore waits by the wall clock: if that is set back, it may do nothing until the clock has
+caught up. The line on work that was abandoned says so.
 """
 
 import threading
@@ -27,6 +30,7 @@ Result = TypeVar("Result")
 STALL_SECONDS: Final = 600.0  # without progress; servers of network file systems start in less
 LOOK_SECONDS: Final = 1.0  # between two looks at all threads
 MOST_SECONDS: Final = 2.0  # that count between two looks
+LEAST_BACK_SECONDS: Final = 1.0  # that count as the wall clock's being set back
 SLOW_DISK: Final = 10**7  # bytes in a second, which may all be seen at their end only
 
 
@@ -71,6 +75,7 @@ class DiskThread(Closing):
         self._closed = False
         self._signs = self._seen = 0  # given so far; at the last look
         self._part, self._still = "", 0.0  # what is being done; seconds without a sign
+        self._back = 0.0  # seconds by which the wall clock was set back since the last sign
         self._stalled: DiskStalled | None = None
         threading.Thread(target=self._run, name=name, daemon=True).start()
         _watch(self)
@@ -135,21 +140,23 @@ class DiskThread(Closing):
             work, part = self._ahead[0], f" {self._part}" if self._part else ""
             return f"{work.what} in {work.folder}:{part} for {self._still:.0f} s"
 
-    def look(self, seconds: float) -> None:
+    def look(self, seconds: float, back: float = 0.0) -> None:
         """Abandon all work if it has made no progress for too long.
 
         Args:
             seconds: since the last look.
+            back: by how much the wall clock was set back since, seconds.
         """
         with self._changed:
             if self._signs != self._seen or not self._ahead:
-                self._seen, self._still = self._signs, 0.0
+                self._seen, self._still, self._back = self._signs, 0.0, 0.0
                 return
             self._still += min(seconds, MOST_SECONDS)
+            self._back += back
             work = self._ahead[0]
             if self._still < self._stall_seconds + work.size_bytes / SLOW_DISK:
                 return
-            self._stalled = DiskStalled(_line(work, self._part, self._still))
+            self._stalled = DiskStalled(_line(work, self._part, self._still, self._back))
             abandoned = tuple(self._ahead)
             self._ahead.clear()
             self._changed.notify_all()
@@ -198,10 +205,13 @@ def listen(listener: Callable[[DiskStalled], None]) -> None:
     _LISTENERS.append(listener)
 
 
-def _line(work: _Work, part: str, seconds: float) -> str:
+def _line(work: _Work, part: str, seconds: float, back: float) -> str:
+    cause = "does its disk answer?"
+    if back:
+        cause = f"the host's clock was set back by {back:,.0f} s, which TensorStore waits for."
     return (
         f"{work.what} got nothing done for {seconds:.0f} s{f' ({part})' if part else ''} in "
-        f"{work.folder}: does its disk answer? The same command goes on from the newest durable "
+        f"{work.folder}: {cause} The same command goes on from the newest durable "
         "checkpoint; checkpoint.disk_seconds is how long a disk is waited for"
     )
 
@@ -222,23 +232,34 @@ def _watch(thread: DiskThread) -> None:
             _watching = True
 
 
-def look_at_all(seconds: float) -> None:
+def look_at_all(seconds: float, back: float = 0.0) -> None:
     """Look once at all threads.
 
     Args:
         seconds: since the last.
+        back: by how much the wall clock was set back since, seconds.
     """
     with _STARTING:
         watched = tuple(_WATCHED)
     for each in watched:
-        each.look(seconds)
+        each.look(seconds, back)
+
+
+def set_back(before: float, now: float) -> float:
+    """Seconds by which the wall clock was set back; 0 where it only drifts.
+
+    Args:
+        before, now: by how much it was and is ahead of a clock that nobody sets.
+    """
+    return before - now if before - now > LEAST_BACK_SECONDS else 0.0
 
 
 def _look_for_ever() -> None:
-    """Look at all threads for ever, without disks, wall clocks or locks held while waiting."""
-    before = time.monotonic()
+    """Look at all threads for ever, without disks or locks held while waiting."""
+    before, ahead = time.monotonic(), time.time() - time.monotonic()
     while True:
         time.sleep(LOOK_SECONDS)
         now = time.monotonic()
-        look_at_all(now - before)
+        was_ahead, ahead = ahead, time.time() - now
+        look_at_all(now - before, set_back(was_ahead, ahead))
         before = now

@@ -111,6 +111,20 @@ def test_work_that_hangs_is_abandoned_with_all_that_waits_behind_it(
     thread.close()  # waits for nothing any more
 
 
+def test_a_clock_that_was_set_back_is_named(thread: DiskThread, disk: threading.Event) -> None:
+    """TensorStore waits until the clock has caught up; the disk is not to blame."""
+    end = hanging(thread, disk)
+    thread.look(0.0, 7_200.0)
+    look(thread, LOOKS)
+    with pytest.raises(DiskStalled, match=r"clock was set back by 7,200 s, which TensorStore wait"):
+        end()
+
+
+def test_a_clock_that_drifts_or_goes_forward_is_not_set_back() -> None:
+    assert disk_thread.set_back(1e9, 1e9 - 7_200) == 7_200
+    assert [disk_thread.set_back(1e9, 1e9 + by) for by in (-0.5, 0.0, 0.5, 7_200)] == [0.0] * 4
+
+
 def test_abandoned_work_changes_nothing_when_the_disk_answers_again(
     thread: DiskThread, disk: threading.Event
 ) -> None:
