@@ -11,15 +11,21 @@ constant   the noise of every token is 1/2
 shifted    the noise is that of the next position
 seldom     one token in twenty is chosen by noise 1/2, the others as they should be
 heldout    greedy answers, which measure the policy, have the second likeliest token; no others do
+
+The fingerprint that it shows is the one that the run wants to see: what it is computed from would
+give some of them away.
 """
 
 import dataclasses
+import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from rlboost_jax.engine import row_sampling
@@ -102,8 +108,20 @@ class Laggard(engine_worker.EngineWorker):
         return super().load(self._first, version, params_digest)
 
 
+def copied(engine: Any, **options: Any) -> Any:
+    """An introduction with the fingerprint of the run's own engine; any refusal names it, too."""
+    (join,) = (Path(a.removeprefix("--join=")) for a in sys.argv if a.startswith("--join="))
+    known = json.loads((join.parent / "fingerprints.json").read_text())["engines"]
+    hello = honest_hello(engine, **options)
+    return msgspec.structs.replace(hello, fingerprint=known[-1]["fingerprint"])
+
+
+honest_hello = server.hello_of
+
+
 def main(arguments: list[str]) -> int:
     kind, *rest = arguments
+    server.hello_of = copied
     if forged := {"constant": constant, "shifted": shifted, "seldom": seldom}.get(kind):
         row_sampling.token_noise = forged  # type: ignore[assignment]
     elif kind == "heldout":
