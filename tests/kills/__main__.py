@@ -32,6 +32,7 @@ from pathlib import Path
 from tests.powercut.__main__ import SMALL
 from tests.system import judged
 from tests.system.harness import REPOSITORY, SPREAD, Run, wait_until
+from tests.system.paced.killed import RELAY
 from tests.system.test_compiled import page_of
 
 SECONDS = 600.0  # for a run to end by itself
@@ -39,6 +40,7 @@ VISIT_SECONDS = 0.5  # between two looks at the page
 LAST = 12  # moments that are the end of a process
 TIMES = (1, 1, 2, 3)  # kills in a row
 RELAYED = ("supervisor", "trainer", "manager", "server")  # have a relay
+RELAYS = f"{RELAY} 1"  # the last moment without it
 COMMON = (
     *(*SPREAD, "seed=11", "num_steps=2", "fleet.max_instances=1"),
     "observe.alerts.command=('true',)",
@@ -123,10 +125,12 @@ def planned(rng: random.Random, known: dict[str, dict[str, list[str]]], ends: fl
         ends: share of plans with one of the last moments, which are few among all.
     """
     variant = rng.choice(sorted(known))
-    victims = [(who, False) for who in sorted(known[variant])]
-    victims += [(who, True) for who in RELAYED if who in known[variant]]
-    who, relay = rng.choice(victims)
-    every = known[variant][who]
+    victims = {(who, False): every for who, every in sorted(known[variant].items())}
+    for who in RELAYED:
+        every = known[variant].get(who, [])
+        if with_one := every[every.index(RELAYS) + 1 :] if RELAYS in every else []:
+            victims[who, True] = with_one
+    (who, relay), every = rng.choice(list(victims.items()))
     moment = rng.choice(every[-LAST:] if rng.random() < ends else every)
     return Plan(variant=variant, who=who, moment=moment, times=rng.choice(TIMES), relay=relay)
 

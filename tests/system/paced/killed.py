@@ -41,6 +41,7 @@ PROCESSES = {
 }
 PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
 FORKED = {"zygote": "server"}
+RELAY = "start relay"  # of a process's own, after which there is one
 
 
 def name_of(words: list[str]) -> str:
@@ -73,7 +74,9 @@ def kind_of(event: str, args: tuple[Any, ...], folder: str) -> str:
         case "socket.bind" | "socket.connect" | "fcntl.flock" | "os.fork":
             return event
         case "subprocess.Popen":
-            return f"start {name_of([str(word) for word in args[1]])}".strip()
+            words = [str(word) for word in args[1]]
+            relay = any(word.endswith("output_relay_process.py") for word in words)
+            return RELAY if relay else f"start {name_of(words)}".strip()
         case _:
             return ""
 
