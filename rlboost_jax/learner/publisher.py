@@ -141,7 +141,10 @@ class Publisher:
                 self._written = manifest
                 self._changed.notify_all()
             self._writer.sign("making its deltas")
-            self._store.make_packs(manifest, self._has_other_work)
+            try:
+                self._store.make_packs(manifest, self._has_other_work)
+            except OSError as error:
+                self._report(f"version {version} has no differences, servers fetch it: {error}")
             self._writer.sign("deleting older versions")
             self._store.prune({*range(item.oldest, version + 1), *self._in_use()})
         except Exception as error:  # whatever it is, the training loop must hear of it

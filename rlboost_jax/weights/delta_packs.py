@@ -63,8 +63,10 @@ def write_pack(pack: Path, base: Path, pieces: PieceList, stop: Callable[[], boo
         pack: its path in the folder of the version.
         base: folder of the older one, which may have other leaves, or be gone in part.
         pieces: of the version; lasting leaves never differ.
-        stop: called for each file; once it is true, the pack is abandoned. So is one that the disk
-            does not take.
+        stop: called for each file; once it is true, the pack is abandoned.
+
+    Raises:
+        OSError: the disk does not take it; it is abandoned.
     """
     place, partial = pack.parents[1], pack.with_name(pack.name + PARTIAL)
     widths = {x.name: np.dtype(x.dtype).itemsize for x in pieces.leaves if not x.lasting}
@@ -87,8 +89,6 @@ def write_pack(pack: Path, base: Path, pieces: PieceList, stop: Callable[[], boo
         if not stop():
             partial.replace(pack)
             whole = True
-    except OSError:
-        pass
     finally:
         if not whole:
             pack.unlink(missing_ok=True)

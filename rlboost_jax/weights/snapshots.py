@@ -117,14 +117,23 @@ class SnapshotStore:
 
         Args:
             stop: called often; once it is true, the packs that are not made yet are abandoned.
+
+        Raises:
+            OSError: the disk does not take a pack; it and those after it are abandoned.
         """
         packs = promised(Path(manifest.directory))
         pieces = listed(manifest) if packs else None
-        for pack in packs:
-            assert pieces
-            write_pack(pack, self._folder / pack.name, pieces, stop)
-            if self._stored:
-                self._stored.put_pack(manifest.version, pack)
+        try:
+            for pack in packs:
+                assert pieces
+                write_pack(pack, self._folder / pack.name, pieces, stop)
+                if self._stored:
+                    self._stored.put_pack(manifest.version, pack)
+        except OSError:
+            for pack in packs:
+                if pack.exists() and not pack.stat().st_size:
+                    pack.unlink()
+            raise
 
     def write_base(self, host_params: Params) -> None:
         """Write the parameters that every version from now on has beside its own.

@@ -103,6 +103,26 @@ def test_packs_come_after_the_announcement_and_delay_no_version():
     assert not desk.reported
 
 
+def test_packs_that_the_disk_does_not_take_are_one_line_and_cost_no_version():
+    class Full(Store):
+        def make_packs(self, manifest, stop):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    desk = Desk(Full())
+    for version in (5, 6):
+        desk.submit(version)
+        desk.wait_for_write()
+        desk.store.go.release()
+    desk.publisher.close()
+    assert desk.announced == [5, 6] and desk.store.pruned == [{5, 3}, {6, 3}]
+    assert [
+        re.search("version (.) has no differences.*No space left", x)[1] for x in desk.reported
+    ] == [
+        "5",
+        "6",
+    ]
+
+
 def test_only_the_newest_version_waits_and_nobody_waits_for_it():
     desk = Desk(Store())
     desk.submit(0)

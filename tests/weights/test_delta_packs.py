@@ -14,7 +14,7 @@ from aiohttp import web
 from yarl import URL
 
 from rlboost_jax.models.params import flatten_params
-from rlboost_jax.weights import pack_fetch, shares
+from rlboost_jax.weights import delta_packs, pack_fetch, shares
 from rlboost_jax.weights.delta_codec import DeltaError
 from rlboost_jax.weights.delta_packs import FOLDER, promised, read_pack
 from rlboost_jax.weights.piece_lists import listed
@@ -312,6 +312,28 @@ def test_nothing_is_seen_half_written_and_what_is_abandoned_is_gone(store, tree)
     store.make_packs(manifest, stop)
     assert looks[0] == {"2": False, "1": False} and looks[-1] == {"2": True, "1": False}
     assert [path.name for path in (store.folder / "3" / FOLDER).iterdir()] == ["2"]
+
+
+def test_packs_that_the_disk_does_not_take_are_promised_no_longer(store, tree, monkeypatch):
+    """Else servers would wait for them; the nearest one, which was made, stays."""
+    for version in range(3):
+        written(store, version, tree, "d")
+        tree = updated(tree, version)
+    write, tries = delta_packs._write, []
+
+    def full(path, *args):
+        tries.append(path.name)
+        if len(tries) > 1:
+            raise OSError("no space left")
+        write(path, *args)
+
+    monkeypatch.setattr(delta_packs, "_write", full)
+    manifest = store.write(3, tree, "d")
+    with pytest.raises(OSError, match="no space left"):
+        store.make_packs(manifest)
+    assert [path.name for path in (store.folder / "3" / FOLDER).iterdir()] == ["2"]
+    puller = Puller(source="directory", manager=None, deltas=True)
+    assert_holds(pull(puller, manifest), tree)
 
 
 @pytest.mark.parametrize("kind", ["broken", "endless"])
