@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from rlboost_jax.messages import FileEntry
+from rlboost_jax.messages import FileEntry, PieceList
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.weights.delta_codec import DeltaError, apply_delta
 from rlboost_jax.weights.leaf_arrays import LeafBuffers
+from rlboost_jax.weights.leaf_cache import files_by_leaf
 
 
 class DeltaBase:
@@ -49,6 +50,21 @@ class DeltaBase:
         """
         self.version, self._chunks = version, chunks
         self.there, self.arrays = there, arrays
+
+    def room(self, pieces: PieceList) -> dict[str, np.ndarray]:
+        """Arrays for a version to be written over: of leaves that have pieces of the same names.
+
+        A leaf that is cut in another way has other bytes where a piece of the same name was.
+        """
+        paths: dict[str, set[str]] = {}
+        for path in self._chunks:
+            paths.setdefault(path.rpartition("/")[0], set()).add(path)
+        files = files_by_leaf(pieces)
+        return {
+            name: array
+            for name, array in self.arrays.items()
+            if paths[name] == {entry.path for entry in files.get(name, ())}
+        }
 
     def make(self, new: LeafBuffers, pack: Mapping[str, memoryview]) -> None:
         """Make pieces of a version of the held ones and a pack, in the order of its list. Blocks.

@@ -118,6 +118,8 @@ class _Carriers:
         while not self._plan.complete:
             for known in self._files:
                 await known.caught_up()
+            if self._plan.complete:  # by others meanwhile: there is no news to wait for
+                return
             piece = self._plan.next_piece(clock(), rate, len(carriers))
             if piece is None:
                 self._changed.clear()

@@ -56,7 +56,8 @@ class LayerFeed:
         gives_back: Collection[str],
     ) -> None:
         self._arrays, self._others = leaves.arrays, others
-        self._places, self._receiver, self._gives_back = leaves.places, receiver, gives_back
+        self._places, self._gives_back = leaves.places, gives_back
+        self._receiver: LeafTaker | None = receiver
         self._lock = threading.Lock()
         self._lacking = Counter[Unit]()  # pieces
         for path in leaves.places:
@@ -70,6 +71,18 @@ class LayerFeed:
         for index in sorted(found, key=lambda index: -1 if index is None else index):
             if index is None or index not in self._arriving:
                 self._hand_on_others(index)
+
+    def prepared(self) -> Any:
+        """What the receiver has made of the version, once all of it has come. Blocks."""
+        assert self._receiver is not None
+        return self._receiver.prepared()
+
+    def close(self) -> None:
+        """Forget the receiver, so that what it has on a device goes with its last user.
+
+        Who keeps the leaves, or the error of a broken pull, would keep it, too.
+        """
+        self._receiver = None
 
     def _units(self, path: str) -> list[Unit]:
         """The parts that a piece belongs to."""
@@ -88,8 +101,8 @@ class LayerFeed:
             self._lacking.subtract(units)
             complete = [unit for unit in units if not self._lacking[unit]]
         for name, index in complete:
-            part = self._arrays[name] if index is None else self._arrays[name][index]
-            self._receiver.take(name, index, part)
+            part = self._arrays[name] if index is None else self._arrays[name][index, ...]
+            self._take(name, index, part)
             if name in self._gives_back:
                 give_back(part)
             with self._lock:
@@ -101,7 +114,11 @@ class LayerFeed:
     def _hand_on_others(self, index: int | None) -> None:
         for name, leaf in self._others.items():
             if index in _indices(name, leaf):
-                self._receiver.take(name, index, leaf if index is None else leaf[index])
+                self._take(name, index, leaf if index is None else leaf[index, ...])
+
+    def _take(self, name: str, index: int | None, leaf: np.ndarray) -> None:
+        if (receiver := self._receiver) is not None:
+            receiver.take(name, index, leaf)
 
 
 def _indices(name: str, leaf: np.ndarray) -> Sequence[int | None]:

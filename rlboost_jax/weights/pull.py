@@ -116,36 +116,72 @@ class Puller:
             host, _, own = self._manager.address.rpartition(":")
             server = replace(self._manager, address=self._weights or f"{host}:{self._port or own}")
         pieces, list_bytes = await self._listed(manifest, server)
-        receiver = begin({leaf.name: leaf.shape for leaf in pieces.leaves}) if begin else None
         missing = self._kept.missing(pieces)
         arriving: contextlib.AbstractAsyncContextManager[HeldVersion | None]
         arriving = contextlib.nullcontext()
         if self._peers is not None and server is not None and self._source != "directory":
             arriving = self._peers.held.arriving(root_of(manifest), pieces, missing)
-        async with arriving as version:
-            leaves = version.leaves if version else await asyncio.to_thread(self._buffers, missing)
-            if receiver is not None:
-                others = {**self._kept.here(pieces), **(version.shared if version else {})}
-                feed = LayerFeed(leaves, others, receiver, self._free(leaves, version))
-                await in_thread(feed.begin)
-            come = await self._bring(manifest, pieces, server, leaves, version)
+        feed: LayerFeed | None = None
+        try:
+            async with arriving as version:
+                leaves = (
+                    version.leaves if version else await asyncio.to_thread(self._buffers, missing)
+                )
+                if feed := self._feed(begin, pieces, leaves, version):
+                    await in_thread(feed.begin)
+                come = await self._bring(manifest, pieces, server, leaves, version)
+            params = self._kept_from(manifest, pieces, leaves, version, given_away=feed is None)
+            prepared = await in_thread(feed.prepared) if feed else params
+            return Pulled(params=prepared, fetched_bytes=list_bytes + come)
+        finally:
+            if feed:
+                feed.close()
+
+    def _feed(
+        self,
+        begin: Begin | None,
+        pieces: PieceList,
+        leaves: LeafBuffers,
+        version: HeldVersion | None,
+    ) -> LayerFeed | None:
+        """What hands a version on; None where nobody takes it before it is complete."""
+        receiver = begin({leaf.name: leaf.shape for leaf in pieces.leaves}) if begin else None
+        if receiver is None:
+            return None
+        others = {**self._kept.here(pieces), **(version.shared if version else {})}
+        return LayerFeed(leaves, others, receiver, self._free(leaves, version))
+
+    def _kept_from(
+        self,
+        manifest: Manifest,
+        pieces: PieceList,
+        leaves: LeafBuffers,
+        version: HeldVersion | None,
+        *,
+        given_away: bool,
+    ) -> dict[str, Any]:
+        """Keep what the next pull needs of a version that is complete; returns its arrays.
+
+        Args:
+            given_away: the caller of the pull has the arrays from now on.
+        """
         params = version.params() if version else leaves.params()
         self._kept.complete(params, pieces)
         if self._base is not None:
             chunks = version.chunks if version else leaves.chunks
             lasting = {leaf.name for leaf in pieces.leaves if leaf.lasting}
             there = {entry.path: entry for entry in without(pieces, lasting).files}
-            given_away = version is not None or receiver is None
-            arrays = {} if given_away else leaves.arrays
-            self._base.hold(manifest.version, chunks, there, arrays)
-        prepared = await in_thread(receiver.prepared) if receiver else params
-        return Pulled(params=prepared, fetched_bytes=list_bytes + come)
+            own = {name: array for name, array in leaves.arrays.items() if name not in lasting}
+            self._base.hold(
+                manifest.version, chunks, there, {} if given_away or version is not None else own
+            )
+        return params
 
     def _buffers(self, missing: PieceList) -> LeafBuffers:
         """Memory for leaves that nobody else maps: the base's, unless somebody else has it."""
         if self._base is None or not self._base.arrays:
             return LeafBuffers(missing)
-        return LeafBuffers(missing, arrays=self._base.arrays, there=self._base.there)
+        return LeafBuffers(missing, arrays=self._base.room(missing), there=self._base.there)
 
     def _free(self, leaves: LeafBuffers, version: HeldVersion | None) -> set[str]:
         """Names of the leaves that nobody needs once they were taken."""

@@ -1,5 +1,6 @@
 """Arrays whose memory goes back to the system part by part, before the array is gone."""
 
+import contextlib
 import math
 import mmap
 from typing import Any
@@ -12,7 +13,8 @@ def returnable(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     num_bytes = max(1, math.prod(shape) * dtype.itemsize)
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return np.ndarray(shape, dtype, buffer=pages)
 
 

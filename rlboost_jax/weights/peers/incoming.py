@@ -9,10 +9,12 @@ from functools import partial
 from typing import Final
 
 from rlboost_jax.messages import FileEntry
+from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import check
 from rlboost_jax.weights.leaf_arrays import LeafBuffers
 
 CHECKS: Final = 4  # pieces that are hashed at a time
+SETTLING_SECONDS: Final = 1.0  # between two signs that it is this host which takes its time
 
 
 class IncomingPieces:
@@ -43,7 +45,8 @@ class IncomingPieces:
         """Take an answer with these pieces, one behind the other.
 
         Yields:
-            (None, bytes that have come), and (number, size) of a piece that is complete and right.
+            (None, bytes that have come), of which there are none while this host hashes and takes a
+            piece, and (number, size) of a piece that is complete and right.
 
         Raises:
             WeightsError: one is not what the manifest says.
@@ -66,7 +69,13 @@ class IncomingPieces:
                     if size < entry.size:
                         break
                     settle = partial(self._settle, number, room, in_place, origin)
-                    await loop.run_in_executor(self._threads, settle)
+                    settling = loop.run_in_executor(self._threads, settle)
+                    try:
+                        while not (await asyncio.wait({settling}, timeout=SETTLING_SECONDS))[0]:
+                            yield None, 0
+                        settling.result()
+                    finally:
+                        settling.cancel()
                     yield ahead.pop(), size
                     if not ahead:
                         return
@@ -89,7 +98,12 @@ class IncomingPieces:
         """
         entry = self._files[number]
         if number not in self._complete:
-            check(entry, room, origin)
+            try:
+                check(entry, room, origin)
+            except WeightsError:
+                # Its place may be free again, where another answer was faster.
+                if not in_place or number not in self._complete:
+                    raise
         with self._writing[number]:  # also until another answer's bytes are there
             if number in self._complete:
                 return
