@@ -10,11 +10,23 @@ T = TypeVar("T")
 async def in_thread(call: Callable[[], T]) -> T:
     """Run a call in a thread, and end only when it has ended.
 
-    A cancellation waits for it: what it writes to may be given to somebody else after this.
+    Cancellations wait for it: what it writes to may be given to somebody else after this.
     """
-    running = asyncio.ensure_future(asyncio.to_thread(call))
+    return await ended(asyncio.get_running_loop().run_in_executor(None, call))
+
+
+async def ended(running: asyncio.Future[T]) -> T:
+    """Return what a call in a thread returns. Cancellations wait for its end."""
+    cancelled: asyncio.CancelledError | None = None
     try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        raise
+        while not running.done():
+            try:
+                await asyncio.wait({running})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            running.exception()  # of a call that nobody waits for
+            raise cancelled
+        return running.result()
+    finally:
+        del running, cancelled  # their errors hold this frame

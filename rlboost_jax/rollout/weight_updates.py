@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from rlboost_jax.messages import MAX_REASON, Manifest, Ready, WeightsRejected
 from rlboost_jax.observe.span_recorder import Recorder
 from rlboost_jax.platform.backoff import backoff_seconds
-from rlboost_jax.platform.thread_calls import in_thread
+from rlboost_jax.platform.thread_calls import ended, in_thread
 from rlboost_jax.rollout.engine_worker import EngineWorker, WorkerStopped
 from rlboost_jax.sequences.identities import Version
 from rlboost_jax.trust.snapshot_names import WeightsError
@@ -129,7 +129,8 @@ class WeightUpdates:
                 del pulled  # the host's copy goes as soon as it may
                 self._loaded = None  # whatever happens to this coroutine, not what it was
                 with self._spans.span("load", "weights", when=near, version=version):
-                    await asyncio.wrap_future(self._worker.load(prepared, version, params_digest))
+                    loading = self._worker.load(prepared, version, params_digest)
+                    await ended(asyncio.wrap_future(loading))  # before another takes its room
                 self._loaded = (version, params_digest)
             seconds = asyncio.get_running_loop().time() - announced
             self._say(

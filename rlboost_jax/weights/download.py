@@ -9,6 +9,7 @@ from typing import Final
 
 import aiohttp
 
+from rlboost_jax.platform.thread_calls import in_thread
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ArrivingFiles, ByteCounter, FileSource, Intake
 from rlboost_jax.weights.connections import RETRIES, Retries
@@ -54,7 +55,7 @@ async def download(
         for known in files:
             known.close()
         threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(threads.shutdown)
+        await in_thread(threads.shutdown)
 
 
 class _Carriers:

@@ -16,6 +16,7 @@ from typing import Final
 
 from rlboost_jax.messages import FileEntry
 from rlboost_jax.platform.object_store import ObjectStore
+from rlboost_jax.platform.thread_calls import in_thread
 from rlboost_jax.trust.credentials import Endpoint
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import ByteCounter, FileSource, Intake, KnowingIntake, read_file
@@ -117,7 +118,7 @@ async def _read_all(
         # then it may write into the intake.
         abort.set()
         threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(threads.shutdown)
+        await in_thread(threads.shutdown)
 
 
 async def _all_or_first_error(futures: Sequence[asyncio.Future[None]]) -> None:

@@ -159,6 +159,35 @@ def test_another_announcement_waits_until_the_device_holds_what_was_prepared() -
     asyncio.run(scenario())
 
 
+def test_another_version_is_pulled_once_the_engine_has_swapped() -> None:
+    """Until then the device holds two: the one that goes and the one that comes."""
+
+    class Busy(Engine):
+        def load(self, params: int, version: int, params_digest: str) -> Future[None]:
+            self.loaded.append(version)
+            return loads.setdefault(version, Future())
+
+    loads: dict[int, Future[None]] = {}
+
+    async def scenario() -> None:
+        puller, engine, said = SlowToEnd(), Busy(), asyncio.Queue[Any]()
+        updates = WeightUpdates(puller, engine, say=said.put_nowait, fail=said.put_nowait)  # type: ignore[arg-type]
+        updates.announce(manifest(1))
+        while not engine.loaded:
+            await asyncio.sleep(0)
+        updates.announce(manifest(2))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert puller.pulls == [1]
+        loads[1].set_result(None)
+        while engine.loaded != [1, 2]:
+            await asyncio.sleep(0)
+        loads[2].set_result(None)
+        assert (await asyncio.wait_for(said.get(), timeout=PATIENCE_SECONDS)).version == 2
+
+    asyncio.run(scenario())
+
+
 def test_a_server_that_leaves_amid_a_load_has_made_no_mistake() -> None:
     class Stopped(Engine):
         def load(self, params: int, version: int, params_digest: str) -> Future[None]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from rlboost_jax.messages import FileEntry
+from rlboost_jax.platform.thread_calls import in_thread
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.weights.arrivals import check
 from rlboost_jax.weights.leaf_arrays import LeafBuffers
@@ -37,7 +38,7 @@ class IncomingPieces:
     async def close(self) -> None:
         """Wait for what is being hashed."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._threads.shutdown)
+        await in_thread(self._threads.shutdown)
 
     async def take(
         self, pieces: range, chunks: AsyncGenerator[bytes, None], origin: str
