@@ -16,7 +16,7 @@ async def in_thread(call: Callable[[], T]) -> T:
 
 
 async def ended(running: asyncio.Future[T]) -> T:
-    """Return what a call in a thread returns. Cancellations wait for its end."""
+    """Return what becomes of a call that nobody cancels: cancellations wait for its end."""
     cancelled: asyncio.CancelledError | None = None
     try:
         while not running.done():

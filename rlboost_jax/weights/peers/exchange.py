@@ -23,6 +23,7 @@ from rlboost_jax.messages import (
     SourcesUsed,
 )
 from rlboost_jax.platform.congestion import dialling_socket
+from rlboost_jax.platform.thread_calls import ended
 from rlboost_jax.trust.snapshot_names import WeightsError
 from rlboost_jax.trust.transfers import fetching_tls
 from rlboost_jax.weights.arrivals import ByteCounter
@@ -151,13 +152,15 @@ class _Bringing:
             self._say([self._outcome(name) for name in self._fetched if name != OUTSIDE])
             return self._near_bytes
         finally:
-            for task in (*self._tasks.values(), *self._watching.values()):
-                task.cancel()
-            ends = (*self._tasks.values(), *self._watching.values(), *self._closing)
-            await asyncio.gather(*ends, return_exceptions=True)
-            for session in self._sessions.values():
-                await session.close()
-            await self._incoming.close()
+            await ended(asyncio.ensure_future(self._close()))
+
+    async def _close(self) -> None:
+        for task in (running := (*self._tasks.values(), *self._watching.values())):
+            task.cancel()
+        await asyncio.gather(*running, *self._closing, return_exceptions=True)
+        for session in self._sessions.values():
+            await session.close()
+        await self._incoming.close()
 
     async def _wait(self) -> None:
         """Wait until something has come, or for a while. Raises what ended the pull."""
