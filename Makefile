@@ -8,7 +8,8 @@
 #   make test                  lint, types and all tests; PYTHON=python3.12 for another lane,
 #                              TESTS="--order=7 unit" for what `python -m tests --help` says
 #   make soak                  the long fault tests
-#   make test-browser          the page of a run in Chromium (Debian's), with playwright and axe
+#   make test-browser          the page of a run, and the search of the docs, in Chromium (Debian's), with
+#                              playwright and axe
 #   make test-adapters         environments of other packages, with these, in an environment of its own
 #   make test-slurm            six jobs of a real Slurm, Debian's, started in a folder; for root
 #   make test-kubernetes       six pods of a real API server, built from Debian's sources once (5-20 min)
@@ -79,6 +80,7 @@ soak: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m pytest -q -m "hypothesis and not soak and not system" --hypothesis-profile=soak
 
 test-browser: $(VENV)/browser/.installed chromium
+	@$(MAKE) --no-print-directory docs || echo "the site cannot be made here: its test is skipped"
 	PYTHONPATH=$(VENV)/browser RLBOOST_AXE=$(VENV)/browser/node_modules/axe-core/axe.min.js \
 	  $(VENV)/bin/python -m pytest -q -rA -m browser tests/browser
 

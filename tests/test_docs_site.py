@@ -48,7 +48,7 @@ ASKED = {
     "sandbox": "how-to/troubleshooting.md",
     "resume": "how-to/troubleshooting.md",
     "license": "explanation/is-it-for-me.md",
-    "SFT": "how-to/from-trl-or-verl.md",
+    "SFT": "how-to/sft.md",
     "TRL": "how-to/from-trl-or-verl.md",
     "verl": "how-to/from-trl-or-verl.md",
     "install": "tutorials/install.md",
