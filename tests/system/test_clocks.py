@@ -44,6 +44,29 @@ def test_the_clock_of_a_test_is_seen(set_clock: Callable[[float], None]) -> None
     assert after[2] - before[2] < PATIENCE_SECONDS
 
 
+WRITES = """
+import os, struct, sys, time
+import numpy as np, tensorstore as ts
+
+for number, ahead in enumerate((0, 365 * 86_400, -365 * 86_400)):
+    with open(os.environ["RLBOOST_TEST_CLOCK"], "r+b", buffering=0) as clock:
+        clock.write(struct.pack("<q", ahead * 10**9))
+    store = {"driver": "file", "path": f"{sys.argv[1]}/{number}"}
+    metadata = {"shape": [8], "dtype": "<f4"}
+    spec = {"driver": "zarr", "kvstore": store, "metadata": metadata}
+    array = ts.open(spec, create=True, open=True).result(timeout=float(sys.argv[2]))
+    array.write(np.ones(8, np.float32)).result(timeout=float(sys.argv[2]))
+    time.sleep(1)  # threads that TensorStore has started end
+"""
+
+
+@pytest.mark.usefixtures("set_clock")
+def test_libraries_that_wait_by_the_systems_clock_see_that_one(tmp_path: Path) -> None:
+    """TensorStore does nothing until a clock that was set back has caught up."""
+    command = [sys.executable, "-c", WRITES, str(tmp_path), str(PATIENCE_SECONDS)]
+    subprocess.run(command, check=True, timeout=PATIENCE_SECONDS)
+
+
 @pytest.mark.soak
 def test_a_clock_that_jumps_all_the_time_changes_no_bit(
     short_and_calm: Run, tmp_path: Path, set_clock: Callable[[float], None]
