@@ -1,13 +1,13 @@
 """Bytes per second and memory of a pull over loopback, beside a plain socket in the same run.
 
-    python -m benchmarks.near_pull [--layers=12] [--rounds=3]
+    python -m benchmarks.near_pull [--layers=12] [--rounds=3] [--join]
 
 Another process serves a version of so many layers of 32 MB over HTTP, without TLS, and as many
 bytes over a socket. Rounds take turns, and the best of each counts. "pull" ends with arrays that
-were verified; "device" with those of an engine on one GPU, which takes each leaf of a layer as it
-comes. They lie in the same memory here, so the peak is told above what is there at the end.
-The socket's bytes are received into memory and nothing more is done with them. With TLS both sides
-encrypt besides, which the file server's process of a run does.
+were verified; "device" with those of an engine, which takes each leaf of a layer as it comes. They
+lie in the same memory here, so the peak is told above what is there at the end. The socket's bytes
+are received into memory and nothing more is done with them. With TLS both sides encrypt besides,
+which the file server's process of a run does.
 """
 
 import argparse
@@ -106,11 +106,11 @@ def random_params(model: ModelConfig) -> Params:
     )
 
 
-def engine_parameters(model: ModelConfig) -> EngineParameters:
-    """Parameters in the form that an engine on one GPU has them."""
+def engine_parameters(model: ModelConfig, *, join: bool) -> EngineParameters:
+    """Parameters of an engine on one device; one GPU joins matrices there."""
     here = jax.devices()[0]
     places = jax.tree.map(lambda _: here, jax.eval_shape(unstack_layers, abstract_params(model)))
-    return EngineParameters(model, places, "bfloat16", join=True)
+    return EngineParameters(model, places, "bfloat16", join=join)
 
 
 def pulled(port: int, manifest: Manifest, key: Ed25519PrivateKey, begin: Begin | None) -> Any:
@@ -133,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--join", action="store_true", help="join matrices, which a GPU would do")
     options = parser.parse_args()
     key, model = Ed25519PrivateKey.generate(), model_of(options.layers)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -144,7 +145,7 @@ def main() -> None:
         process.start()
         port, plain = there.recv()
         far = msgspec.structs.replace(manifest, directory="/nowhere")
-        parameters, size = engine_parameters(model), manifest.piece_bytes
+        parameters, size = engine_parameters(model, join=options.join), manifest.piece_bytes
         ways: dict[str, Callable[[], Any]] = {
             "socket": lambda: received(plain, size),
             "pull": lambda: pulled(port, far, key, None),

@@ -30,6 +30,7 @@ from rlboost_jax.settings.model_config import LAYERS, STACKED, ModelConfig
 
 Put = Callable[[Any, Any], Array]  # a leaf, and its device or sharding
 
+_ALIGNMENT: Final = 64  # bytes: XLA's kMinAlign
 _LAYERS_AT_A_TIME: Final = max(1, min(4, os.cpu_count() or 1))  # cast and copied
 
 
@@ -187,7 +188,7 @@ class EngineParameters:
     def _put_from_host(self, leaf: np.ndarray, place: Any) -> Array:
         """Place a host array. On CPU of a copy: a device array may be a view of a host array."""
         on_cpu = _first_device(place).platform == "cpu"
-        host = np.array(leaf, self._dtype) if on_cpu else np.asarray(leaf, self._dtype)
+        host = _copied(leaf, self._dtype) if on_cpu else np.asarray(leaf, self._dtype)
         return jax.device_put(host, place)
 
     def _assembled(
@@ -310,6 +311,16 @@ class ArrivingParameters:
             merged = merged_layer(self._model, layer, self._dtype)
             layer = jax.tree.map(jax.device_put, merged, places)
         return jax.block_until_ready(self._form(layer))
+
+
+def _copied(leaf: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A copy where XLA on CPU takes memory as it is; it copies once more what malloc aligns."""
+    num_bytes = leaf.size * dtype.itemsize
+    room = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % _ALIGNMENT
+    copy = room[begin : begin + num_bytes].view(dtype).reshape(leaf.shape)
+    copy[...] = leaf
+    return copy
 
 
 def _as_it_is(layer: Params) -> Params:
