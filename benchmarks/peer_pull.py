@@ -102,6 +102,8 @@ async def way(client: Host, server: Host, stack: contextlib.AsyncExitStack) -> s
         back = asyncio.create_task(_pump(answers, writer, server.up, client.down))
         try:
             await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # the run has ended
         finally:
             for task in (there, back):
                 task.cancel()
