@@ -2,7 +2,7 @@
 
 The last may be an older one than the engine has. It is brought to the device during the work, layer
 by layer as it comes, where that has room for two, and swapped in between two dispatches. A version
-that is likely to be announced next is pulled beside the work, and waits there.
+that is likely to be announced next is pulled during the work, and waits there.
 
 Invariants: no two are pulled or loaded at once; a version that could not be had is tried again for
 as long as no other is announced; what is said belongs to the stream on which it was announced.

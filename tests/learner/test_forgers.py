@@ -289,7 +289,7 @@ def test_every_forger_is_seen(case_of, groups_of, variant):
 
 
 def test_forgers_are_seen_where_an_older_version_sampled(case_of, groups_of):
-    """With the parameters of that version, whatever the policy is by now."""
+    """Checks choices with the parameters of that version, not those of now."""
     case, (honest, forged) = case_of("plain"), groups_of("plain")
     policy = case.learner.policy
     now = init_state(init_params(case.run.model, 1), policy.optimizer, policy.shardings)

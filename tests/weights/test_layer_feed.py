@@ -163,7 +163,7 @@ def test_give_back_touches_no_neighbour():
 
 
 def test_a_base_is_written_over_where_nobody_else_has_it(store, tree):
-    """With differences the host holds one version, in the arrays that it had."""
+    """The host holds one version where there are differences, in the arrays that it had."""
     puller, first = Puller(source="directory", manager=None, deltas=True), None
     for version in range(4):
         manifest = written(store, version, tree)
