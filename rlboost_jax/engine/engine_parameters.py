@@ -5,7 +5,7 @@ Adapters are merged on the way there, a layer at a time: the engine runs a model
 
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -188,7 +188,7 @@ class EngineParameters:
     def _put_from_host(self, leaf: np.ndarray, place: Any) -> Array:
         """Place a host array. On CPU of a copy: a device array may be a view of a host array."""
         on_cpu = _first_device(place).platform == "cpu"
-        host = _copied(leaf, self._dtype) if on_cpu else np.asarray(leaf, self._dtype)
+        host = _aligned_copy(leaf, self._dtype) if on_cpu else np.asarray(leaf, self._dtype)
         return jax.device_put(host, place)
 
     def _assembled(
@@ -226,10 +226,16 @@ class EngineParameters:
 
     def _arriving(self) -> "ArrivingParameters":
         form = joined if self._join else _as_it_is
-        names = [name.removeprefix(STACKED) for name in self._shapes if name.startswith(STACKED)]
+        num_leaves = sum(name.startswith(STACKED) for name in self._shapes)
         panels_dtype = self._model.dtype if self._panels else ""
         return ArrivingParameters(
-            self._model, self._places, self._dtype, names, form, panels_dtype, self._put_from_host
+            self._model,
+            self._places,
+            self._dtype,
+            num_leaves,
+            form,
+            panels_dtype,
+            self._put_from_host,
         )
 
 
@@ -241,7 +247,7 @@ class ArrivingParameters:
 
     Args:
         places: device or sharding of each leaf, layers unstacked and without adapters.
-        names: dotted, of the leaves of a layer, adapters included.
+        num_leaves: of a layer, adapters included.
         form: changes a layer on its device.
         panels_dtype: of products whose matrices are packed at the end; "": none are.
         put: places a leaf unless a call says otherwise.
@@ -252,14 +258,14 @@ class ArrivingParameters:
         model: ModelConfig,
         places: Params,
         dtype: jnp.dtype,
-        names: Collection[str],
+        num_leaves: int,
         form: Callable[[Params], Params],
         panels_dtype: str,
         put: Put,
     ) -> None:
         self._model, self._dtype, self._layer_places = model, dtype, places[LAYERS]
         self._rest_places = flatten_params({**places, LAYERS: ()})
-        self._num_leaves = len(names)
+        self._num_leaves = num_leaves
         self._form, self._panels_dtype, self._put = form, panels_dtype, put
         self._parts: dict[int, dict[str, Array]] = {}  # of layers that are not complete, by name
         self._layers: dict[int, Params] = {}
@@ -313,8 +319,8 @@ class ArrivingParameters:
         return jax.block_until_ready(self._form(layer))
 
 
-def _copied(leaf: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A copy where XLA on CPU takes memory as it is; it copies once more what malloc aligns."""
+def _aligned_copy(leaf: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A copy so aligned that XLA on CPU uses it as it is, where it would copy again."""
     num_bytes = leaf.size * dtype.itemsize
     room = np.empty(num_bytes + _ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % _ALIGNMENT
